@@ -1,0 +1,134 @@
+"""The command line: Hydra's app, and `lopa-dist report`."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lopa_dist.config import Config, register
+from lopa_dist.models.checkpoint import CheckpointError
+from lopa_dist.parallel.launcher import LaunchError, detect
+
+log = logging.getLogger("lopa_dist")
+HERE = Path(__file__).parent
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
+
+register()
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+def app(raw: DictConfig) -> Any:
+    """One job. The configuration is composed and typed by then; values are checked here."""
+    world = detect()
+    try:
+        config = OmegaConf.to_object(raw)
+    except OmegaConfBaseException as error:
+        raise UserError(plain(error)) from error
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    assert isinstance(config, Config)
+    if world.rank:
+        logging.getLogger().setLevel(logging.WARNING)
+    for name in ("httpx", "httpcore", "filelock", "matplotlib"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from lopa_dist.jobs.run import run  # torch and transformers take seconds; help and mistakes should not wait
+
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        report = run(config, folder, world)
+    except (CheckpointError, LaunchError, ValueError) as error:
+        raise UserError(str(error)) from error
+    return summary(report, folder) if report else None
+
+
+class UserError(Exception):
+    """A mistake that a person can mend: shown as one line, without a traceback."""
+
+
+def summary(report: dict[str, Any], folder: Path) -> float:
+    """Tell what came out; returns tokens per forward, for sweepers that optimise."""
+    accuracy = f"accuracy {report['accuracy']:.1%}, " if "accuracy" in report else ""
+    errors = f", {report['errors']} with errors (see results.jsonl)" if report["errors"] else ""
+    log.info(
+        "%d requests%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, accuracy, report["tpf"],
+        report["tokens_per_s"]["job"], folder / "report.md",
+    )  # fmt: skip
+    return float(report["tpf"])
+
+
+def plain(error: OmegaConfBaseException) -> str:
+    """OmegaConf's message with the key in front and no internals."""
+    first = str(error).splitlines()[0]
+    return f"{error.full_key}: {first}" if error.full_key else first
+
+
+def composition(error: HydraException) -> str:
+    """What Hydra says of a command line that it cannot compose, without its internals."""
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        return plain(cause)
+    return str(error).strip()
+
+
+def check_keys(overrides: list[str]) -> None:
+    """Meet a misspelt key with the nearest right one, before Hydra composes anything.
+
+    Raises:
+        UserError: an override of a key of this app that does not exist.
+    """
+    known = leaves(OmegaConf.structured(Config))
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    for override in overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
+            continue
+        if key not in known:
+            near = difflib.get_close_matches(key, [*known, *sorted(groups)], n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            section = key.split(".")[0]
+            names = [k for k in known if k.startswith(section + ".")] or sorted({k.split(".")[0] for k in known} | groups)
+            raise UserError(f"{key}: no such key{hint} Known here: {', '.join(names)}")
+
+
+def leaves(config: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all keys."""
+    names = []
+    for key in config:
+        names.append(f"{prefix}{key}")
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none():
+            names += leaves(node, f"{prefix}{key}.")
+    return names
+
+
+def main() -> None:
+    """Entry point of `lopa-dist` and `python -m lopa_dist`."""
+    arguments = sys.argv[1:]
+    try:
+        if arguments[:1] == ["report"]:
+            from lopa_dist.jobs.compare import compare
+
+            if len(arguments) != 2:
+                raise UserError("usage: lopa-dist report FOLDER")
+            try:
+                compare(Path(arguments[1]))
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            return
+        check_keys([a for a in arguments if not a.startswith("-")])
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
+        app()
+    except (UserError, LaunchError) as error:
+        sys.exit(f"lopa-dist: {error}")
+    except HydraException as error:
+        sys.exit(f"lopa-dist: {composition(error)}")

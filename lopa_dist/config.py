@@ -1,0 +1,144 @@
+"""The whole configuration as dataclasses: what Hydra validates names and types against, and where values are checked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from lopa_dist.decode.config import DecodeConfig
+
+
+def require(key: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise a ValueError that names key and choices unless `value` is one of them."""
+    if value not in choices:
+        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(str, choices))}")
+
+
+def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> None:
+    """Raise a ValueError unless `value` is an integer of at least `least` (or ``auto``)."""
+    if auto and value == "auto":
+        return
+    if not isinstance(value, int) or value < least:
+        allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "")
+        raise ValueError(f"{key}={value!r}: must be {allowed}")
+
+
+@dataclass
+class ModelOptions:
+    """Which checkpoint. `path` is ``embedded``, a folder, or a Hugging Face id."""
+
+    path: str = "embedded"
+    dtype: str = "auto"  # auto: fp32 on a CPU, bf16 on a GPU
+    device: str = "auto"
+    chat_template: str = "auto"  # auto: wrap plain prompts when the tokenizer has a template
+
+    def __post_init__(self) -> None:
+        require("model.dtype", self.dtype, ("auto", "fp32", "bf16", "fp16"))
+        require("model.chat_template", self.chat_template, ("auto", "always", "never"))
+
+
+@dataclass
+class TaskConfig:
+    """What is generated. `limit` requests are run (null: all)."""
+
+    name: str = "arithmetic"  # arithmetic, batch
+    limit: int | None = 200
+    input: str | None = None  # batch: a JSONL file, gzipped if it ends in .gz, or - for standard input
+    split: str = "held_out"  # arithmetic: held_out or train problems
+    problem_seed: int = 1  # arithmetic: which stream of problems; 2 is the final test, not for tuning
+
+    def __post_init__(self) -> None:
+        require("task.name", self.name, ("arithmetic", "batch"))
+        require("task.split", self.split, ("held_out", "train"))
+        if self.limit is not None:
+            require_count("task.limit", self.limit)
+        if self.name == "batch" and not self.input:
+            raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
+        if self.name == "arithmetic" and self.limit is None:
+            raise ValueError("task.limit: the embedded problems have no end; give a number")
+
+
+@dataclass
+class ParallelConfig:
+    """How ranks are used: all of them share out the branches of the same sequences."""
+
+    branch: str | int = "auto"  # ranks of a branch group; auto: all
+    backend: str = "auto"  # auto, solo, gloo, nccl
+    timeout_s: float = 60.0  # of every collective
+    threads: int = 0  # CPU threads a rank; 0: cores / ranks on this machine
+
+    def __post_init__(self) -> None:
+        require("parallel.backend", self.backend, ("auto", "solo", "gloo", "nccl"))
+        require_count("parallel.branch", _number(self.branch), auto=True)
+        require_count("parallel.threads", self.threads, 0)
+        if self.timeout_s <= 0:
+            raise ValueError(f"parallel.timeout_s={self.timeout_s}: must be above 0 seconds")
+
+
+@dataclass
+class EngineConfig:
+    """How the model is run."""
+
+    max_sequences: int = 16  # in flight at once
+    attention: str = "torch"  # torch: segments of one shape together; plain: the oracle, one at a time
+
+    def __post_init__(self) -> None:
+        require_count("engine.max_sequences", self.max_sequences)
+        require("engine.attention", self.attention, ("torch", "plain"))
+
+
+@dataclass
+class WandbConfig:
+    """Weights & Biases. auto: online when a key is set, else offline."""
+
+    mode: str = "auto"
+    project: str = "lopa_dist"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        require("logging.wandb.mode", self.mode, ("auto", "online", "offline", "disabled"))
+
+
+@dataclass
+class LoggingConfig:
+    """What is shown and kept of a run."""
+
+    progress: str = "auto"  # auto: a live display on a terminal, lines elsewhere; never: silent
+    every_s: float = 5.0  # seconds between progress lines and between logged steps
+    token_ids: bool = False  # write token ids into results.jsonl
+    plots: bool = True
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+    def __post_init__(self) -> None:
+        require("logging.progress", self.progress, ("auto", "always", "never"))
+
+
+@dataclass
+class Config:
+    """The root."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    seed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionaries."""
+        return asdict(self)
+
+
+def _number(value: str | int) -> str | int:
+    """Integers that arrive as text (a field may be an int or 'auto') become integers."""
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
+
+
+def register() -> None:
+    """Give Hydra the schema that `conf/config.yaml` extends."""
+    ConfigStore.instance().store(name="lopa_dist_schema", node=Config)

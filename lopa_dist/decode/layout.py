@@ -1,0 +1,184 @@
+"""Which rows of which sequence x branch go through the model, on this rank.
+
+The host knows a few integers per sequence (`Lengths`), so the ragged structure is worked out in numpy; what depends on
+token values (ids, masked positions, edits) stays on the device and is indexed there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lopa_dist.decode.state import Lengths, Records, State
+
+Ints = NDArray[np.int64]
+ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
+
+
+@dataclass
+class Batch:
+    """One forward's packed rows on one rank: segments (sequence x branch) of consecutive window positions.
+
+    A segment's rows see the cached tokens [0, shared) of their sequence and the columns [0, hi) of their own segment.
+    """
+
+    sequence: Ints  # [G] slot of each segment
+    branch: Ints  # [G]
+    start: Ints  # [G] its first row in the packed batch
+    rows: Ints  # [G] its number of rows
+    shared: Ints  # [G] cached tokens it sees
+    first: Ints  # [G] position of its first row, relative to the prompt's end
+    hi: Ints  # [R] own columns a row sees
+    tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
+    positions: Tensor  # [R'] absolute
+    head_rows: Tensor  # [H] rows whose prediction is wanted
+    head_slots: Tensor  # [H] where in the record buffer it goes
+    head_keys: Tensor  # [H] key of its random numbers
+    local_branches: int  # records are a [local_branches, masked] buffer
+    masked: int  # masked positions of all sequences (of their anchors)
+    where: Tensor  # [masked, 2] (sequence, offset in `State.span`) of each
+    width: int  # W, of the dense records
+
+
+def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Batch:
+    """Lay out this rank's share of the next forward: branch j runs on rank j mod `ranks`.
+
+    A prompt is prefilled by every rank, so that its K/V need not travel; with block-causal windows the same holds for
+    finished blocks, whose K/V is the same in every branch (spec section 4).
+
+    Args:
+        state, lengths: the state and its host copy, of the same step.
+        rank, ranks: of the branch group.
+    """
+    config, device = state.config, state.canvas.device
+    prefill = (lengths.committed < 0) & (lengths.branches > 0)
+    commits = (lengths.finished > lengths.committed) & (lengths.branches > 0) & (config.cache == "block")
+    everywhere = prefill | (commits & (config.window_attention == "block_causal"))
+    owned = (lengths.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
+    count = np.where(everywhere & (owned <= 0), 1, owned.clip(0))
+
+    # segments
+    sequence = np.repeat(np.arange(state.slots), count)
+    nth = within(count)
+    branch = np.where(owned[sequence] > 0, rank + ranks * nth, 0)
+    mine = owned[sequence] > 0  # else a prefill of the anchor that another rank reports
+    first = first_rows(state, lengths, prefill)[sequence]
+    rows = lengths.end[sequence] - first
+    start = np.cumsum(rows) - rows
+    shared = np.where(prefill[sequence], 0, lengths.prompt[sequence] + first)
+
+    # rows
+    owner = np.repeat(np.arange(len(rows)), rows)
+    position = within(rows) + first[owner]
+    hi = visible_end(state, lengths, position, sequence[owner]) - first[owner]
+    total = len(position)
+    padded = -(-max(total, 1) // ROW_TILE) * ROW_TILE
+    cell = sequence[owner] * state.canvas.shape[1] + state.origin + position
+    absolute = lengths.prompt[sequence[owner]] + position
+    tokens = torch.full((padded + 1,), state.vocabulary.eos_ids[0], device=device)  # one more, for edits of nothing
+    tokens[:total] = state.canvas.view(-1)[torch.from_numpy(cell).to(device)]
+    if len(rows):
+        picked = torch.from_numpy(np.stack([sequence, branch, start - first])).to(device)
+        at = state.edit_position[picked[0], picked[1]]  # [G, E]
+        target = torch.where(at >= 0, at + picked[2][:, None], padded)
+        tokens[target.view(-1)] = state.edit_token[picked[0], picked[1]].view(-1)
+    positions = torch.zeros(padded, dtype=torch.long, device=device)
+    positions[:total] = torch.from_numpy(absolute).to(device)
+
+    # masked positions, one record per branch each
+    masked = lengths.masked * (lengths.branches > 0)
+    width = -(-int((lengths.end - lengths.finished).max(initial=1)) // config.block_size) * config.block_size
+    amount = int(masked.sum())
+    running = state.masked(width) & ~state.done[:, None]
+    where = torch.nonzero_static(running, size=amount)  # [masked, 2], no synchronisation
+    offset = np.cumsum(masked) - masked
+    wanted = masked[sequence] * mine
+    segment = np.repeat(np.arange(len(rows)), wanted)
+    entry = within(wanted) + offset[sequence[segment]]
+    shift = int(state.vocabulary.shift)
+    base = (start - first - shift)[segment] + lengths.finished[sequence[segment]]
+    lists = np.stack([entry, base, start[segment], (branch // ranks)[segment] * amount + entry, sequence[segment]])
+    on_device = torch.from_numpy(lists).to(device)
+    place = where[on_device[0], 1]
+    # without a fresh boundary row the first masked position has no row of its own; its kept record replaces this one
+    head_rows = torch.maximum(on_device[1] + place, on_device[2])
+    keys = row_keys(state, on_device[4], place)
+    return Batch(
+        sequence, branch, start, rows, shared, first, hi, tokens[:padded], positions, head_rows, on_device[3], keys,
+        -(-config.max_branches // ranks), amount, where, width,
+    )  # fmt: skip
+
+
+def first_rows(state: State, lengths: Lengths, prefill: NDArray[np.bool_]) -> Ints:
+    """Position of every window's first row: its prompt, the first uncommitted token, or the boundary row before it."""
+    config = state.config
+    if config.cache == "none":
+        return -lengths.prompt
+    return np.where(prefill, -lengths.prompt, lengths.committed - fresh_boundary(state, lengths))
+
+
+def fresh_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
+    """Where the last committed row is recomputed because the first masked position is predicted by it.
+
+    Only a row that sees the window can have changed since its commit: with block-causal windows, and at the end of a
+    prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
+    """
+    config = state.config
+    if config.boundary != "fresh" or config.window_attention != "full" or not state.vocabulary.shift:
+        return np.zeros(state.slots, bool)
+    sees_window = (lengths.committed > 0) | (config.prompt_attention == "joint")
+    return sees_window & (lengths.committed == lengths.finished) & (lengths.first_masked > 0)
+
+
+def kept_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
+    """Where the first masked position takes the record kept from the commit."""
+    if state.config.cache == "none" or not state.vocabulary.shift:
+        return np.zeros(state.slots, bool)
+    waiting = (lengths.committed >= 0) & (lengths.committed == lengths.finished) & (lengths.first_masked > 0)
+    return waiting & ~fresh_boundary(state, lengths)
+
+
+def visible_end(state: State, lengths: Lengths, position: Ints, sequence: Ints) -> Ints:
+    """The position behind the last one that a row sees (spec section 4)."""
+    config, end = state.config, lengths.end[sequence]
+    if config.window_attention == "block_causal":
+        end = np.minimum((position // config.block_size + 1) * config.block_size, end)
+    if config.prompt_attention == "self":
+        end = np.where(position < 0, 0, end)
+    return end
+
+
+def row_keys(state: State, sequence: Tensor, place: Tensor) -> Tensor:
+    """Random keys by (seed, request, position, step): no rank, batch or order in them."""
+    position = state.finished[sequence] + place
+    return (state.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + state.step[sequence]
+
+
+def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Records:
+    """Spread gathered records over ``[S, K, W]``.
+
+    Args:
+        state, lengths, batch: of this step.
+        gathered: ``[ranks, local_branches, masked, 3]`` int32: token, and the bits of probability and confidence.
+    """
+    branches = state.config.max_branches
+    flat = gathered.transpose(0, 1).flatten(0, 1)[:branches]  # branch j lies at rank j mod ranks, j div ranks
+    dense = torch.zeros(state.slots, batch.width, branches, 3, dtype=torch.int32, device=gathered.device)
+    dense[batch.where[:, 0], batch.where[:, 1]] = flat.transpose(0, 1)
+    dense = dense.permute(3, 0, 2, 1).contiguous()
+    records = Records(dense[0], dense[1].view(torch.float32), dense[2].view(torch.float32))
+    kept = kept_boundary(state, lengths)
+    if kept.any():
+        which = torch.from_numpy(kept).to(gathered.device)[:, None]
+        for record, remembered in zip(records, state.boundary, strict=True):
+            record[:, :, 0] = torch.where(which, remembered[:, None], record[:, :, 0])
+    return records
+
+
+def within(counts: Ints) -> Ints:
+    """``[0..counts[0]), [0..counts[1]), ...`` in one array."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,0 +1,48 @@
+"""Writing the embedded model as a Dream checkpoint: config.json, model.safetensors, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.models.config import ModelConfig
+
+
+def dream_config(config: ModelConfig) -> dict[str, object]:
+    """The `config.json` that any Dream implementation reads."""
+    return {
+        "model_type": "Dream",
+        "architectures": ["DreamModel"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None,
+        "use_sliding_window": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": config.tied,
+        "max_position_embeddings": config.max_positions,
+        "mask_token_id": config.mask_id,
+        "eos_token_id": config.eos_ids[0],
+        "pad_token_id": config.pad_id,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def save(folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the checkpoint folder; weights are rounded to bf16 once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dream_config(config), indent=2) + "\n")
+    rounded = {name: w.detach().to(torch.bfloat16).contiguous() for name, w in weights.items()}
+    save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,154 @@
+"""Training examples: stories with holes.
+
+Follows D2F's recipe from scratch: block-wise mask ratios that do not decrease along the answer, under attention that
+is causal between groups of blocks and full within a group. One block a group is the block-causal window, all blocks
+in one group the full window, and clean leading blocks are the cache. Two additions teach arithmetic on purpose:
+*result masking* hides every copy of a computed number, and *drills* are canvases of unrelated equations whose results
+alone are hidden.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.embedded.tokenizer import prompt_text
+from lopa_dist.tasks import word_problems as wp
+
+BLOCK_SIZES = (16, 32)
+UNIT = 16  # canvases are multiples of the smallest block
+LENGTHS = (96, 128)  # static sequence lengths, so that compiled training sees few shapes
+MIN_RATIO = 0.15  # clamp of the 1/t weight
+
+
+@dataclass
+class Example:
+    """One row before masking. `step[i]` is the number of the computation whose result token i repeats, or -1."""
+
+    tokens: list[int]
+    prompt: int  # tokens of the prompt
+    canvas: int  # tokens behind it, a multiple of UNIT, padded with EOS
+    step: list[int]
+    drill: bool
+
+
+@dataclass
+class Batch:
+    """Numpy arrays [B, L]: noisy inputs, clean targets, loss weights, and the end of what each row may see."""
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    hi: NDArray[np.int64]
+    numbers: NDArray[np.bool_]  # masked results of computations: what "number accuracy" counts
+
+
+class Examples:
+    """A seeded source of examples over `tokenizer`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, split: wp.Split, seed: int) -> None:
+        self.rng = random.Random(f"examples-{split}-{seed}")
+        self.problems = wp.problems(split, self.rng.randrange(1 << 30))
+        self.ids = {t: i for t, i in tokenizer.get_vocab().items()}
+        self.eos = tokenizer.eos_token_id
+        self.equals = self.ids["▁="]
+        self.number_ids = {self.ids[f"▁{n}"] for n in range(100)}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of words separated by single spaces, each with its leading space (a dictionary look-up, no library)."""
+        return [self.ids["▁" + w] for w in text.split()]
+
+    def story(self) -> Example:
+        """Question and worded answer."""
+        problem = next(self.problems)
+        return self._example(problem.question, problem.answer, drill=False)
+
+    def drill(self) -> Example:
+        """A question in front of step sentences that compute unrelated things."""
+        problem, rng = next(self.problems), self.rng
+        name, obj = rng.choice(wp.NAMES), rng.choice(wp.OBJECTS)
+        sentences = []
+        for _ in range(5):
+            before = rng.choice(wp.RESULT_RANGE)
+            operator, operand, after = wp.random_operation(rng, before)
+            sentences.append(wp.word_step(rng, wp.Step(before, operator, operand, after), name, obj))
+        return self._example(problem.question, " ".join(sentences), drill=True)
+
+    def _example(self, question: str, answer: str, drill: bool) -> Example:
+        user, assistant = self.ids["<|user|>"], self.ids["<|assistant|>"]
+        assert prompt_text("") == "<|user|> <|assistant|>"
+        prompt = [user, *self.encode(question), assistant]
+        body = self.encode(answer)
+        canvas = -(-(len(body) + (0 if drill else 1)) // UNIT) * UNIT
+        if not drill and self.rng.random() < 0.2:  # one more block of filler, as a decoder with larger blocks sees
+            canvas += UNIT
+        canvas = min(canvas, 80 if drill else 64)
+        body = (body + [self.eos] * canvas)[:canvas]
+        return Example(prompt + body, len(prompt), canvas, [-1] * len(prompt) + self._steps(body, drill), drill)
+
+    def _steps(self, body: list[int], drill: bool) -> list[int]:
+        """Which computation's result each token repeats: numbers from one `=` to the next equation's first term."""
+        equals = [i for i, t in enumerate(body) if t == self.equals]
+        step = [-1] * len(body)
+        for number, start in enumerate(equals):
+            following = equals[number + 1] if number + 1 < len(equals) else len(body) + 3
+            stop = following - 4 if drill else following - 3  # a drill's next first term is a number of its own
+            for i in range(start + 1, min(stop + 1, len(body))):
+                if body[i] in self.number_ids:
+                    step[i] = number
+        return step
+
+
+def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int, rng: np.random.Generator) -> Batch:
+    """Choose groups, mask ratios and masks for `examples`, padded to `length`."""
+    n, blocks = len(examples), length // UNIT
+    targets = np.full((n, length), pad_id, np.int64)
+    step = np.full((n, length), -1)
+    for row, example in enumerate(examples):
+        targets[row, : len(example.tokens)] = example.tokens
+        step[row, : len(example.tokens)] = example.step
+    prompt = np.array([e.prompt for e in examples])[:, None]
+    canvas = np.array([e.canvas for e in examples])[:, None]
+    drill = np.array([e.drill for e in examples])[:, None]
+    size = rng.choice(BLOCK_SIZES, (n, 1))
+    offset = np.arange(length)[None] - prompt  # [B, L] position behind the prompt
+    answer = (offset >= 0) & (offset < canvas)
+    block = np.clip(offset // size, 0, blocks - 1)
+    count = -(-canvas // size)
+
+    # groups of blocks: a block opens a new group or joins the one before it
+    index = np.arange(blocks)[None]
+    whole = rng.random((n, 1)) < 0.5
+    clean = np.where(rng.random((n, 1)) < 0.5, (rng.random((n, 1)) * count).astype(int), 0)  # leading clean blocks
+    joined = np.where(whole, index > clean, rng.random((n, blocks)) < 0.25)
+    joined |= (index == clean) & (rng.random((n, 1)) < 0.25)  # now and then the clean prefix sees the window
+    group = np.cumsum(~joined | (index == 0), 1)
+    last = np.stack([(group <= g).sum(1) for g in range(1, blocks + 1)], 1)  # blocks in groups 1..g
+    end = np.take_along_axis(last, group - 1, 1)  # [B, blocks] block behind the group's last
+    hi = np.where(answer, prompt + np.minimum(np.take_along_axis(end, block, 1) * size, canvas), prompt)
+
+    # mask ratios: one for a whole window, or non-decreasing over blocks
+    ratio = (rng.permutation(n)[:, None] + rng.random((n, 1))) / n  # stratified over the batch
+    rising = np.sort(rng.random((n, blocks)), 1)
+    rising = ratio + (1 - ratio) * (rising - rising[:, :1])  # begins at the stratified ratio
+    per_block = np.where(whole & (rng.random((n, 1)) < 0.5), ratio, rising)
+    per_block = np.where(index < clean, 0.0, per_block)
+    masked = rng.random((n, length)) < np.take_along_axis(per_block, block, 1)
+
+    # result masking: whole computations hidden, on top of the noise or alone
+    hidden = rng.random((n, 8)) < rng.choice([0.15, 0.4, 1.0], (n, 1))
+    results = (step >= 0) & np.take_along_axis(hidden, np.clip(step, 0, 7), 1)
+    chance = rng.random((n, 1))
+    masked = np.where(chance < 0.2, results, masked | (results & (chance < 0.55) & (offset >= clean * size)))
+    masked = np.where(drill, step >= 0, masked) & answer
+
+    inside = block + np.arange(n)[:, None] * blocks
+    total = np.bincount(inside[answer], minlength=n * blocks)
+    holes = np.bincount(inside[masked], minlength=n * blocks)
+    share = (holes / np.maximum(total, 1))[inside]
+    weights = masked / np.maximum(share, MIN_RATIO) * np.where(step >= 0, 2.0, 1.0)
+    return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, masked & (step >= 0))

@@ -1,0 +1,52 @@
+"""The embedded model's tokenizer: whole words of its little world, single bytes for everything else."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.tasks import word_problems
+
+EOS, MASK, USER, ASSISTANT, UNKNOWN = "<|endoftext|>", "<|mask|>", "<|user|>", "<|assistant|>", "<|unknown|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' %}<|assistant|> {{ message.content }}<|endoftext|>"
+    "{% else %}<|user|> {{ message.content }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def build() -> PreTrainedTokenizerFast:
+    """A unigram tokenizer in which every word of `word_problems.vocabulary` (with its leading space) is one token.
+
+    A word is one piece of score 0; single bytes score so low that they are used only where no word fits. Any text
+    survives encoding and decoding, because bytes cover what words do not.
+    """
+    specials = [EOS, MASK, USER, ASSISTANT, UNKNOWN]
+    words = [" " + w for w in word_problems.vocabulary()] + [" "]
+    pieces = [(t, 0.0) for t in specials]
+    pieces += [(f"<0x{b:02X}>", -20.0) for b in range(256)]
+    pieces += [(w.replace(" ", "▁"), -1.0) for w in words]
+    model = models.Unigram(pieces, unk_id=specials.index(UNKNOWN), byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in specials])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=EOS,
+        mask_token=MASK,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def prompt_text(question: str) -> str:
+    """A question as the chat template renders it, for training without a template engine in the loop."""
+    return f"{USER} {question}{ASSISTANT}"

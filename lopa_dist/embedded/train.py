@@ -1,0 +1,293 @@
+"""Train the embedded model: ``python -m lopa_dist.embedded.train [train.minutes=60 ...]``.
+
+Masked diffusion from scratch in D2F's style (see `noise`): Muon on the matrices, AdamW on the rest, an average of the
+weights, the learning rate held and then decayed to zero. Resumable: run it again with the same `train.folder`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import torch
+import torch.nn.functional as F
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from lopa_dist.embedded import checkpoint, noise, tokenizer
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.transformer import Transformer
+
+
+@dataclass
+class Shape:
+    """Size of the model; the defaults give 2.6M parameters."""
+
+    hidden_size: int = 192
+    layers: int = 6
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate_size: int = 512
+
+
+@dataclass
+class TrainConfig:
+    """The recipe. Progress, and so the schedule, is the larger share used up of `steps` and `minutes`."""
+
+    folder: str = "outputs/embedded"
+    steps: int = 20_000
+    minutes: float = 60.0
+    tokens: int = 8192  # per step
+    muon_lr: float = 0.02
+    adam_lr: float = 0.003
+    warmup: int = 100  # steps
+    hold: float = 0.4  # share of the run before the learning rate begins to fall
+    drills: tuple[float, float] = (0.3, 0.1)  # share of drills at the start and at the end
+    average: float = 0.998  # decay of the weight average
+    report_every: int = 100
+    save_every: int = 500
+    seed: int = 0
+    device: str = "auto"
+    compile: bool = True
+    threads: int = 0  # 0: all cores
+    shape: Shape = field(default_factory=Shape)
+
+
+@dataclass
+class App:
+    """Hydra's root: keys are `train.*`."""
+
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def model_config(shape: Shape, words: Any) -> ModelConfig:
+    """The Dream-family configuration of a shape with this tokenizer; the vocabulary is rounded up to 16."""
+    return ModelConfig(
+        family="Dream",
+        vocab_size=-(-len(words) // 16) * 16,
+        hidden_size=shape.hidden_size,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.hidden_size // shape.heads,
+        intermediate_size=shape.intermediate_size,
+        rms_eps=1e-6,
+        rope_theta=10_000.0,
+        qkv_bias=True,
+        tied=False,
+        shift=True,
+        mask_id=words.mask_token_id,
+        eos_ids=(words.eos_token_id,),
+        pad_id=words.pad_token_id,
+        max_positions=512,
+    )
+
+
+class Loss(torch.nn.Module):
+    """Weighted cross-entropy of the shifted predictions, and the sums that accuracy is made of."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+        """All [B, L]. Returns (loss, right [B, L-1] whether the argmax is the target at positions 1..L-1)."""
+        rows, length = tokens.shape
+        visible = (torch.arange(length, device=tokens.device) < hi[..., None])[:, None]  # [B, 1, L, L]
+        config = self.model.config
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.view(rows, length, -1, config.head_dim).transpose(1, 2) for x in (q, k, v))
+            repeat = config.heads // config.kv_heads
+            k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+            return F.scaled_dot_product_attention(q, k, v, visible).transpose(1, 2).flatten(0, 1)
+
+        positions = torch.arange(length, device=tokens.device).expand(rows, length).reshape(-1)
+        hidden = self.model(tokens.reshape(-1), positions, attend).view(rows, length, -1)[:, :-1]
+        logits = F.linear(hidden, self.model.head_weight).float()
+        losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
+        weight = weights[:, 1:]
+        loss = (losses.view_as(weight) * weight).sum() / weight.sum()
+        return loss, logits.argmax(-1) == targets[:, 1:]
+
+
+class Batches:
+    """Batches made by a background thread, one ahead of the training step."""
+
+    def __init__(self, source: noise.Examples, config: TrainConfig, ids: ModelConfig, seed: int) -> None:
+        self.source, self.config, self.ids = source, config, ids
+        self.rng = np.random.default_rng(seed)
+        self.drills = config.drills[0]
+        self.pools: dict[int, list[noise.Example]] = {length: [] for length in noise.LENGTHS}
+        self.queue: queue.Queue[noise.Batch] = queue.Queue(3)
+        threading.Thread(target=self._fill, daemon=True).start()
+
+    def make(self) -> noise.Batch:
+        """Collect examples until one of the static lengths has a full batch."""
+        while True:
+            example = self.source.drill() if self.source.rng.random() < self.drills else self.source.story()
+            fitting = [n for n in noise.LENGTHS if len(example.tokens) <= n]
+            if not fitting:
+                continue  # a drill behind a long story
+            pool = self.pools[fitting[0]]
+            pool.append(example)
+            if len(pool) == self.config.tokens // fitting[0]:
+                self.pools[fitting[0]] = []
+                return noise.masked_batch(pool, fitting[0], self.ids.mask_id, self.ids.pad_id, self.rng)
+
+    def _fill(self) -> None:
+        while True:
+            self.queue.put(self.make())
+
+
+def optimizers(model: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for embeddings, head, norms and biases."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    known = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in known]
+    return [
+        torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=config.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def learning_rate(progress: float, step: int, config: TrainConfig) -> float:
+    """Factor on the learning rates: warm-up, hold, then straight to zero."""
+    warm = min(1.0, (step + 1) / config.warmup)
+    return warm * min(1.0, max(0.0, 1 - progress) / (1 - config.hold))
+
+
+def train(config: TrainConfig) -> Path:
+    """Run the recipe; returns the folder of the finished checkpoint."""
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.manual_seed(config.seed)
+    words = tokenizer.build()
+    ids = model_config(config.shape, words)
+    model = Transformer(ids).to(device)
+    for name, p in model.named_parameters():
+        if p.ndim == 2:
+            torch.nn.init.normal_(p, std=0.02 if "embed" in name or "lm_head" in name else p.shape[1] ** -0.5)
+    average = {n: p.detach().clone() for n, p in model.state_dict().items()}
+    steppers = optimizers(model, config)
+    folder = Path(config.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    state_file, log_file = folder / "state.pt", folder / "train.jsonl"
+    step, used = 0, 0.0
+    if state_file.exists():
+        saved = torch.load(state_file, map_location=device, weights_only=True)
+        model.load_state_dict(saved["model"])
+        average, step, used = saved["average"], saved["step"], saved["seconds"]
+        for stepper, state in zip(steppers, saved["optimizers"], strict=True):
+            stepper.load_state_dict(state)
+    loss_of: Any = Loss(model)
+    if config.compile:
+        loss_of = torch.compile(loss_of, dynamic=False)
+    batches = Batches(noise.Examples(words, "train", config.seed + step), config, ids, config.seed + step)
+    held_out = Batches(noise.Examples(words, "held_out", 1), replace(config, drills=(0.0, 0.0)), ids, 1)
+    began = time.monotonic() - used
+
+    def save_state() -> None:
+        state = {
+            "model": model.state_dict(),
+            "average": average,
+            "optimizers": [s.state_dict() for s in steppers],
+            "step": step,
+            "seconds": time.monotonic() - began,
+        }
+        partial = state_file.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(state_file)
+
+    def run(batch: noise.Batch) -> tuple[Tensor, Tensor, Tensor]:
+        arrays = (batch.inputs, batch.targets, batch.weights, batch.hi)
+        tensors = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss, right = loss_of(*tensors)
+        return loss, right, torch.from_numpy(batch.numbers[:, 1:]).to(device)
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    tokens, mean_loss, interval = 0, 0.0, time.monotonic()
+    with Progress(*columns) as display, log_file.open("a") as log:
+        bar = display.add_task("training", total=1.0, status="")
+        while True:
+            elapsed = time.monotonic() - began
+            progress = max(step / config.steps, elapsed / 60 / config.minutes)
+            if progress >= 1:
+                break
+            factor = learning_rate(progress, step, config)
+            steppers[0].param_groups[0]["lr"] = config.muon_lr * factor
+            steppers[1].param_groups[0]["lr"] = config.adam_lr * factor
+            batches.drills = config.drills[0] + (config.drills[1] - config.drills[0]) * min(1.0, progress / 0.6)
+            batch = batches.queue.get()
+            loss, _, _ = run(batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for stepper in steppers:
+                stepper.step()
+                stepper.zero_grad(set_to_none=True)
+            decay = min(config.average, (1 + step) / (10 + step))
+            with torch.no_grad():
+                for name, p in model.state_dict().items():
+                    average[name].lerp_(p, 1 - decay)
+            step += 1
+            tokens += batch.inputs.size
+            mean_loss += float(loss.detach())
+            if step % config.report_every == 0:
+                with torch.no_grad():
+                    seen = [run(held_out.queue.get()) for _ in range(2)]
+                right = sum(int((r & n).sum()) for _, r, n in seen) / max(1, sum(int(n.sum()) for *_, n in seen))
+                entry = {
+                    "step": step,
+                    "progress": round(progress, 4),
+                    "loss": round(mean_loss / config.report_every, 4),
+                    "held_out_loss": round(sum(float(x) for x, *_ in seen) / len(seen), 4),
+                    "held_out_numbers": round(right, 4),
+                    "tokens_per_s": round(tokens / (time.monotonic() - interval)),
+                    "seconds": round(time.monotonic() - began, 1),
+                }
+                log.write(json.dumps(entry) + "\n")
+                log.flush()
+                tokens, mean_loss, interval = 0, 0.0, time.monotonic()
+                status = f"loss {entry['loss']:.3f}  held-out numbers {right:.1%}  {entry['tokens_per_s']} tokens/s"
+                display.update(bar, completed=progress, status=status)
+            if step % config.save_every == 0:
+                save_state()
+                checkpoint.save(folder / "checkpoint", ids, average, words)
+    save_state()
+    checkpoint.save(folder / "checkpoint", ids, average, words)
+    report = {"config": asdict(config), "steps": step, "seconds": time.monotonic() - began}
+    report["parameters"] = sum(p.numel() for p in model.parameters())
+    report["log"] = [json.loads(line) for line in log_file.read_text().splitlines()]
+    (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    return folder / "checkpoint"
+
+
+@hydra.main(version_base="1.3", config_name="embedded_train", config_path=None)
+def main(config: Any) -> None:
+    """Hydra's entry point."""
+    app = OmegaConf.to_object(config)
+    assert isinstance(app, App)
+    print(f"checkpoint: {train(app.train)}")
+
+
+ConfigStore.instance().store("embedded_train", App)
+
+if __name__ == "__main__":
+    main()

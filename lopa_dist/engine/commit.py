@@ -1,0 +1,56 @@
+"""Commit: the K/V of finished tokens move from the winner's scratch rows into its sequence's region, on every rank.
+
+Three cases (LoPA, sections on LoPA-Dist): one rank holds the winner, so nothing is sent; the tokens' K/V are the same
+in every branch (prompts, block-causal windows), so each rank keeps its own; else the winner's rank broadcasts one
+packed buffer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.layout import Batch, Ints, within
+from lopa_dist.decode.state import Lengths
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.parallel.communicator import Communicator
+
+
+def commit(
+    pool: KVPool, config: DecodeConfig, batch: Batch, before: Lengths, winner: Ints, comm: Communicator
+) -> None:
+    """Store what the last forward finished.
+
+    Args:
+        pool: its scratch still holds the last forward's rows.
+        config: `cache` and `window_attention` are read.
+        batch, before: as laid out for that forward.
+        winner: ``[S]`` the branches that were chosen.
+        comm: the branch group.
+    """
+    pending = (before.finished > before.committed) & (before.branches > 0)
+    if config.cache == "none" or not pending.any():
+        return
+    segment = np.full((len(winner), config.max_branches), -1)
+    segment[batch.sequence, batch.branch] = np.arange(len(batch.rows))
+    first = np.where(before.committed < 0, -before.prompt, before.committed)
+    count = before.finished - first
+    anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
+
+    def slots(sequences: Ints) -> Ints:
+        begin = pool.base(sequences) + before.prompt[sequences] + first[sequences]
+        return np.repeat(begin, count[sequences]) + within(count[sequences])
+
+    def rows(sequences: Ints, segments: Ints) -> Ints:
+        return np.repeat(batch.start[segments], count[sequences]) + within(count[sequences])
+
+    local = np.nonzero(pending & anywhere)[0]
+    if len(local):
+        pool.store(slots(local), pool.pack(rows(local, segment[local].max(1))))
+    for owner in range(comm.size):
+        theirs = np.nonzero(pending & ~anywhere & (winner % comm.size == owner))[0]
+        if len(theirs):
+            mine = owner == comm.rank
+            at = slots(theirs)
+            packed = pool.pack(rows(theirs, segment[theirs, winner[theirs]])) if mine else pool.buffer(len(at))
+            pool.store(at, comm.broadcast(packed, owner))

@@ -1,0 +1,127 @@
+"""The one loop: lay out, forward, gather, select, advance, commit (DESIGN section 1)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lopa_dist.decode import DecodeConfig, Lengths, State, Vocabulary, advance, layout, select, unpack
+from lopa_dist.engine.commit import commit
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.statistics import Statistics
+from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator
+
+
+@dataclass
+class Admission:
+    """When a slot's request came in."""
+
+    request: Request
+    began: float
+    first_step: float = 0.0
+
+
+class Engine:
+    """Generates for many requests at once on one replica; all ranks of its branch group run the same calls."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: DecodeConfig,
+        comm: Communicator,
+        max_sequences: int = 16,
+        attention: str = "torch",
+        observe: Callable[[Statistics], None] = lambda statistics: None,
+    ) -> None:
+        self.observe = observe  # called after every step
+        self.model, self.config, self.comm = model, config, comm
+        self.max_sequences, self.attention = max_sequences, attention
+        self.device = model.head_weight.device
+        self.statistics = Statistics()
+        ids = model.config
+        self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
+        self.sampling = Sampling(config.confidence, config.temperature, config.top_p, config.top_k)
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request]) -> Iterator[Generation]:
+        """Finished requests, in the order in which they finish."""
+        if not requests:
+            return
+        config, comm, clock = self.config, self.comm, self.statistics
+        waiting = deque(requests)
+        longest = max(len(r.prompt) for r in requests)
+        slots = min(self.max_sequences, len(requests))
+        state = State.empty(config, self.vocabulary, slots, longest, self.device)
+        region = 0 if config.cache == "none" else longest + config.max_new_tokens
+        pool = KVPool(self.model.config, slots, region, self.model.head_weight.dtype, self.device)
+        runner = Runner(self.model, pool, self.sampling, self.attention)
+        admitted: dict[int, Admission] = {}
+        clock.start()
+        lengths = self.admit(state, waiting, admitted, state.lengths())
+
+        while admitted:
+            batch = layout(state, lengths, comm.rank, comm.size)
+            clock.lap("host")
+            records = runner.forward(batch)
+            clock.lap("forward")
+            records = comm.all_gather(records)
+            clock.lap("all_gather")
+            spread = unpack(state, lengths, batch, records)
+            winner, _ = select(state, spread)
+            advance(state, spread, winner)
+            clock.lap("decode")
+            before, lengths = lengths, state.lengths()
+            clock.lap("host")
+            commit(pool, config, batch, before, lengths.winner, comm)
+            clock.lap("commit")
+            grown = (lengths.end - before.end)[before.branches > 0].sum()
+            clock.step(before.branches, lengths.winner, int(before.masked.sum() + grown - lengths.masked.sum()))
+            self.observe(clock)
+            yield from self.collect(state, lengths, admitted)
+            lengths = self.admit(state, waiting, admitted, lengths)
+            clock.lap("host")
+
+    def admit(
+        self, state: State, waiting: deque[Request], admitted: dict[int, Admission], lengths: Lengths
+    ) -> Lengths:
+        """Fill empty slots from the queue; returns the lengths that then hold."""
+        if not waiting or len(admitted) == state.slots:
+            return lengths
+        for slot in range(state.slots):
+            if slot not in admitted and waiting:
+                request = waiting.popleft()
+                state.admit(slot, request.prompt, request.max_new_tokens, request.key)
+                admitted[slot] = Admission(request, time.perf_counter())
+        return state.lengths()
+
+    def collect(self, state: State, lengths: Lengths, admitted: dict[int, Admission]) -> Iterator[Generation]:
+        """Take finished requests out of their slots."""
+        now = time.perf_counter()
+        for slot in list(admitted):
+            admission = admitted[slot]
+            admission.first_step = admission.first_step or now - admission.began
+            if lengths.done[slot]:
+                del admitted[slot]
+                yield self.finish(state, slot, int(lengths.end[slot]), admission, now)
+
+    def finish(self, state: State, slot: int, end: int, admission: Admission, now: float) -> Generation:
+        """What the user gets: tokens up to the first EOS."""
+        tokens = state.generated(slot, end)
+        stops = [i for i, t in enumerate(tokens) if t in self.vocabulary.eos_ids]
+        return Generation(
+            request=admission.request,
+            tokens=tokens[: stops[0]] if stops else tokens,
+            finish_reason="stop" if stops else "length",
+            forwards=int(state.step[slot]),
+            seconds=now - admission.began,
+            first_step_seconds=admission.first_step,
+            appended=end,
+        )

@@ -1,0 +1,34 @@
+"""What goes into the engine and what comes out."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt. `key` seeds its random numbers, whatever it is batched with."""
+
+    index: int
+    prompt: list[int]
+    max_new_tokens: int
+    key: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished request. Seconds run from admission."""
+
+    request: Request
+    tokens: list[int]  # up to the first EOS, which is left out
+    finish_reason: str  # "stop" or "length"
+    forwards: int  # passes through the model, prefill included
+    seconds: float
+    first_step_seconds: float
+    appended: int  # tokens of all appended blocks, filler included: what the reference counts
+
+
+def request_key(seed: int, custom_id: str) -> int:
+    """63-bit key of (seed, request): the same in every run, process and batch."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{custom_id}".encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,60 @@
+"""What the loop measures of itself."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+PHASES = ("forward", "all_gather", "decode", "commit", "host")
+
+
+class Statistics:
+    """Seconds per phase, branch wins, and a bounded history of steps."""
+
+    HISTORY = 2000  # entries kept; when full, neighbours are merged
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.steps = 0
+        self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
+        self.tokens_filled = 0
+        self.wins: Counter[int] = Counter()  # by branch, of forwards that had a choice
+        self.filled: list[tuple[int, int, int]] = []  # (steps, sequence forwards, tokens filled)
+        self._stride = 1
+        self._pending = [0, 0, 0]
+        self._last = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin timing a step."""
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Everything since the last call was `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now
+
+    def step(self, branches: NDArray[np.int64], winner: NDArray[np.int64], filled: int) -> None:
+        """Count one step: branches run per slot (0: none), the chosen ones, tokens filled in all."""
+        running = int((branches > 0).sum())
+        self.steps += 1
+        self.forwards += running
+        self.tokens_filled += filled
+        self.wins.update(winner[branches > 1].tolist())
+        for i, amount in enumerate((1, running, filled)):
+            self._pending[i] += amount
+        if self._pending[0] == self._stride:
+            self.filled.append((self._pending[0], self._pending[1], self._pending[2]))
+            self._pending = [0, 0, 0]
+        if len(self.filled) >= self.HISTORY:
+            pairs = zip(self.filled[::2], self.filled[1::2], strict=False)
+            self.filled = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs]
+            self._stride *= 2
+
+    def milliseconds(self) -> dict[str, float]:
+        """Mean milliseconds of a step by phase, and in total."""
+        per_step = {phase: 1000 * s / max(1, self.steps) for phase, s in self.seconds.items()}
+        return per_step | {"total": sum(per_step.values())}

@@ -1,0 +1,62 @@
+"""From a task's items to token ids, or to the reason why an item cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.config import Config
+from lopa_dist.engine.request import Request, request_key
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.tasks.task import Item
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """An item that never reaches the engine."""
+
+    index: int
+    message: str
+
+
+class Encoder:
+    """Renders prompts with the tokenizer's own chat template and checks them against the model."""
+
+    def __init__(self, config: Config, model: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.config, self.model, self.tokenizer = config, model, tokenizer
+        mode = config.model.chat_template
+        if mode == "always" and not tokenizer.chat_template:
+            raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
+        self.wrap = bool(tokenizer.chat_template) and mode != "never"
+
+    def encode(self, index: int, item: Item) -> Request | Rejection:
+        """One item as a request."""
+        if item.error:
+            return Rejection(index, item.error)
+        messages = item.messages
+        if messages is None and self.wrap:
+            messages = [{"role": "user", "content": item.prompt or ""}]
+        if messages is None:
+            text = item.prompt or ""
+        elif not self.tokenizer.chat_template:
+            return Rejection(index, "messages need a chat template and this tokenizer has none; send prompt instead")
+        else:
+            try:
+                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            except (TemplateError, ValueError, TypeError) as error:
+                return Rejection(index, f"the chat template refused these messages: {error}")
+        ids = self.tokenizer(text, add_special_tokens=messages is None).input_ids
+        if not ids:
+            return Rejection(index, "the prompt is empty; give at least one token")
+        if self.model.mask_id in ids:
+            return Rejection(index, f"the prompt contains the mask token {self.tokenizer.mask_token!r}; remove it")
+        most = min(item.max_new_tokens or self.config.decode.max_new_tokens, self.config.decode.max_new_tokens)
+        if len(ids) + most > self.model.max_positions:
+            return Rejection(
+                index,
+                f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
+                f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens",
+            )
+        return Request(index, ids, most, request_key(self.config.seed, item.custom_id))

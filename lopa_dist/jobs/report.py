@@ -1,0 +1,62 @@
+"""`report.md`: a run's figures for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
+    """A page with the figures in words, tables and pictures."""
+    speed, latency, reference = report["tokens_per_s"], report["latency_s"], report["reference_counting"]
+    decode, world = report["decode"], report["world"]
+    rows = [
+        ("requests", f"{report['requests']} ({report['errors']} with errors)"),
+        *([("accuracy", f"{report['accuracy']:.1%}")] if "accuracy" in report else []),
+        ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
+        ("forwards", f"{report['forwards']} (prefill included)"),
+        ("tokens per forward (TPF)", f"{report['tpf']:.2f}"),
+        ("tokens/s of the job", f"{speed['job']:.1f}"),
+        ("tokens/s of a request", f"mean {speed['mean']:.1f}, top-10 {speed['top10']:.1f}, max {speed['max']:.1f}"),
+        ("latency", ", ".join(f"{name} {s:.3f} s" for name, s in latency.items())),
+        ("wall time", f"{report['wall_s']:.1f} s, of which decoding {report['decode_s']:.1f} s"),
+    ]
+    branch = report["branch"]
+    total = max(1, sum(branch["wins"]))
+    wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
+    knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
+    where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
+    parts = [
+        f"# {report['task']['name']} with {report['model']['path']}",
+        table(("figure", "value"), rows),
+        f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
+        "## Where a step's time goes",
+        table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
+        "Bytes a rank sends per step: "
+        + ", ".join(f"{what} {amount:.0f}" for what, amount in report["comm_bytes_per_step"].items()),
+        *(f"![{name}]({name})" for name in plots),
+        "## As the LoPA code counts",
+        "Filler after the EOS included, one more step a sample, the first round left out of the time; only to "
+        "compare with published tables.",
+        table(
+            ("tokens", "forwards", "TPF", "tokens/s"),
+            [
+                (
+                    str(reference["tokens"]),
+                    str(reference["forwards"]),
+                    f"{reference['tpf']:.2f}",
+                    f"{reference['tokens_per_s']:.1f}",
+                )
+            ],
+        ),
+        "## Settings",
+        f"`{knobs}`",
+        f"World: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,68 @@
+"""`results.jsonl`: a line per request, durable the moment it is written, in input order once the job is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.engine.request import Generation
+from lopa_dist.tasks.task import Item, Score
+
+
+def generation_line(
+    item: Item, generation: Generation, text: str, score: Score | None, token_ids: bool
+) -> dict[str, Any]:
+    """The line of a finished request (DESIGN section 4)."""
+    request, count = generation.request, len(generation.tokens)
+    line: dict[str, Any] = {
+        "custom_id": item.custom_id,
+        "index": request.index,
+        "text": text,
+        "finish_reason": generation.finish_reason,
+        "usage": {
+            "prompt_tokens": len(request.prompt),
+            "completion_tokens": count,
+            "forwards": generation.forwards,
+        },
+        "tpf": round(count / generation.forwards, 4),
+        "latency_s": round(generation.seconds, 6),
+    }
+    if token_ids:
+        line["token_ids"] = generation.tokens
+    if score is not None:
+        line |= {"correct": score.correct, "extracted": score.extracted}
+    return line
+
+
+def error_line(item: Item, index: int, message: str) -> dict[str, Any]:
+    """The line of a request that could not run."""
+    return {"custom_id": item.custom_id, "index": index, "text": "", "finish_reason": "error", "error": message}
+
+
+class ResultWriter:
+    """Appends lines as they come, and puts them into input order at the end, atomically."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "results.jsonl"
+        self.lines: list[dict[str, Any]] = []
+        self.file = self.path.open("w", encoding="utf-8")
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line and make sure it is on disk."""
+        self.lines.append(line)
+        self.file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def complete(self) -> None:
+        """Rewrite the file in input order."""
+        self.file.close()
+        ordered = self.path.with_suffix(".partial")
+        with ordered.open("w", encoding="utf-8") as file:
+            for line in sorted(self.lines, key=lambda x: int(x["index"])):
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        ordered.replace(self.path)

@@ -1,0 +1,93 @@
+"""Attention over segments: runs of query rows that share a K/V view.
+
+A row sees the cached tokens of its sequence and the columns [0, hi) of its own segment. That one rule covers prompts,
+full windows, block-causal windows and stacked branches (XY-Serve's start and length per row, section 3). Two paths:
+the plain oracle, one segment at a time, and the grouped one, which runs segments of equal shape together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, by a segment's own length alone
+
+
+@dataclass
+class Segments:
+    """Where each segment's rows and K/V lie. Numpy on the host; [G] a segment, [R] a row."""
+
+    start: Ints  # [G] first query row
+    rows: Ints  # [G] query rows, consecutive
+    shared_base: Ints  # [G] pool slot of the sequence's first cached token
+    shared: Ints  # [G] cached tokens seen
+    own_base: Ints  # [G] pool slot of the segment's own first row
+    hi: Ints  # [R] own columns each row sees
+
+
+def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
+    """The oracle: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``; rows in no segment give 0."""
+    out = torch.zeros_like(q)
+    repeat = q.shape[1] // keys.shape[1]
+    for g, start in enumerate(segments.start):
+        n, shared = int(segments.rows[g]), int(segments.shared[g])
+        base, own = int(segments.shared_base[g]), int(segments.own_base[g])
+        k = torch.cat([keys[base : base + shared], keys[own : own + n]]).repeat_interleave(repeat, 1)
+        v = torch.cat([values[base : base + shared], values[own : own + n]]).repeat_interleave(repeat, 1)
+        hi = torch.from_numpy(segments.hi[start : start + n]).to(q.device)
+        visible = torch.arange(shared + n, device=q.device) < shared + hi[:, None]
+        scores = torch.einsum("rhd,chd->hrc", q[start : start + n].float(), k.float()) * q.shape[2] ** -0.5
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.float()).to(q.dtype)
+    return out
+
+
+@dataclass
+class Group:
+    """Segments of one shape, as index tensors."""
+
+    rows: Tensor  # [N, n] query rows
+    columns: Tensor  # [N, C] pool slots
+    visible: Tensor  # [N, 1, n, C] bool
+
+
+def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Group]:
+    """Group segments by (rows, padded columns), once per forward; every layer uses the result.
+
+    Padding columns point at a segment's own first slot, which always holds a number, and are never visible. The
+    query heads that share a K/V head are stacked as rows, so K/V are never repeated.
+    """
+    columns = -(-(segments.shared + segments.rows) // COLUMN_TILE) * COLUMN_TILE
+    shapes = segments.rows * (1 << 32) + columns
+    groups = []
+    for shape in np.unique(shapes):
+        of = np.nonzero(shapes == shape)[0]
+        n, c = int(shape >> 32), np.arange(shape & 0xFFFFFFFF)
+        rows = segments.start[of, None] + np.arange(n)
+        own = c - segments.shared[of, None]  # [N, C] own column of each column
+        at = np.where(own < 0, segments.shared_base[of, None] + c, segments.own_base[of, None] + own)
+        at = np.where(own < n, at, segments.own_base[of, None])
+        visible = own[:, None] < segments.hi[rows][..., None]  # [N, n, C]; cached columns are below any hi
+        visible = np.tile(visible, (1, heads_per_kv, 1))[:, None]
+        groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
+    return groups
+
+
+def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group]) -> Tensor:
+    """As `attend_plain`, with `plan`'s groups. A row's bits depend on its own segment's shape only."""
+    out = torch.zeros_like(q)
+    kv_heads, dim = keys.shape[1:]
+    for group in groups:
+        count, n = group.rows.shape
+        query = q[group.rows].view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
+        k, v = keys[group.columns].transpose(1, 2), values[group.columns].transpose(1, 2)  # [N, Hkv, C, D]
+        result = F.scaled_dot_product_attention(query.flatten(2, 3), k, v, group.visible)
+        result = result.view(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count, n, -1, dim)
+        out[group.rows] = result
+    return out

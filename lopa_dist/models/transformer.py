@@ -1,0 +1,114 @@
+"""The transformer: one module in Qwen2's layout, over packed rows, with attention handed in from outside.
+
+It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
+Training hands in dense masked attention, the engine its K/V pool and segments. Parameter names are the checkpoint's
+own (Hugging Face Qwen2 / Dream), so loading is a plain name match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lopa_dist.kernels.norm import rms_norm
+from lopa_dist.kernels.rope import apply_rope, rope_table
+from lopa_dist.models.config import ModelConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``(layer, q [R, H, D], k [R, Hkv, D], v [R, Hkv, D]) -> [R, H, D]``"""
+
+
+class RMSNorm(nn.Module):
+    """Scale of `rms_norm`."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query projections around `attend`."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        d, q, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(d, q, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(d, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(d, kv, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(q, d, bias=False)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        q = apply_rope(self.q_proj(x).unflatten(-1, (-1, self.head_dim)), *rope)  # [R, H, D]
+        k = apply_rope(self.k_proj(x).unflatten(-1, (-1, self.head_dim)), *rope)  # [R, Hkv, D]
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
+        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
+
+
+class MLP(nn.Module):
+    """SwiGLU feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each behind its norm and in front of a residual."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Backbone(nn.Module):
+    """Everything below the LM head; the `model.` of the checkpoint's names."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_eps)
+
+
+class Transformer(nn.Module):
+    """``tokens [R], positions [R] -> hidden [R, d]``; `head_weight` turns the rows one wants into logits."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Backbone(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The LM head, ``[vocabulary, d]``."""
+        return self.lm_head.weight
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm, ``[R, d]``."""
+        x = self.model.embed_tokens(tokens)
+        rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        for layer in self.model.layers:
+            x = layer(x, rope, attend)
+        return self.model.norm(x)

@@ -1,0 +1,189 @@
+"""Seeded grade-school word problems with chain-of-thought answers: the embedded model's world.
+
+A problem is a start number and 2 to 4 steps of ``+``, ``-`` or ``x`` with small numbers. Every step sentence has
+the same number of tokens in every wording, so the length of an answer follows from its question; the wording itself
+(synonyms, and sentence forms whose choice must agree across positions) is free, so a model cannot be sure of every
+token at once and the order of filling matters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+NAMES = (
+    "Alice Ben Carla David Emma Frank Grace Henry Iris Jack Kate Leo "
+    "Maria Noah Olga Paul Quinn Rosa Sam Tina Uma Victor Wendy Zoe"
+).split()
+OBJECTS = (
+    "apples books coins pens cards shells stamps stones marbles cookies "
+    "ribbons candles flowers pencils stickers buttons balls cups keys photos"
+).split()
+
+OPENINGS = ("First", "Initially", "Originally", "Clearly")
+LEADS = ("Then", "Next", "After", "Now", "Afterwards", "Later")
+HAS = ("has", "owns", "holds", "keeps")
+WE = ("we", "they", "people")
+GET = ("get", "find", "count", "see")
+SO = ("so", "hence", "thus", "therefore")
+TAILS = ("altogether", "overall", "total", "exactly")
+ENDINGS = ("Finally", "Ultimately", "Lastly", "Eventually")
+LAST_TAILS = ("now", "today", "left")
+
+ADD_EVENTS = (
+    "{name} buys {n} more .",
+    "Then a friend gives {name} {n} more .",
+    "{name} finds {n} more {obj} .",
+    "Then {name} gets {n} {obj} from a sister .",
+)
+SUBTRACT_EVENTS = (
+    "{name} gives {n} away .",
+    "Then {name} loses {n} {obj} .",
+    "{name} sells {n} of them .",
+    "Then {name} gives {n} {obj} to a brother .",
+)
+MULTIPLY_EVENTS = (
+    "Then the number of {obj} grows {n} times .",
+    "{name} ends up with {n} times as many .",
+    "A prize makes it {n} times as many {obj} .",
+)
+STARTS = ("{name} has {n} {obj} .", "{name} starts with {n} {obj} .", "There are {n} {obj} in the box of {name} .")
+QUESTIONS = (
+    "How many {obj} does {name} have now ?",
+    "How many {obj} are there in the end ?",
+    "What is the final number of {obj} ?",
+)
+
+START_RANGE = range(2, 16)
+ADDEND_RANGE = range(2, 13)
+FACTORS = (2, 3)
+RESULT_RANGE = range(1, 51)
+STEP_RANGE = range(2, 5)
+
+Split = Literal["train", "held_out"]
+HELD_OUT_SHARE = 20  # one signature in so many is held out
+
+
+@dataclass(frozen=True)
+class Step:
+    """One computation ``before operator operand = after``."""
+
+    before: int
+    operator: str  # "+", "-" or "x"
+    operand: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, one worded answer and its number. `results` are the values a solver has to compute."""
+
+    question: str
+    answer: str
+    steps: tuple[Step, ...]
+
+    @property
+    def result(self) -> int:
+        """The number after ``####``."""
+        return self.steps[-1].after
+
+    @property
+    def signature(self) -> str:
+        """The computation alone, without names and wording: what the train/held-out split is made by."""
+        return signature(self.steps)
+
+
+def signature(steps: tuple[Step, ...]) -> str:
+    """``"7+3x2"`` for a start of 7, then +3, then x2."""
+    return f"{steps[0].before}" + "".join(f"{s.operator}{s.operand}" for s in steps)
+
+
+def split_of(sig: str) -> Split:
+    """Which side of the split a signature is on: by a hash of it, so the same in every process and version."""
+    digest = hashlib.sha256(sig.encode()).digest()
+    return "held_out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
+
+
+def apply(operator: str, a: int, b: int) -> int:
+    """The arithmetic itself."""
+    return {"+": a + b, "-": a - b, "x": a * b}[operator]
+
+
+def random_steps(rng: random.Random) -> tuple[Step, ...]:
+    """A start and 2 to 4 operations whose every result is in 1..50."""
+    value, steps = rng.choice(START_RANGE), []
+    for _ in range(rng.choice(STEP_RANGE)):
+        operator, operand, after = random_operation(rng, value)
+        steps.append(Step(value, operator, operand, after))
+        value = after
+    return tuple(steps)
+
+
+def random_operation(rng: random.Random, value: int) -> tuple[str, int, int]:
+    """One operation on `value` that stays in range: (operator, operand, result)."""
+    while True:
+        operator = rng.choice("++--x")
+        operand = rng.choice(FACTORS) if operator == "x" else rng.choice(ADDEND_RANGE)
+        after = apply(operator, value, operand)
+        if after in RESULT_RANGE:
+            return operator, operand, after
+
+
+def word_step(rng: random.Random, step: Step, name: str, obj: str) -> str:
+    """One step sentence: 11 tokens in each of its three forms."""
+    equation = f"{step.before} {step.operator} {step.operand} = {step.after}"
+    form = rng.randrange(3)
+    if form == 0:
+        return f"{rng.choice(LEADS)} {name} {rng.choice(HAS)} {equation} {obj} {rng.choice(TAILS)} ."
+    if form == 1:
+        return f"{rng.choice(LEADS)} {rng.choice(WE)} {rng.choice(GET)} {equation} {obj} {rng.choice(TAILS)} ."
+    return f"{equation} , {rng.choice(SO)} {name} {rng.choice(HAS)} {step.after} ."
+
+
+def word_answer(rng: random.Random, steps: tuple[Step, ...], name: str, obj: str) -> str:
+    """Opening (6 tokens), one sentence a step (11 each), closing (7), ``#### N`` (2)."""
+    parts = [f"{rng.choice(OPENINGS)} {name} {rng.choice(HAS)} {steps[0].before} {obj} ."]
+    parts += [word_step(rng, step, name, obj) for step in steps]
+    last = steps[-1].after
+    parts.append(f"{rng.choice(ENDINGS)} {name} {rng.choice(HAS)} {last} {obj} {rng.choice(LAST_TAILS)} .")
+    return " ".join([*parts, f"#### {last}"])
+
+
+def word_question(rng: random.Random, steps: tuple[Step, ...], name: str, obj: str) -> str:
+    """The story: a start, one event a step, the question."""
+    events = {"+": ADD_EVENTS, "-": SUBTRACT_EVENTS, "x": MULTIPLY_EVENTS}
+    parts = [rng.choice(STARTS).format(name=name, n=steps[0].before, obj=obj)]
+    parts += [rng.choice(events[s.operator]).format(name=name, n=s.operand, obj=obj) for s in steps]
+    return " ".join([*parts, rng.choice(QUESTIONS).format(name=name, obj=obj)])
+
+
+def word_problem(rng: random.Random, steps: tuple[Step, ...]) -> Problem:
+    """Dress a computation in words."""
+    name, obj = rng.choice(NAMES), rng.choice(OBJECTS)
+    return Problem(word_question(rng, steps, name, obj), word_answer(rng, steps, name, obj), steps)
+
+
+def problems(split: Split, seed: int) -> Iterator[Problem]:
+    """An endless stream of problems of one side of the split.
+
+    Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.
+    """
+    rng = random.Random(f"{split}-{seed}")
+    while True:
+        steps = random_steps(rng)
+        if split_of(signature(steps)) == split:
+            yield word_problem(rng, steps)
+
+
+def vocabulary() -> list[str]:
+    """Every word that a question or an answer can hold, numbers 0 to 99 as single words, sorted and unique."""
+    texts = [*ADD_EVENTS, *SUBTRACT_EVENTS, *MULTIPLY_EVENTS, *STARTS, *QUESTIONS]
+    words = {w for text in texts for w in text.split() if not w.startswith("{")}
+    for group in (NAMES, OBJECTS, OPENINGS, LEADS, HAS, WE, GET, SO, TAILS, ENDINGS, LAST_TAILS):
+        words.update(group)
+    words.update("+ - x = , . ? ####".split())
+    words.update(str(n) for n in range(100))
+    return sorted(words)

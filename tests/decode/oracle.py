@@ -1,0 +1,273 @@
+"""A plain oracle of LoPA decoding for one sequence: lists, dictionaries and loops, nothing else.
+
+Written from the specification alone (`DESIGN.md` sections 1, 2, 4; `spec/lopa-reference.md` sections 0-3
+and 11), not from `lopa_dist/decode`, so that the batched tensor code has something independent to agree
+with. REF is the reference; DESIGN wins where they differ. No speed is intended.
+
+All positions are relative to the end of the prompt: the first generated token has position 0. Use:
+
+    oracle = Oracle(OracleConfig(mask_id=0, eos_ids={1}), prompt_len=9)
+    while not oracle.done:
+        view = oracle.window()                      # what a forward needs
+        records = [{pos: (token, probability, confidence), ...} for branch in view["branches"]]
+        oracle.step(records)                        # select, commit, fill, activate, append, finish, spawn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+from typing import Any
+
+Record = tuple[int, float, float]  # token, probability, confidence
+Records = Sequence[Mapping[int, Record]] | Mapping[int, Mapping[int, Record]]  # [branch][position]
+
+
+@dataclass(kw_only=True)
+class OracleConfig:
+    """The `decode` knobs (DESIGN section 2) and the facts of the model (mask, EOS, logit shift)."""
+
+    branches: int = 7  # k, the number of LOOKAHEAD branches
+    block_size: int = 32
+    max_new_tokens: int = 512
+    max_active_blocks: int | None = None
+    tau_add: float = 0.1
+    tau_act: float = 0.95
+    tau_conf: float = 0.9
+    lookahead: str = "single"  # single | nested
+    tau_look: float = 0.0
+    alpha: float = 0.0
+    score: str = "mean"  # mean | lowest_fraction | sliding_window | gain
+    score_fraction: float = 0.5
+    score_window: int = 8
+    force: str = "block"  # block | window | leftmost
+    extra_fill: int = 0
+    boundary: str = "fresh"  # fresh | stale
+    cache: str = "block"  # block | none
+    stop_at_eos: bool = True
+    mask_id: int
+    eos_ids: set[int]
+    shift: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse a misspelt choice: it would silently test another rule."""
+        choices = {
+            "lookahead": ("single", "nested"),
+            "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
+            "force": ("block", "window", "leftmost"),
+            "boundary": ("fresh", "stale"),
+            "cache": ("block", "none"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {allowed}")
+
+
+def plain_mean(values: list[float]) -> float:
+    """The mean in Python floats; pass another one to `Oracle` to copy float32 rounding."""
+    return sum(values) / len(values)
+
+
+class Oracle:
+    """Decoding state of one sequence and the one step that moves it."""
+
+    def __init__(
+        self,
+        config: OracleConfig,
+        prompt_len: int,
+        max_new_tokens: int | None = None,
+        mean: Callable[[list[float]], float] | None = None,
+    ) -> None:
+        """Append the first block; fully active because the prompt counts as complete (REF 2, R1 and R2)."""
+        self.config = config
+        self.prompt_len = prompt_len  # positions are relative to it, so no rule needs its value
+        self.max_new_tokens = config.max_new_tokens if max_new_tokens is None else max_new_tokens
+        self.mean = mean or plain_mean
+        self.tokens: list[int] = [config.mask_id] * self.max_new_tokens
+        self.committed = -1  # -1: the prompt was not forwarded yet; else generated tokens in the cache
+        self.finished = 0  # end of the run of leading completed blocks of the anchor
+        self.end = min(config.block_size, self.max_new_tokens)  # end of the last appended block
+        self.full: set[int] = {0}  # fully active blocks
+        self.eos = False
+        self.edits: list[dict[int, int]] = [{}]  # of each branch of the coming forward; 0 is the anchor
+        self.confidences: list[float] = [1.0]  # creation confidence of each of them
+        self.wins: list[int] = []
+        self.last_scores: list[float] = []
+        self.last_filled: list[tuple[int, int]] = []
+        self._boundary_record: Record | None = None  # boundary="stale": L* of REF 1, reduced to a record
+        self.done = self._is_done()
+
+    def window(self) -> dict[str, Any]:
+        """What the coming forward needs; `step` is the number of forwards done so far."""
+        return {
+            "committed": self.committed,
+            "finished": self.finished,
+            "end": self.end,
+            "step": len(self.wins),
+            "branches": [dict(edit) for edit in self.edits],
+        }
+
+    @property
+    def needs_boundary(self) -> bool:
+        """Whether position `committed` takes the remembered record in the coming forward (REF 1, shift)."""
+        return (
+            self.config.boundary == "stale"
+            and self.config.shift
+            and self.config.cache == "block"
+            and self.committed >= 0
+            and self.committed == self.finished  # this forward commits nothing
+            and self.committed < self.end
+            and self._masked(self.committed)
+        )
+
+    def _masked(self, pos: int) -> bool:
+        return self.tokens[pos] == self.config.mask_id
+
+    def _window_masks(self) -> list[int]:
+        """The anchor's masked positions in [finished, end), ascending."""
+        return [pos for pos in range(self.finished, self.end) if self._masked(pos)]
+
+    def _blocks(self) -> list[range]:
+        """The positions of every appended block; the last one may be short."""
+        size = self.config.block_size
+        return [range(start, min(start + size, self.end)) for start in range(0, self.end, size)]
+
+    def _progress(self, block: range) -> float:
+        return sum(not self._masked(pos) for pos in block) / len(block)
+
+    def step(self, records: Records) -> None:
+        """Take the records of one forward: `records[branch][pos]` for each masked position of the window."""
+        if self.done:
+            raise ValueError("the sequence is done: it takes no more steps")
+        # DESIGN 2, boundary=stale: a forward that commits nothing has no fresh row for the first position.
+        stale: dict[int, Record] = {}
+        if self.needs_boundary:
+            assert self._boundary_record is not None  # masked now, so masked when it was committed
+            stale[self.committed] = self._boundary_record
+        seen: list[dict[int, Record]] = []  # per branch: the records of its own still masked positions
+        for j, edit in enumerate(self.edits):
+            still = [pos for pos in self._window_masks() if pos not in edit]
+            seen.append({pos: stale[pos] if pos in stale else records[j][pos] for pos in still})
+
+        # 1, 2. Score and select. Ties: the lookahead of smallest index, the anchor last (REF 0.6, 3).
+        self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
+        order = [*range(1, len(self.edits)), 0]
+        winner = max(order, key=lambda j: self.last_scores[j])  # max keeps the first of equals
+        self.wins.append(winner)
+        record = seen[winner]  # one forward does double duty: it scored, now it fills and proposes (REF 0.2)
+
+        # 3. Commit: this forward had everything finished in its layout (REF 2, R4, R5 and R7).
+        if self.config.cache == "block":
+            if self.committed < self.finished:  # also the prompt's forward, committed == -1
+                self._boundary_record = record.get(self.finished)
+            self.committed = self.finished
+
+        # 4. The winner is applied by writing its edits (DESIGN 1.1).
+        filled = dict(self.edits[winner])
+        for pos, token in filled.items():
+            self._write(pos, token)
+
+        # 5. Activate: after the edits, before the fill; sticky, not chained (REF 2, R2).
+        blocks = self._blocks()
+        for i, block in enumerate(blocks[:-1]):
+            if self._progress(block) >= self.config.tau_act:
+                self.full.add(i + 1)
+
+        # 6. Fill from the winner's records. All choices are made before anything is written.
+        for pos in self._choose_fill(record):
+            filled[pos] = record[pos][0]
+            self._write(pos, record[pos][0])
+        self.last_filled = sorted(filled.items())
+
+        # 7. Lookahead candidates: what remains masked, by the same records (REF 0.3, 3; DESIGN 2, tau_look).
+        candidates = [pos for pos in self._window_masks() if record[pos][1] >= self.config.tau_look]
+        candidates.sort(key=lambda pos: -record[pos][2])  # stable: ties by position
+
+        # 8. The finished frontier, by the anchor's content only (REF 0.8; 2, R7).
+        for block in blocks:
+            if block.start == self.finished and not any(self._masked(pos) for pos in block):
+                self.finished = block.stop
+
+        # 9. Append at most one block, by the anchor's progress (DESIGN 2; REF 2, R1).
+        if self._may_append(blocks[-1]):
+            self.end = min(self.end + self.config.block_size, self.max_new_tokens)
+
+        # 10, 11. Done, or spawn the branches of the next forward.
+        self.done = self._is_done()
+        self._spawn([] if self.done else candidates, record)
+
+    def _score(self, j: int, seen: Mapping[int, Record], anchor: Mapping[int, Record]) -> float:
+        """Branch confidence over its still masked positions (REF 3, score; DESIGN 2, `score`)."""
+        config = self.config
+        values = [seen[pos][2] for pos in sorted(seen)]
+        if not values:  # all filled (REF 0.6)
+            future = 1.0
+        elif config.score == "lowest_fraction":
+            future = self.mean(sorted(values)[: max(1, floor(len(values) * config.score_fraction))])
+        elif config.score == "sliding_window":  # the weakest run; one run of all when fewer remain
+            size = min(config.score_window, len(values))
+            future = min(self.mean(values[i : i + size]) for i in range(len(values) - size + 1))
+        elif config.score == "gain":  # the rise over the anchor's; the anchor's own is 0
+            future = self.mean([seen[pos][2] - anchor[pos][2] for pos in sorted(seen)]) if j else 0.0
+        else:
+            future = self.mean(values)
+        return config.alpha * self.confidences[j] + (1 - config.alpha) * future
+
+    def _choose_fill(self, record: Mapping[int, Record]) -> list[int]:
+        """The positions to fill: above the threshold, forced, and extra ones (REF 1, fill rule)."""
+        config = self.config
+
+        def best(positions: list[int]) -> int:
+            return max(positions, key=lambda pos: record[pos][2])  # ascending positions: ties go left
+
+        masked = self._window_masks()
+        # The threshold is on the probability and strict, in semi and fully active blocks alike (REF 0.1, 1).
+        chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
+        if config.force == "block":  # each fully active block without a fill; semi-active never (REF 0.4)
+            for i, block in enumerate(self._blocks()):
+                inside = [pos for pos in masked if pos in block]
+                if i in self.full and inside and not any(pos in chosen for pos in inside):
+                    chosen.append(best(inside))
+        elif not chosen and masked:  # DESIGN 2, force: window is the paper's Eq. 1, leftmost is ours
+            chosen = [best(masked) if config.force == "window" else masked[0]]
+        for _ in range(config.extra_fill):  # DESIGN 2, extra_fill: the most confident of the rest
+            rest = [pos for pos in masked if pos not in chosen]
+            if rest:
+                chosen.append(best(rest))
+        return chosen
+
+    def _write(self, pos: int, token: int) -> None:
+        """Fill one position; an EOS is remembered (sticky: it stops appending; REF 1 and 2, EOS)."""
+        if token == self.config.mask_id:
+            raise ValueError(f"position {pos} would be filled with the mask token: the records are wrong")
+        self.tokens[pos] = token
+        self.eos = self.eos or token in self.config.eos_ids
+
+    def _may_append(self, last: range) -> bool:
+        """Whether the anchor's progress earns another block (REF 2, R1; DESIGN 2, `max_active_blocks`)."""
+        if self.eos or self.end >= self.max_new_tokens:
+            return False
+        if not self._window_masks():  # nothing left to fill: a block must come
+            return True
+        active = sum(block.start >= self.finished for block in self._blocks())
+        limit = self.config.max_active_blocks
+        return self._progress(last) >= self.config.tau_add and (limit is None or active < limit)
+
+    def _is_done(self) -> bool:
+        """No mask left, or an EOS with no mask before it (DESIGN 2, `stop_at_eos`; REF 11)."""
+        for pos in range(self.end):
+            if self._masked(pos):
+                return False
+            if self.config.stop_at_eos and self.tokens[pos] in self.config.eos_ids:
+                return True
+        return True
+
+    def _spawn(self, candidates: Sequence[int], record: Mapping[int, Record]) -> None:
+        """The anchor and up to k lookaheads on top of it (REF 3, spawn; DESIGN 2, `lookahead`)."""
+        self.edits, self.confidences = [{}], [1.0]
+        best = candidates[: self.config.branches]
+        for j in range(1, len(best) + 1):
+            taken = best[j - 1 : j] if self.config.lookahead == "single" else best[:j]
+            self.edits.append({pos: record[pos][0] for pos in taken})
+            self.confidences.append(self.mean([record[pos][2] for pos in taken]))

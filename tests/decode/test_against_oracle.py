@@ -1,0 +1,142 @@
+"""The batched tensor code walks through the same states as the plain oracle, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, select
+from lopa_dist.decode.layout import kept_boundary
+from tests.decode.oracle import Oracle, OracleConfig
+
+MASK, EOS = 63, 62
+GRID = 64  # probabilities and confidences are multiples of 1/64, so that sums are exact in any order
+
+
+def float32_mean(values: list[float]) -> float:
+    """The mean as the tensor code rounds it."""
+    return float(np.float32(sum(values)) / np.float32(len(values)))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> DecodeConfig:
+    eighths = st.integers(0, 8).map(lambda n: n / 8)
+    attention = draw(st.sampled_from(["full", "block_causal"]))
+    return DecodeConfig(
+        branches=draw(st.sampled_from([0, 1, 3, 7])),
+        block_size=draw(st.sampled_from([4, 8, 32])),
+        max_new_tokens=draw(st.integers(1, 70)),
+        max_active_blocks=draw(st.sampled_from([None, 1, 2])),
+        tau_add=draw(eighths),
+        tau_act=draw(eighths),
+        tau_conf=draw(st.sampled_from([0.25, 0.5, 0.75, 0.875, 0.96875])),
+        lookahead=draw(st.sampled_from(["single", "nested"])),
+        tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
+        alpha=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
+        score=draw(st.sampled_from(["mean", "lowest_fraction", "sliding_window", "gain"])),
+        score_fraction=draw(st.sampled_from([0.25, 0.5, 0.29, 1.0])),
+        score_window=draw(st.integers(1, 8)),
+        force=draw(st.sampled_from(["block", "window", "leftmost"])),
+        extra_fill=draw(st.sampled_from([0, 0, 1, 2])),
+        window_attention=attention,
+        boundary=draw(st.sampled_from(["fresh", "stale"])),
+        cache=draw(st.sampled_from(["block", "none"])),
+        stop_at_eos=draw(st.booleans()),
+    )
+
+
+def oracle_config(config: DecodeConfig, shift: bool) -> OracleConfig:
+    shared = set(OracleConfig.__dataclass_fields__) & set(DecodeConfig.__dataclass_fields__)
+    return OracleConfig(**{k: getattr(config, k) for k in shared}, mask_id=MASK, eos_ids={EOS}, shift=shift)
+
+
+def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
+    """Random records on the grid; EOS now and then, few distinct values so that ties are common."""
+    shape = (state.slots, state.config.max_branches, width)
+    token = np.where(rng.random(shape) < 0.04, EOS, rng.integers(0, 50, shape))
+    coarse = int(rng.choice([4, 16, GRID]))
+    probability = rng.integers(0, coarse + 1, shape) / coarse
+    confidence = -rng.integers(0, coarse + 1, shape) / coarse
+    return Records(
+        torch.from_numpy(token).int(), torch.from_numpy(probability).float(), torch.from_numpy(confidence).float()
+    )
+
+
+def check(state: State, slot: int, oracle: Oracle) -> None:
+    """Everything that both sides know of one sequence."""
+    assert bool(state.done[slot]) == oracle.done
+    limit = oracle.max_new_tokens
+    assert state.generated(slot, limit) == oracle.tokens
+    assert int(state.committed[slot]) == oracle.committed
+    assert int(state.finished[slot]) == oracle.finished
+    assert int(state.end[slot]) == oracle.end
+    assert bool(state.eos[slot]) == oracle.eos
+    size = state.config.block_size  # the window's first block is always fully active, and marked so when it fills
+    behind_first = range(oracle.finished // size + 1, -(-oracle.end // size))
+    assert [bool(state.full[slot, b]) for b in behind_first] == [b in oracle.full for b in behind_first]
+    if not oracle.done:
+        count = int(state.branches[slot])
+        assert count == len(oracle.edits)
+        for j in range(count):
+            pairs = zip(state.edit_position[slot, j].tolist(), state.edit_token[slot, j].tolist(), strict=True)
+            assert {p: t for p, t in pairs if p >= 0} == oracle.edits[j]
+            assert float(state.edit_confidence[slot, j]) == np.float32(oracle.confidences[j])
+
+
+@settings(max_examples=200, deadline=None)
+@given(config=configs(), shift=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots = 3
+    state = State.empty(config, Vocabulary(MASK, (EOS,), shift), slots, 9, torch.device("cpu"))
+    oracles: dict[int, Oracle] = {}
+    to_admit = 5  # so that slots are used again
+    for step in range(2000):
+        for slot in range(slots):
+            if bool(state.done[slot]) and to_admit and (slot != 2 or step > 3):  # the third joins late
+                limit = int(rng.integers(1, config.max_new_tokens + 1))
+                prompt = rng.integers(0, 50, rng.integers(1, 10)).tolist()
+                state.admit(slot, prompt, limit, to_admit)
+                oracles[slot] = Oracle(oracle_config(config, shift), len(prompt), limit, mean=float32_mean)
+                to_admit -= 1
+        if bool(state.done.all()) and not to_admit:
+            return
+        lengths = state.lengths()
+        width = -(-int((lengths.end - lengths.finished).max()) // config.block_size) * config.block_size
+        records = scripted(rng, state, width)
+        fresh = Records(*(r.clone() for r in records))
+        kept = kept_boundary(state, lengths)
+        if kept.any():  # the runner's part of boundary=stale, as `unpack` does it
+            for record, old in zip(records, state.boundary, strict=True):
+                record[:, :, 0] = torch.where(torch.from_numpy(kept)[:, None], old[:, None], record[:, :, 0])
+        running = [s for s in range(slots) if not bool(state.done[s])]
+        winner, scores = select(state, records)
+        before = {s: int(state.finished[s]) for s in running}
+        advance(state, records, winner)
+        for slot in running:
+            oracle = oracles[slot]
+            assert lengths.masked[slot] == len(oracle._window_masks())
+            if config.boundary == "stale":
+                assert bool(kept[slot]) == oracle.needs_boundary
+                source = fresh
+            else:
+                source = records  # what a fresh row would give where it cannot differ
+            branches = [
+                {
+                    before[slot] + w: (
+                        int(source.token[slot, j, w]),
+                        float(source.probability[slot, j, w]),
+                        float(source.confidence[slot, j, w]),
+                    )
+                    for w in range(width)
+                }
+                for j in range(len(oracle.edits))
+            ]
+            oracle.step(branches)
+            assert int(winner[slot]) == oracle.wins[-1], (scores[slot], oracle.last_scores)
+            expected = np.float32(oracle.last_scores)
+            assert np.allclose(scores[slot, : len(expected)].numpy(), expected, atol=1e-6)
+            check(state, slot, oracle)
+    raise AssertionError("did not finish")
