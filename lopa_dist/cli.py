@@ -41,7 +41,9 @@ def app(raw: DictConfig) -> Any:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("httpx", "httpcore", "filelock", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    from lopa_dist.jobs.run import run  # torch and transformers take seconds; help and mistakes should not wait
+    from lopa_dist.jobs.run import (
+        run,
+    )  # torch and transformers take seconds; help and mistakes should not wait
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
@@ -96,7 +98,9 @@ def check_keys(overrides: list[str]) -> None:
             near = difflib.get_close_matches(key, [*known, *sorted(groups)], n=3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
             section = key.split(".")[0]
-            names = [k for k in known if k.startswith(section + ".")] or sorted({k.split(".")[0] for k in known} | groups)
+            names = [k for k in known if k.startswith(section + ".")] or sorted(
+                {k.split(".")[0] for k in known} | groups
+            )
             raise UserError(f"{key}: no such key{hint} Known here: {', '.join(names)}")
 
 

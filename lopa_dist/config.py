@@ -1,4 +1,4 @@
-"""The whole configuration as dataclasses: what Hydra validates names and types against, and where values are checked."""
+"""The whole configuration as dataclasses: names and types for Hydra, and the checks of values."""
 
 from __future__ import annotations
 

@@ -53,7 +53,14 @@ class DecodeConfig:
         for key, choices in CHOICES.items():
             if getattr(self, key) not in choices:
                 raise ValueError(f"decode.{key}={getattr(self, key)!r}: must be one of {', '.join(choices)}")
-        at_least = {"branches": 0, "extra_fill": 0, "block_size": 1, "max_new_tokens": 1, "score_window": 1, "top_k": 0}
+        at_least = {
+            "branches": 0,
+            "extra_fill": 0,
+            "block_size": 1,
+            "max_new_tokens": 1,
+            "score_window": 1,
+            "top_k": 0,
+        }
         for key, least in at_least.items():
             if getattr(self, key) < least:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be at least {least}")

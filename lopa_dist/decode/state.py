@@ -125,7 +125,7 @@ class State:
         )
 
     def admit(self, slot: int, prompt: list[int], max_new_tokens: int, key: int) -> None:
-        """Put a request into an empty slot: its first block is appended and fully active, the anchor its only branch."""
+        """Put a request into an empty slot: one block, fully active, and the anchor as its only branch."""
         self.canvas[slot] = self.vocabulary.mask_id
         self.canvas[slot, self.origin - len(prompt) : self.origin] = torch.tensor(prompt, device=self.canvas.device)
         self.prompt[slot], self.limit[slot], self.key[slot] = len(prompt), max_new_tokens, key

@@ -2,9 +2,10 @@
 
 Follows D2F's recipe from scratch: block-wise mask ratios that do not decrease along the answer, under attention that
 is causal between groups of blocks and full within a group. One block a group is the block-causal window, all blocks
-in one group the full window, and clean leading blocks are the cache. Two additions teach arithmetic on purpose:
-*result masking* hides every copy of a computed number, and *drills* are canvases of unrelated equations whose results
-alone are hidden.
+in one group the full window, and clean leading blocks are the cache. Two additions teach on purpose what random holes
+teach slowly: *fact masking* hides every copy of a computed number, of the name, of the object, or all operations, so
+that they must be computed or read from the question; *drills* are canvases of unrelated equations whose results alone
+are hidden.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ BLOCK_SIZES = (16, 32)
 UNIT = 16  # canvases are multiples of the smallest block
 LENGTHS = (96, 128)  # static sequence lengths, so that compiled training sees few shapes
 MIN_RATIO = 0.15  # clamp of the 1/t weight
+NAME, OBJECT, OPERATION, FACTS = 5, 6, 7, 8  # facts of an answer; 0 to 4 are the results of its computations
 
 
 @dataclass
 class Example:
-    """One row before masking. `step[i]` is the number of the computation whose result token i repeats, or -1."""
+    """One row before masking. `fact[i]` is the fact that token i states (a result 0 to 4, NAME, ...), or -1."""
 
     tokens: list[int]
     prompt: int  # tokens of the prompt
     canvas: int  # tokens behind it, a multiple of UNIT, padded with EOS
-    step: list[int]
+    fact: list[int]
     drill: bool
 
 
@@ -53,10 +55,12 @@ class Examples:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, split: wp.Split, seed: int) -> None:
         self.rng = random.Random(f"examples-{split}-{seed}")
         self.problems = wp.problems(split, self.rng.randrange(1 << 30))
-        self.ids = {t: i for t, i in tokenizer.get_vocab().items()}
+        self.ids = dict(tokenizer.get_vocab())
         self.eos = tokenizer.eos_token_id
         self.equals = self.ids["▁="]
         self.number_ids = {self.ids[f"▁{n}"] for n in range(100)}
+        self.name_ids = {self.ids["▁" + name] for name in wp.NAMES}
+        self.object_ids = {self.ids["▁" + obj] for obj in wp.OBJECTS}
 
     def encode(self, text: str) -> list[int]:
         """Ids of words separated by single spaces, each with its leading space (a dictionary look-up, no library)."""
@@ -84,33 +88,34 @@ class Examples:
         prompt = [user, *self.encode(question), assistant]
         body = self.encode(answer)
         canvas = -(-(len(body) + (0 if drill else 1)) // UNIT) * UNIT
-        if not drill and self.rng.random() < 0.2:  # one more block of filler, as a decoder with larger blocks sees
+        if not drill and self.rng.random() < 0.1:  # one more block of filler, as a decoder with larger blocks sees
             canvas += UNIT
         canvas = min(canvas, 80 if drill else 64)
         body = (body + [self.eos] * canvas)[:canvas]
-        return Example(prompt + body, len(prompt), canvas, [-1] * len(prompt) + self._steps(body, drill), drill)
+        return Example(prompt + body, len(prompt), canvas, [-1] * len(prompt) + self._facts(body, drill), drill)
 
-    def _steps(self, body: list[int], drill: bool) -> list[int]:
-        """Which computation's result each token repeats: numbers from one `=` to the next equation's first term."""
+    def _facts(self, body: list[int], drill: bool) -> list[int]:
+        """The fact of each token. A result's copies reach from its `=` to the next equation's first term."""
+        kinds = [NAME if t in self.name_ids else OBJECT if t in self.object_ids else -1 for t in body]
         equals = [i for i, t in enumerate(body) if t == self.equals]
-        step = [-1] * len(body)
         for number, start in enumerate(equals):
+            kinds[start - 2] = kinds[start - 1] = OPERATION
             following = equals[number + 1] if number + 1 < len(equals) else len(body) + 3
             stop = following - 4 if drill else following - 3  # a drill's next first term is a number of its own
             for i in range(start + 1, min(stop + 1, len(body))):
                 if body[i] in self.number_ids:
-                    step[i] = number
-        return step
+                    kinds[i] = number
+        return kinds
 
 
 def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int, rng: np.random.Generator) -> Batch:
     """Choose groups, mask ratios and masks for `examples`, padded to `length`."""
     n, blocks = len(examples), length // UNIT
     targets = np.full((n, length), pad_id, np.int64)
-    step = np.full((n, length), -1)
+    fact = np.full((n, length), -1)
     for row, example in enumerate(examples):
         targets[row, : len(example.tokens)] = example.tokens
-        step[row, : len(example.tokens)] = example.step
+        fact[row, : len(example.tokens)] = example.fact
     prompt = np.array([e.prompt for e in examples])[:, None]
     canvas = np.array([e.canvas for e in examples])[:, None]
     drill = np.array([e.drill for e in examples])[:, None]
@@ -123,7 +128,7 @@ def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int
     # groups of blocks: a block opens a new group or joins the one before it
     index = np.arange(blocks)[None]
     whole = rng.random((n, 1)) < 0.5
-    clean = np.where(rng.random((n, 1)) < 0.5, (rng.random((n, 1)) * count).astype(int), 0)  # leading clean blocks
+    clean = np.where(rng.random((n, 1)) < 0.35, (rng.random((n, 1)) * count).astype(int), 0)  # leading clean blocks
     joined = np.where(whole, index > clean, rng.random((n, blocks)) < 0.25)
     joined |= (index == clean) & (rng.random((n, 1)) < 0.25)  # now and then the clean prefix sees the window
     group = np.cumsum(~joined | (index == 0), 1)
@@ -139,16 +144,19 @@ def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int
     per_block = np.where(index < clean, 0.0, per_block)
     masked = rng.random((n, length)) < np.take_along_axis(per_block, block, 1)
 
-    # result masking: whole computations hidden, on top of the noise or alone
-    hidden = rng.random((n, 8)) < rng.choice([0.15, 0.4, 1.0], (n, 1))
-    results = (step >= 0) & np.take_along_axis(hidden, np.clip(step, 0, 7), 1)
+    # fact masking: all statements of some facts hidden, on top of the noise or alone
+    hidden = rng.random((n, FACTS)) < rng.choice([0.15, 0.4, 1.0], (n, 1))
+    facts = (fact >= 0) & np.take_along_axis(hidden, np.clip(fact, 0, FACTS - 1), 1)
+    result = (fact >= 0) & (fact < NAME)
     chance = rng.random((n, 1))
-    masked = np.where(chance < 0.2, results, masked | (results & (chance < 0.55) & (offset >= clean * size)))
-    masked = np.where(drill, step >= 0, masked) & answer
+    masked = np.where(chance < 0.2, facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
+    masked = np.where(drill, result, masked) & answer
 
     inside = block + np.arange(n)[:, None] * blocks
     total = np.bincount(inside[answer], minlength=n * blocks)
     holes = np.bincount(inside[masked], minlength=n * blocks)
     share = (holes / np.maximum(total, 1))[inside]
-    weights = masked / np.maximum(share, MIN_RATIO) * np.where(step >= 0, 2.0, 1.0)
-    return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, masked & (step >= 0))
+    filler = (targets == pad_id) & (np.roll(targets, 1, 1) == pad_id)  # all but the first EOS
+    importance = np.where(fact >= 0, 2.0, np.where(filler, 0.1, 1.0))
+    weights = masked / np.maximum(share, MIN_RATIO) * importance
+    return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, masked & result)

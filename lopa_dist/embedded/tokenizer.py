@@ -31,9 +31,7 @@ def build() -> PreTrainedTokenizerFast:
     model = models.Unigram(pieces, unk_id=specials.index(UNKNOWN), byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in specials])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

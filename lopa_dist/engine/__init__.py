@@ -1,0 +1,1 @@
+"""The engine: K/V pool, runner, commit, and the one loop."""

@@ -16,9 +16,7 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.parallel.communicator import Communicator
 
 
-def commit(
-    pool: KVPool, config: DecodeConfig, batch: Batch, before: Lengths, winner: Ints, comm: Communicator
-) -> None:
+def commit(pool: KVPool, config: DecodeConfig, batch: Batch, before: Lengths, winner: Ints, comm: Communicator) -> None:
     """Store what the last forward finished.
 
     Args:

@@ -82,6 +82,7 @@ class Engine:
             clock.lap("host")
             commit(pool, config, batch, before, lengths.winner, comm)
             clock.lap("commit")
+            clock.masked_records += batch.masked * batch.local_branches * comm.size
             grown = (lengths.end - before.end)[before.branches > 0].sum()
             clock.step(before.branches, lengths.winner, int(before.masked.sum() + grown - lengths.masked.sum()))
             self.observe(clock)
@@ -89,9 +90,7 @@ class Engine:
             lengths = self.admit(state, waiting, admitted, lengths)
             clock.lap("host")
 
-    def admit(
-        self, state: State, waiting: deque[Request], admitted: dict[int, Admission], lengths: Lengths
-    ) -> Lengths:
+    def admit(self, state: State, waiting: deque[Request], admitted: dict[int, Admission], lengths: Lengths) -> Lengths:
         """Fill empty slots from the queue; returns the lengths that then hold."""
         if not waiting or len(admitted) == state.slots:
             return lengths

@@ -21,6 +21,7 @@ class Statistics:
         self.steps = 0
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
+        self.masked_records = 0  # masked positions x branch places, over all steps: what the all-gathers carried
         self.wins: Counter[int] = Counter()  # by branch, of forwards that had a choice
         self.filled: list[tuple[int, int, int]] = []  # (steps, sequence forwards, tokens filled)
         self._stride = 1

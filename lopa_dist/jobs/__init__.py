@@ -1,0 +1,1 @@
+"""A batch job: prompts in, results, report, plots and logs out."""

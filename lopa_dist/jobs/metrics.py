@@ -91,5 +91,5 @@ def mean(values: Any) -> float:
 
 
 def ratio(a: float, b: float) -> float:
-    """a / b, 0 where b is 0."""
+    """A / b, 0 where b is 0."""
     return float(a / b) if b else 0.0

@@ -17,7 +17,10 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         ("forwards", f"{report['forwards']} (prefill included)"),
         ("tokens per forward (TPF)", f"{report['tpf']:.2f}"),
         ("tokens/s of the job", f"{speed['job']:.1f}"),
-        ("tokens/s of a request", f"mean {speed['mean']:.1f}, top-10 {speed['top10']:.1f}, max {speed['max']:.1f}"),
+        (
+            "tokens/s of a request",
+            f"mean {speed['mean']:.1f}, top-10 {speed['top10']:.1f}, max {speed['max']:.1f}",
+        ),
         ("latency", ", ".join(f"{name} {s:.3f} s" for name, s in latency.items())),
         ("wall time", f"{report['wall_s']:.1f} s, of which decoding {report['decode_s']:.1f} s"),
     ]

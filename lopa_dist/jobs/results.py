@@ -38,7 +38,13 @@ def generation_line(
 
 def error_line(item: Item, index: int, message: str) -> dict[str, Any]:
     """The line of a request that could not run."""
-    return {"custom_id": item.custom_id, "index": index, "text": "", "finish_reason": "error", "error": message}
+    return {
+        "custom_id": item.custom_id,
+        "index": index,
+        "text": "",
+        "finish_reason": "error",
+        "error": message,
+    }
 
 
 class ResultWriter:

@@ -36,7 +36,7 @@ class WandbLog:
             group=options.group,
             tags=list(options.tags),
             dir=folder,
-            mode=mode,
+            mode=mode,  # type: ignore[arg-type]  # checked by WandbConfig
             config=config.to_dict(),
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=mode != "online"),
         )
@@ -55,7 +55,9 @@ class WandbLog:
             return
         now, totals = time.perf_counter(), self._totals(statistics)
         change = {name: totals[name] - self.before[name] for name in totals}
-        steps, forwards = max(1.0, change["steps"]), max(1.0, change["forwards"])
+        if not change["steps"]:
+            return
+        steps, forwards = change["steps"], change["forwards"]
         entry = {f"step_ms/{phase}": 1000 * change[phase] / steps for phase in PHASES}
         entry["filled_per_forward"] = change["filled"] / forwards
         entry["filled_per_s"] = change["filled"] / max(1e-9, now - self.last)

@@ -1,0 +1,1 @@
+"""Meta primitives, each with a plain-torch form."""

@@ -1,0 +1,1 @@
+"""One transformer, and loading checkpoints into it."""

@@ -97,7 +97,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Transf
     loaded: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
         with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():
+            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
                 if name not in wanted:
                     unknown.append(name)
                     continue

@@ -1,4 +1,4 @@
-"""What the branch ranks of a replica say to each other: one all-gather a step, a broadcast when a block is committed."""
+"""What a replica's branch ranks say to each other: one all-gather a step, a broadcast when a block is committed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 

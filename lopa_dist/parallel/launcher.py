@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from lopa_dist.parallel.communicator import Communicator, Solo, TorchCommunicator
 
@@ -19,7 +20,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """This process among those of the job."""
+    """One process among those of the job."""
 
     launcher: str  # "python" or "torchrun"
     rank: int = 0
@@ -67,8 +68,8 @@ def connect(world: World, backend: str, timeout_s: float, device: torch.device) 
     timeout = timedelta(seconds=timeout_s)
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, world.size, world.rank == 0 and not hosted, timedelta(seconds=300))
+    store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, timedelta(seconds=300))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefixed = dist.PrefixStore(f"lopa_dist/{attempt}", store)
+    prefixed = PrefixStore(f"lopa_dist/{attempt}", store)
     dist.init_process_group(backend, store=prefixed, rank=world.rank, world_size=world.size, timeout=timeout)
     return TorchCommunicator()

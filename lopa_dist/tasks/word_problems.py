@@ -14,14 +14,54 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-NAMES = (
-    "Alice Ben Carla David Emma Frank Grace Henry Iris Jack Kate Leo "
-    "Maria Noah Olga Paul Quinn Rosa Sam Tina Uma Victor Wendy Zoe"
-).split()
-OBJECTS = (
-    "apples books coins pens cards shells stamps stones marbles cookies "
-    "ribbons candles flowers pencils stickers buttons balls cups keys photos"
-).split()
+NAMES = [
+    "Alice",
+    "Ben",
+    "Carla",
+    "David",
+    "Emma",
+    "Frank",
+    "Grace",
+    "Henry",
+    "Iris",
+    "Jack",
+    "Kate",
+    "Leo",
+    "Maria",
+    "Noah",
+    "Olga",
+    "Paul",
+    "Quinn",
+    "Rosa",
+    "Sam",
+    "Tina",
+    "Uma",
+    "Victor",
+    "Wendy",
+    "Zoe",
+]
+OBJECTS = [
+    "apples",
+    "books",
+    "coins",
+    "pens",
+    "cards",
+    "shells",
+    "stamps",
+    "stones",
+    "marbles",
+    "cookies",
+    "ribbons",
+    "candles",
+    "flowers",
+    "pencils",
+    "stickers",
+    "buttons",
+    "balls",
+    "cups",
+    "keys",
+    "photos",
+]
 
 OPENINGS = ("First", "Initially", "Originally", "Clearly")
 LEADS = ("Then", "Next", "After", "Now", "Afterwards", "Later")
@@ -50,7 +90,11 @@ MULTIPLY_EVENTS = (
     "{name} ends up with {n} times as many .",
     "A prize makes it {n} times as many {obj} .",
 )
-STARTS = ("{name} has {n} {obj} .", "{name} starts with {n} {obj} .", "There are {n} {obj} in the box of {name} .")
+STARTS = (
+    "{name} has {n} {obj} .",
+    "{name} starts with {n} {obj} .",
+    "There are {n} {obj} in the box of {name} .",
+)
 QUESTIONS = (
     "How many {obj} does {name} have now ?",
     "How many {obj} are there in the end ?",
@@ -184,6 +228,6 @@ def vocabulary() -> list[str]:
     words = {w for text in texts for w in text.split() if not w.startswith("{")}
     for group in (NAMES, OBJECTS, OPENINGS, LEADS, HAS, WE, GET, SO, TAILS, ENDINGS, LAST_TAILS):
         words.update(group)
-    words.update("+ - x = , . ? ####".split())
+    words.update(["+", "-", "x", "=", ",", ".", "?", "####"])
     words.update(str(n) for n in range(100))
     return sorted(words)

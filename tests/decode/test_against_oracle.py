@@ -60,7 +60,9 @@ def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
     probability = rng.integers(0, coarse + 1, shape) / coarse
     confidence = -rng.integers(0, coarse + 1, shape) / coarse
     return Records(
-        torch.from_numpy(token).int(), torch.from_numpy(probability).float(), torch.from_numpy(confidence).float()
+        torch.from_numpy(token).int(),
+        torch.from_numpy(probability).float(),
+        torch.from_numpy(confidence).float(),
     )
 
 

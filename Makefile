@@ -1,0 +1,42 @@
+# make demo | test | lint | bench | train | install | clean
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RANKS ?= 2
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test lint bench train clean
+.DEFAULT_GOAL := demo
+
+install: $(STAMP)
+
+# CPU torch unless a GPU is there: the default wheel of torch brings gigabytes of CUDA packages.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "lopa_dist needs Python 3.10 or newer; PYTHON=... make chooses one"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
+	@echo "installing into $(VENV) (once; a minute or two)"
+	@sh scripts/install-torch.sh $(BIN)/pip
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@RANKS=$(RANKS) BIN=$(BIN) sh scripts/demo.sh
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.embedded
+	$(BIN)/python -m benchmarks.host_time
+
+train: $(STAMP)
+	$(BIN)/python -m lopa_dist.embedded.train
+
+clean:
+	rm -rf $(VENV) outputs multirun build dist

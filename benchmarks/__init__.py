@@ -1,0 +1,1 @@
+"""What is measured, as programs that print tables and write JSON and figures."""

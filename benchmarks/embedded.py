@@ -1,0 +1,243 @@
+"""Accuracy and tokens per forward of the embedded model under every kind of decoding.
+
+    python -m benchmarks.embedded                 # everything: 500 held-out problems a setting
+    python -m benchmarks.embedded --part grid     # k x tau_conf of the published rule
+    python -m benchmarks.embedded --part front    # score, alpha, tau_look, lookahead, and the control
+    python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
+
+Settings are chosen on problem seed 1; seed 2 is only for the `final` part. Counting is honest: tokens up to the first
+EOS, every forward of a sequence, prefill included. Results are kept in benchmarks/results/embedded.json, keyed by the
+model's weights, and only what is missing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request, request_key
+from lopa_dist.jobs.plots import draw
+from lopa_dist.models import checkpoint
+from lopa_dist.parallel.communicator import Solo
+from lopa_dist.tasks.arithmetic import Arithmetic
+
+RESULTS = Path(__file__).parent / "results"
+BASE = {"block_size": 16, "max_new_tokens": 64, "branches": 0}
+BRANCHES, THRESHOLDS = (0, 1, 3, 7, 15), (0.95, 0.9, 0.8, 0.7)
+LEFT_TO_RIGHT = {"tau_conf": 1.0, "force": "leftmost", "max_active_blocks": 1}
+DEFAULT = {"branches": 3, "lookahead": "nested"}  # conf/decode/embedded.yaml
+
+Setting = dict[str, Any]
+
+
+def grid() -> list[tuple[str, Setting]]:
+    """The published rule over k and tau_conf."""
+    named = [("left to right", dict(LEFT_TO_RIGHT))]
+    for k in BRANCHES:
+        named += [("plain" if k == 0 else "LoPA published", {"branches": k, "tau_conf": t}) for t in THRESHOLDS]
+    return named
+
+
+def front() -> list[tuple[str, Setting]]:
+    """Variants of lookahead, and the control."""
+    named: list[tuple[str, Setting]] = []
+    for extra in (1, 2):
+        named += [("control", {"extra_fill": extra, "tau_conf": t}) for t in THRESHOLDS]
+    for k in (1, 2, 3, 7):
+        named += [("nested", {"branches": k, "lookahead": "nested", "tau_conf": t}) for t in THRESHOLDS]
+    for k in (3, 7):
+        for variant in (
+            {"tau_look": 0.5},
+            {"tau_look": 0.3},
+            {"alpha": 0.5},
+            {"alpha": 0.5, "confidence": "probability"},
+            {"confidence": "probability"},
+            {"confidence": "margin"},
+            {"score": "gain"},
+            {"score": "lowest_fraction"},
+            {"score": "sliding_window"},
+            {"force": "window"},
+            {"window_attention": "block_causal"},
+            {"boundary": "stale"},
+            {"prompt_attention": "joint"},
+        ):
+            named.append(("LoPA variant", {"branches": k, **variant}))
+        for variant in ({"score": "gain"}, {"confidence": "probability"}, {"tau_look": 0.5}, {"alpha": 0.3}):
+            named.append(("nested variant", {"branches": k, "lookahead": "nested", **variant}))
+    named.append(("plain variant", {"window_attention": "block_causal"}))
+    named.append(("plain variant", {"boundary": "stale"}))
+    named.append(("plain variant", {"cache": "none"}))
+    return named
+
+
+def final() -> list[tuple[str, Setting]]:
+    """What the README quotes, on problems that no choice was made on."""
+    return [
+        ("left to right", dict(LEFT_TO_RIGHT)),
+        ("plain", {"tau_conf": 0.9}),
+        ("LoPA default", dict(DEFAULT)),
+        ("LoPA published", {"branches": 7}),
+        ("LoPA published", {"branches": 1}),
+        ("control", {"extra_fill": 1}),
+        ("control", {"extra_fill": 2}),
+    ]
+
+
+PARTS = {"grid": (grid, 1), "front": (front, 1), "final": (final, 2)}
+
+
+def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
+    """Run one setting in this process, on one thread."""
+    torch.set_num_threads(1)
+    config = DecodeConfig(**{**BASE, **setting})
+    model = checkpoint.load_model(checkpoint.EMBEDDED, torch.float32, torch.device("cpu"))
+    tokenizer = checkpoint.load_tokenizer(checkpoint.EMBEDDED)
+    task = Arithmetic(problems, "held_out", seed)
+    items = list(task.items())
+    requests = []
+    for i, item in enumerate(items):
+        text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        requests.append(Request(i, ids, config.max_new_tokens, request_key(0, item.custom_id)))
+    engine = Engine(model, config, Solo(), max_sequences=32)
+    began = time.perf_counter()
+    done = list(engine.generate(requests))
+    seconds = time.perf_counter() - began
+    right = [task.score(items[g.request.index], tokenizer.decode(g.tokens)).correct for g in done]
+    tokens, forwards = sum(len(g.tokens) for g in done), sum(g.forwards for g in done)
+    return {
+        "accuracy": sum(right) / len(right),
+        "tpf": tokens / forwards,
+        "tokens_per_s": tokens / seconds,
+        "reference_tpf": sum(g.appended for g in done) / (forwards + len(done)),
+        "lookahead_wins": 1 - engine.statistics.wins[0] / max(1, sum(engine.statistics.wins.values())),
+        "rows_per_token": engine.statistics.masked_records / tokens,
+        "problems": problems,
+        "seed": seed,
+    }
+
+
+def work(job: tuple[str, Setting, int, int]) -> tuple[str, Setting, dict[str, Any]]:
+    """A pool's unit of work."""
+    name, setting, problems, seed = job
+    return name, setting, measure(setting, problems, seed)
+
+
+def key(setting: Setting, problems: int, seed: int) -> str:
+    """What identifies a result."""
+    return json.dumps([{**BASE, **setting}, problems, seed], sort_keys=True)
+
+
+def model_hash() -> str:
+    """The weights that the results belong to."""
+    return hashlib.sha256((checkpoint.EMBEDDED / "model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+def load() -> dict[str, Any]:
+    """Kept results of the present weights."""
+    file = RESULTS / "embedded.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    if kept.get("model") != model_hash():
+        kept = {"model": model_hash(), "results": {}}
+    return kept
+
+
+def run(jobs: list[tuple[str, Setting, int, int]], processes: int, console: Console) -> dict[str, Any]:
+    """Measure what is missing; every result is kept as soon as it is there."""
+    kept = load()
+    missing = [j for j in jobs if key(j[1], j[2], j[3]) not in kept["results"]]
+    RESULTS.mkdir(exist_ok=True)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for i, (name, setting, result) in enumerate(pool.imap_unordered(work, missing), 1):
+            kept["results"][key(setting, result["problems"], result["seed"])] = {
+                "name": name,
+                "setting": setting,
+                **result,
+            }
+            (RESULTS / "embedded.json").write_text(json.dumps(kept, indent=1) + "\n")
+            console.print(f"[{i}/{len(missing)}] {name} {setting}: {result['accuracy']:.1%}, TPF {result['tpf']:.2f}")
+    return kept
+
+
+def show(rows: Iterable[dict[str, Any]], title: str, console: Console) -> None:
+    """One table."""
+    table = Table(title=title)
+    for column in ("decoding", "setting", "accuracy", "TPF", "tokens/s", "reference TPF", "lookahead wins"):
+        table.add_column(column, justify="left" if column in ("decoding", "setting") else "right")
+    for r in rows:
+        setting = ", ".join(f"{k}={v}" for k, v in r["setting"].items())
+        wins = f"{r['lookahead_wins']:.0%}" if r["setting"].get("branches") else ""
+        figures = (
+            f"{r['accuracy']:.1%}",
+            f"{r['tpf']:.2f}",
+            f"{r['tokens_per_s']:.0f}",
+            f"{r['reference_tpf']:.2f}",
+        )
+        table.add_row(r["name"], setting, *figures, wins)
+    console.print(table)
+
+
+def picture(results: list[dict[str, Any]]) -> str:
+    """Accuracy against TPF: plain, published LoPA by k, nested by k, the control."""
+
+    def paint(axes: Any) -> None:
+        def line(label: str, style: str, chosen: list[dict[str, Any]], color: str) -> None:
+            chosen = sorted(chosen, key=lambda r: r["tpf"])
+            axes.plot(
+                [r["tpf"] for r in chosen],
+                [100 * r["accuracy"] for r in chosen],
+                style,
+                color=color,
+                label=label,
+            )
+
+        seed1 = [r for r in results if r["seed"] == 1]
+        line("plain, tau 0.95 to 0.7", "o-", [r for r in seed1 if r["name"] == "plain"], "#1f2933")
+        published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"]["tau_conf"] == 0.9]
+        line("LoPA as published, k = 1 to 15, tau 0.9", "s-", published, "#dc2626")
+        nested = [r for r in seed1 if r["name"] == "nested" and r["setting"]["tau_conf"] == 0.9]
+        line("nested lookahead, k = 1 to 7, tau 0.9", "D-", nested, "#2563eb")
+        for extra, style in ((1, "^--"), (2, "v--")):
+            control = [r for r in seed1 if r["name"] == "control" and r["setting"]["extra_fill"] == extra]
+            line(f"control: +{extra} unverified, tau 0.95 to 0.7", style, control, "#94a3b8")
+        axes.set(xlabel="tokens per forward (TPF)", ylabel="accuracy, %")
+        axes.set_title("Embedded model, 500 held-out problems: accuracy against speed")
+        axes.legend(frameon=False, fontsize=8)
+
+    return draw(RESULTS / "embedded.png", paint, (7.2, 4.6))
+
+
+def main() -> None:
+    """Run the chosen parts and print their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["all", *PARTS], default="all")
+    parser.add_argument("--problems", type=int, default=500)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    console = Console()
+    names = list(PARTS) if options.part == "all" else [options.part]
+    for name in names:
+        make, seed = PARTS[name]
+        jobs = [(label, setting, options.problems, seed) for label, setting in make()]
+        kept = run(jobs, options.processes, console)["results"]
+        rows = [{**kept[key(s, n, seed)], "name": label} for label, s, n, seed in jobs]
+        show(rows, f"{name}: {options.problems} held-out problems, seed {seed}", console)
+    everything = list(load()["results"].values())
+    if {"plain", "control", "nested"} <= {r["name"] for r in everything}:
+        console.print(f"picture: {RESULTS / picture(everything)}")
+
+
+if __name__ == "__main__":
+    main()

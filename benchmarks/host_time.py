@@ -1,0 +1,68 @@
+"""Host time of a step: everything but the model's forward, for 1 and for many sequences in flight.
+
+    python -m benchmarks.host_time
+
+Prints medians over runs, in milliseconds and as a share of the forward, and writes benchmarks/results/host_time.json.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.embedded import RESULTS
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.statistics import PHASES
+from lopa_dist.models import checkpoint
+from lopa_dist.parallel.communicator import Solo
+from lopa_dist.tasks.arithmetic import Arithmetic
+
+RUNS = 9
+
+
+def main() -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    model = checkpoint.load_model(checkpoint.EMBEDDED, torch.float32, torch.device("cpu"))
+    tokenizer = checkpoint.load_tokenizer(checkpoint.EMBEDDED)
+    prompts = [
+        tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
+        for item in Arithmetic(64).items()
+    ]
+    ids = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
+    rows = []
+    for k in (0, 7):
+        for sequences in (1, 8, 64):
+            config = DecodeConfig(branches=k, block_size=16, max_new_tokens=64)
+            runs = []
+            for run in range(RUNS if sequences < 64 else 3):
+                chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
+                engine = Engine(model, config, Solo(), sequences)
+                requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
+                for _ in engine.generate(requests):
+                    pass
+                runs.append(engine.statistics.milliseconds())
+            median = {phase: statistics.median(r[phase] for r in runs) for phase in PHASES}
+            host = statistics.median(r["total"] - r["forward"] for r in runs)
+            rows.append({"k": k, "sequences": sequences, "host_ms": host, **median})
+    table = Table(title="Milliseconds a step (median of runs, one thread)")
+    for name in ("k", "sequences", "host (all but forward)", "share of forward", *PHASES):
+        table.add_column(name, justify="right")
+    for r in rows:
+        share = f"{r['host_ms'] / r['forward']:.0%}"
+        table.add_row(str(r["k"]), str(r["sequences"]), f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in PHASES))
+    Console().print(table)
+    RESULTS.mkdir(exist_ok=True)
+    report = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "rows": rows}
+    (RESULTS / "host_time.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

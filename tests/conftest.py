@@ -1,0 +1,43 @@
+"""Shared fixtures: one thread, a small random model, the embedded one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.models import checkpoint
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.transformer import Transformer
+
+torch.set_num_threads(1)
+
+SMALL = ModelConfig(
+    family="Dream", vocab_size=48, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=48,
+    rms_eps=1e-6, rope_theta=10_000.0, qkv_bias=True, tied=False, shift=True, mask_id=47, eos_ids=(46,), pad_id=46,
+    max_positions=512,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def small_model() -> Transformer:
+    """A random Dream-shaped model with peaked, varied predictions."""
+    generator = torch.Generator().manual_seed(7)
+    model = Transformer(SMALL)
+    for name, p in model.named_parameters():
+        scale = 1.5 if "lm_head" in name else 0.7 if "embed" in name else p.shape[-1] ** -0.5
+        if p.ndim == 2:
+            p.data = torch.randn(p.shape, generator=generator) * scale
+    return model.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Transformer:
+    """The shipped model."""
+    return checkpoint.load_model(checkpoint.EMBEDDED, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer() -> PreTrainedTokenizerFast:
+    """Its tokenizer."""
+    return checkpoint.load_tokenizer(checkpoint.EMBEDDED)

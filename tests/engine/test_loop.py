@@ -1,0 +1,125 @@
+"""The engine against a naive one, and against itself in other batches and on more ranks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.embedded.tokenizer import prompt_text
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request, request_key
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.tasks.word_problems import problems
+from tests.engine.naive import Naive
+from tests.engine.ranks import on_ranks
+
+BASE = DecodeConfig(branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75)
+
+
+def random_requests(seed: int, count: int, most: int) -> list[Request]:
+    rng = random.Random(seed)
+    lengths = [(rng.randrange(1, 12), rng.randrange(1, most + 1)) for _ in range(count)]
+    return [
+        Request(i, [rng.randrange(46) for _ in range(prompt)], limit, request_key(seed, str(i)))
+        for i, (prompt, limit) in enumerate(lengths)
+    ]
+
+
+def texts(
+    model: Transformer,
+    config: DecodeConfig,
+    requests: list[Request],
+    comm: Communicator | None = None,
+    max_sequences: int = 4,
+    attention: str = "torch",
+) -> dict[int, tuple[list[int], int]]:
+    """Tokens and forwards of every request."""
+    engine = Engine(model, config, comm or Solo(), max_sequences, attention)
+    return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> DecodeConfig:
+    attention = draw(st.sampled_from(["full", "block_causal"]))
+    return replace(
+        BASE,
+        branches=draw(st.sampled_from([0, 1, 3, 7])),
+        tau_conf=draw(st.sampled_from([0.1, 0.3, 0.6, 0.95])),
+        confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
+        lookahead=draw(st.sampled_from(["single", "nested"])),
+        force=draw(st.sampled_from(["block", "window", "leftmost"])),
+        window_attention=attention,
+        prompt_attention="self" if attention == "block_causal" else draw(st.sampled_from(["self", "joint"])),
+        boundary=draw(st.sampled_from(["fresh", "stale"])),
+        cache=draw(st.sampled_from(["block", "block", "none"])),
+        stop_at_eos=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=configs(), seed=st.integers(0, 10**6))
+def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
+    requests = random_requests(seed, 3, 18)
+    found = texts(small_model, config, requests)
+    eos = small_model.config.eos_ids[0]
+    for request in requests:
+        tokens, wins = Naive(small_model, config, request.prompt, request.max_new_tokens).generate()
+        cut = tokens[: tokens.index(eos)] if eos in tokens else tokens
+        assert found[request.index] == (cut, len(wins))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=configs(), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
+def test_same_on_more_ranks_and_in_other_batches(
+    small_model: Transformer, config: DecodeConfig, seed: int, temperature: float
+) -> None:
+    config = replace(config, temperature=temperature)
+    requests = random_requests(seed, 5, 18)
+    alone = texts(small_model, config, requests, max_sequences=1)
+    assert texts(small_model, config, requests[::-1], max_sequences=5) == alone
+    assert texts(small_model, config, requests, max_sequences=2, attention="plain") == alone
+    for size in (2, 3):
+        for result in on_ranks(size, lambda comm: texts(small_model, config, requests, comm, 3)):
+            assert result == alone
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_embedded_problems_alone_and_together(
+    embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast, temperature: float
+) -> None:
+    config = DecodeConfig(branches=3, block_size=16, max_new_tokens=64, temperature=temperature)
+    stream = problems("held_out", 5)
+
+    def prompt() -> list[int]:
+        ids: list[int] = embedded_tokenizer(prompt_text(next(stream).question), add_special_tokens=False).input_ids
+        return ids
+
+    requests = [Request(i, prompt(), 64, request_key(3, str(i))) for i in range(8)]
+    alone = texts(embedded_model, config, requests, max_sequences=1)
+    assert texts(embedded_model, config, requests[::-1], max_sequences=8) == alone
+    assert all(tokens for tokens, _ in alone.values())
+
+
+def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer) -> None:
+    """16 bytes a masked position and branch at most; nothing is broadcast with block-causal windows."""
+    requests = random_requests(3, 4, 18)
+    for attention in ("full", "block_causal"):
+        config = replace(BASE, window_attention=attention, tau_conf=0.9)
+        seen: list[int] = []
+
+        def work(comm: Communicator, config: DecodeConfig = config, seen: list[int] = seen) -> dict[str, int]:
+            engine = Engine(small_model, config, comm, 4)
+            for _ in engine.generate(requests):
+                seen.append(1)
+            return comm.traffic.bytes | {"positions": engine.statistics.masked_records}
+
+        traffic = on_ranks(2, work)
+        assert sum(t["all_gather"] for t in traffic) <= 16 * traffic[0]["positions"]
+        assert (traffic[0]["commit"] > 0) == (attention == "full")

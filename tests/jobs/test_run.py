@@ -1,0 +1,189 @@
+"""The main job in one process: what it reads, what it leaves behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.config import Config, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.jobs.compare import compare
+from lopa_dist.jobs.run import run
+from lopa_dist.parallel.launcher import World
+from tests.jobs import wandb_file
+
+DECODE = {"branches": 2, "block_size": 16, "max_new_tokens": 64}
+
+
+def config(task: TaskConfig, wandb: str = "disabled", plots: bool = False, **decode: Any) -> Config:
+    return Config(
+        task=task,
+        decode=DecodeConfig(**{**DECODE, **decode}),
+        parallel=ParallelConfig(threads=1),
+        logging=LoggingConfig(
+            progress="never", plots=plots, token_ids=True, every_s=0.01, wandb=WandbConfig(mode=wandb)
+        ),
+    )
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """One job over 12 embedded problems, with W&B offline and plots."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder, run(config(TaskConfig(limit=12), "offline", True), folder, World("python"))
+
+
+def test_results_hold_the_contract(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished
+    found = lines(folder)
+    assert [line["index"] for line in found] == list(range(12))
+    for line in found:
+        assert set(line) == {
+            "custom_id", "index", "text", "token_ids", "finish_reason", "usage", "tpf", "latency_s", "correct",
+            "extracted",
+        }  # fmt: skip
+        usage = line["usage"]
+        assert usage["completion_tokens"] == len(line["token_ids"])
+        assert line["tpf"] == pytest.approx(usage["completion_tokens"] / usage["forwards"], abs=1e-4)
+        assert line["finish_reason"] in ("stop", "length")
+    assert not list(folder.glob("*.partial"))
+
+
+def test_report_adds_up(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = finished
+    assert json.loads((folder / "report.json").read_text()) == report
+    found = lines(folder)
+    assert report["requests"] == 12
+    assert report["errors"] == 0
+    assert report["accuracy"] == sum(line["correct"] for line in found) / 12
+    assert report["completion_tokens"] == sum(line["usage"]["completion_tokens"] for line in found)
+    assert report["forwards"] == sum(line["usage"]["forwards"] for line in found)
+    assert report["tpf"] == report["completion_tokens"] / report["forwards"]
+    counted = report["reference_counting"]
+    assert counted["forwards"] == report["forwards"] + 12
+    assert counted["tokens"] % 16 == 0
+    assert counted["tokens"] >= report["completion_tokens"]
+    assert len(report["branch"]["wins"]) == 3
+    assert 0 < sum(report["branch"]["wins"]) < report["forwards"]
+    parts = {k: v for k, v in report["step_ms"].items() if k != "total"}
+    assert report["step_ms"]["total"] == pytest.approx(sum(parts.values()))
+    assert report["world"] == {
+        "size": 1, "data": 1, "branch": 1, "tensor": 1, "backend": "solo", "launcher": "python",
+    }  # fmt: skip
+
+
+def test_page_and_plots(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = finished
+    page = (folder / "report.md").read_text()
+    assert f"{report['accuracy']:.1%}" in page
+    for name in ("tokens_per_forward", "branch_wins", "latency", "step_time"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"({name}.png)" in page
+
+
+def test_wandb_offline_file_holds_config_steps_and_figures(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = finished
+    logged = wandb_file.read(folder)
+    assert logged["config"]["decode"]["branches"] == 2
+    steps = [row for row in logged["history"] if "step_ms/forward" in row]
+    assert len(steps) >= 2
+    assert all(row["step_ms/forward"] > 0 for row in steps)
+    assert any("plots/branch_wins" in key for row in logged["history"] for key in row)
+    assert logged["summary"]["accuracy"] == report["accuracy"]
+    assert logged["summary"]["tpf"] == report["tpf"]
+
+
+def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
+    good = {
+        "custom_id": "a",
+        "prompt": "Tom has 3 apples . Tom buys 4 more . How many apples does Tom have now ?",
+    }
+    chat = {"messages": [{"role": "user", "content": "Wörld \n 😀"}], "max_tokens": 5}
+    raw = [
+        json.dumps(good),
+        "{not json",
+        "[1]",
+        json.dumps({"prompt": "  "}),
+        json.dumps({"custom_id": "a", "prompt": "again"}),
+        json.dumps({"prompt": "x", "temprature": 1}),
+        json.dumps({"prompt": "x " * 600}),
+        json.dumps({"prompt": "a <|mask|> inside"}),
+        json.dumps({"prompt": "x", "max_tokens": 0}),
+        "",
+        json.dumps(chat),
+    ]
+    source = tmp_path / "prompts.jsonl.gz"
+    source.write_bytes(gzip.compress("\n".join(raw).encode()))
+    report = run(config(TaskConfig("batch", None, str(source))), tmp_path, World("python"))
+    found = lines(tmp_path)
+    assert [line["index"] for line in found] == list(range(10))
+    assert (report["requests"], report["errors"]) == (10, 8)
+    assert found[0]["custom_id"] == "a"
+    assert found[0]["finish_reason"] != "error"
+    assert found[9]["custom_id"] == "line-11"
+    assert found[9]["usage"]["completion_tokens"] <= 5
+    words = [
+        "not JSON",
+        "object",
+        "non-empty",
+        "used in line 1",
+        "temprature",
+        "positions",
+        "mask token",
+        "max_tokens",
+    ]
+    for line, word in zip(found[1:9], words, strict=True):
+        assert line["finish_reason"] == "error"
+        assert word in line["error"]
+    assert "accuracy" not in report
+
+
+def test_sampling_is_seeded_by_request(tmp_path: Path) -> None:
+    """Another seed gives other texts; the same seed the same, in another batch size too."""
+    texts = []
+    for name, seed, sequences in (("a", 0, 16), ("b", 0, 3), ("c", 1, 16)):
+        folder = tmp_path / name
+        folder.mkdir()
+        job = config(TaskConfig(limit=6), temperature=1.0)
+        job.seed, job.engine.max_sequences = seed, sequences
+        run(job, folder, World("python"))
+        texts.append([line["text"] for line in lines(folder)])
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished
+    for name, k in (("plain", 0), ("lopa", 2)):
+        (tmp_path / name).mkdir()
+        other = json.loads((folder / "report.json").read_text())
+        other["decode"]["branches"], other["tpf"] = k, 1.0 + k
+        (tmp_path / name / "report.json").write_text(json.dumps(other))
+    compare(tmp_path)
+    text = (tmp_path / "comparison.md").read_text()
+    assert "| run | branches | accuracy | TPF | tokens/s | requests |" in text
+    assert text.index("plain") < text.index("lopa")
+    assert (tmp_path / "pareto.png").exists()
+    with pytest.raises(ValueError, match=r"no report\.json"):
+        compare(tmp_path / "plain" / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (config(TaskConfig("batch", None, "missing.jsonl")), "no such file"),
+        (Config(model=ModelOptions(path="./nowhere")), "no such folder"),
+        (Config(parallel=ParallelConfig(branch=4)), "start 4 ranks"),
+    ],
+)
+def test_mistakes_name_the_remedy(tmp_path: Path, job: Config, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(job, tmp_path, World("python"))

@@ -1,0 +1,198 @@
+"""Grouped segment attention equals the plain oracle, sees nothing it may not see, and is blind to its batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain, plan
+
+CPU = torch.device("cpu")
+KV_HEADS, DIM = 2, 8
+PATTERNS = ("full", "block_causal", "prompt_self")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def own_columns(pattern: str, rows: int, unit: int) -> list[int]:
+    """`hi` of a segment's rows; `unit` is the block size, or the length of the prompt."""
+    if pattern == "full":
+        return [rows] * rows
+    if pattern == "block_causal":
+        return [min((r // unit + 1) * unit, rows) for r in range(rows)]
+    prompt = min(unit, rows)
+    return [prompt] * prompt + [rows] * (rows - prompt)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Segments, int, int, list[bool]]:
+    """Segments with their number of query rows and pool slots, and which slots some segment may see.
+
+    Segments lie in the pool and among the query rows in any order with gaps; some share their cached tokens.
+    """
+    count = draw(st.integers(1, 5))
+    rows = draw(st.lists(st.one_of(st.integers(1, 40), st.just(16)), min_size=count, max_size=count))
+    caches = draw(st.lists(st.one_of(st.just(0), st.integers(0, 70)), min_size=1, max_size=count))
+    of = [draw(st.integers(0, len(caches) - 1)) for _ in range(count)]  # branches of a sequence share its cache
+    patterns = [draw(st.sampled_from(PATTERNS)) for _ in range(count)]
+    units = [draw(st.integers(1, 17)) for _ in range(count)]
+    slots, seen = 0, [False] * 4096
+    bases: dict[tuple[str, int], int] = {}
+    pieces = [("cache", i) for i in range(len(caches))] + [("own", g) for g in range(count)]
+    for kind, i in draw(st.permutations(pieces)):
+        slots += draw(st.integers(0, 3))  # a gap
+        bases[kind, i] = slots
+        slots += caches[i] if kind == "cache" else rows[i]
+        seen[bases[kind, i] : slots] = [True] * (slots - bases[kind, i])
+    start, total = [0] * count, 0
+    for g in draw(st.permutations(range(count))):
+        start[g], total = total, total + rows[g]
+    slots, total = slots + 2, total + draw(st.integers(0, 3))
+    hi = np.zeros(total, np.int64)
+    for g in range(count):
+        hi[start[g] : start[g] + rows[g]] = own_columns(patterns[g], rows[g], units[g])
+    columns = (
+        start,
+        rows,
+        [bases["cache", i] for i in of],
+        [caches[i] for i in of],
+        [bases["own", g] for g in range(count)],
+    )
+    return Segments(*(np.array(x, np.int64) for x in columns), hi), total, slots, seen[:slots]
+
+
+def tensors(rows: int, slots: int, group: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(rows, KV_HEADS * group, DIM, generator=generator)
+    keys, values = torch.randn(2, slots, KV_HEADS, DIM, generator=generator)
+    return q, keys, values
+
+
+def grouped(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
+    return attend_grouped(q, keys, values, plan(segments, q.shape[1] // keys.shape[1], CPU))
+
+
+def only(segments: Segments, g: int) -> tuple[Segments, slice]:
+    """Segment g as a batch of its own, and where its rows were."""
+    start, rows = int(segments.start[g]), int(segments.rows[g])
+    at, one = slice(start, start + rows), slice(g, g + 1)
+    alone = Segments(
+        np.zeros(1, np.int64),
+        segments.rows[one],
+        segments.shared_base[one],
+        segments.shared[one],
+        segments.own_base[one],
+        segments.hi[at],
+    )
+    return alone, at
+
+
+def test_the_oracle_itself_row_by_row() -> None:
+    q, keys, values = tensors(7, 30, group=2)
+    segments = Segments(*(np.array(x) for x in ([1, 4], [3, 2], [20, 5], [4, 0], [8, 2], [0, 1, 3, 2, 2, 2, 0])))
+    wanted = torch.zeros_like(q)
+    views = {1: (20, 4, 8, 1), 2: (20, 4, 8, 3), 3: (20, 4, 8, 2), 4: (5, 0, 2, 2), 5: (5, 0, 2, 2)}
+    for row, (base, shared, own, hi) in views.items():
+        slots = [*range(base, base + shared), *range(own, own + hi)]
+        for head in range(4):
+            scores = [float(q[row, head] @ keys[s, head // 2]) / math.sqrt(DIM) for s in slots]
+            total = sum(math.exp(x) for x in scores)
+            for slot, score in zip(slots, scores, strict=True):
+                wanted[row, head] += math.exp(score) / total * values[slot, head // 2]
+    assert torch.allclose(attend_plain(q, keys, values, segments), wanted, atol=1e-5)
+    assert torch.allclose(grouped(q, keys, values, segments), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+@given(batch=batches(), seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_grouped_equals_plain(group: int, batch: tuple[Segments, int, int, list[bool]], seed: int) -> None:
+    segments, rows, slots, _ = batch
+    q, keys, values = tensors(rows, slots, group, seed)
+    plain = attend_plain(q, keys, values, segments)
+    assert torch.allclose(grouped(q, keys, values, segments), plain, atol=2e-6)
+    inside = np.concatenate([np.arange(s, s + n) for s, n in zip(segments.start, segments.rows, strict=True)])
+    outside = np.setdiff1d(np.arange(rows), inside)
+    assert not plain[outside].any()
+
+
+@given(batch=batches(), group=st.sampled_from([1, 2, 4]))
+@settings(max_examples=40, deadline=None)
+def test_slots_of_others_are_never_read(batch: tuple[Segments, int, int, list[bool]], group: int) -> None:
+    segments, rows, slots, seen = batch
+    q, keys, values = tensors(rows, slots, group)
+    clean = grouped(q, keys, values, segments)
+    unseen = ~torch.tensor(seen)
+    keys[unseen], values[unseen] = torch.nan, torch.nan
+    assert torch.equal(grouped(q, keys, values, segments), clean)
+    for g in range(len(segments.start)):  # nor does a segment see what only the others may
+        mine = torch.zeros(slots, dtype=torch.bool)
+        base, own = int(segments.shared_base[g]), int(segments.own_base[g])
+        mine[base : base + int(segments.shared[g])] = True
+        mine[own : own + int(segments.rows[g])] = True
+        alone, at = only(segments, g)
+        poisoned = (x.masked_fill(~mine[:, None, None], torch.nan) for x in (keys, values))
+        assert torch.allclose(grouped(q[at], *poisoned, alone), clean[at], atol=2e-6)
+
+
+@given(batch=batches(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_columns_from_hi_on_have_no_weight(batch: tuple[Segments, int, int, list[bool]], data: st.DataObject) -> None:
+    segments, rows, slots, _ = batch
+    q, keys, values = tensors(rows, slots, group=2)
+    before = grouped(q, keys, values, segments)
+    g = data.draw(st.integers(0, len(segments.start) - 1))
+    column = data.draw(st.integers(0, int(segments.rows[g]) - 1))
+    slot = int(segments.own_base[g]) + column
+    keys[slot], values[slot] = keys[slot] + 3, values[slot] - 1000
+    changed = (grouped(q, keys, values, segments) != before).flatten(1).any(1)
+    wanted = torch.zeros(rows, dtype=torch.bool)
+    start, n = int(segments.start[g]), int(segments.rows[g])
+    wanted[start : start + n] = torch.from_numpy(segments.hi[start : start + n] > column)
+    assert torch.equal(changed & ~wanted, torch.zeros_like(changed))
+    assert changed.any() == wanted.any()
+
+
+@given(batch=batches(), group=st.sampled_from([1, 2, 4]))
+@settings(max_examples=40, deadline=None)
+def test_bits_do_not_depend_on_the_other_segments(batch: tuple[Segments, int, int, list[bool]], group: int) -> None:
+    segments, rows, slots, _ = batch
+    q, keys, values = tensors(rows, slots, group)
+    together = grouped(q, keys, values, segments)
+    for g in range(len(segments.start)):
+        alone, at = only(segments, g)
+        assert torch.equal(grouped(q[at], keys, values, alone), together[at])
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 31, 32, 33])
+def test_bits_do_not_depend_on_the_thread(rows: int, group: int) -> None:
+    count, shared = 6, 37
+    each = rows + shared
+    segments = Segments(
+        start=np.arange(count) * rows,
+        rows=np.full(count, rows),
+        shared_base=np.arange(count) * each,
+        shared=np.full(count, shared),
+        own_base=np.arange(count) * each + shared,
+        hi=np.full(count * rows, rows),
+    )
+    q, keys, values = tensors(count * rows, count * each, group)
+    together = grouped(q, keys, values, segments)
+    for g in range(count):
+        alone, at = only(segments, g)
+        assert torch.equal(grouped(q[at], keys, values, alone), together[at])
