@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.config import Config, register
 from lopa_dist.models.checkpoint import CheckpointError
+from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
@@ -43,7 +44,7 @@ def app(raw: DictConfig) -> Any:
         logging.getLogger(name).setLevel(logging.WARNING)
     from lopa_dist.jobs.run import (
         run,
-    )  # torch and transformers take seconds; help and mistakes should not wait
+    )  # transformers takes seconds; help and mistakes should not wait
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
@@ -132,6 +133,8 @@ def main() -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         app()
+    except RankError as error:
+        die(f"lopa-dist: {error}")
     except (UserError, LaunchError) as error:
         sys.exit(f"lopa-dist: {error}")
     except HydraException as error:

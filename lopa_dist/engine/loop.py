@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
+from torch import Tensor
 
-from lopa_dist.decode import DecodeConfig, Lengths, State, Vocabulary, advance, layout, select, unpack
+from lopa_dist.decode import Batch, DecodeConfig, Lengths, State, Vocabulary, advance, layout, select, unpack
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
@@ -17,7 +18,10 @@ from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Communicator
+from lopa_dist.parallel.communicator import Communicator, PeerFailure
+
+Take = Callable[[int], list[int]]
+"""The numbers of the next requests, at most so many; none when there are no more. The same on all branch ranks."""
 
 
 @dataclass
@@ -51,12 +55,15 @@ class Engine:
         self.sampling = Sampling(config.confidence, config.temperature, config.top_p, config.top_k)
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[Request]) -> Iterator[Generation]:
-        """Finished requests, in the order in which they finish."""
+    def generate(self, requests: Sequence[Request], take: Take | None = None) -> Iterator[Generation]:
+        """Finished requests, in the order in which they finish.
+
+        `take` hands out positions in `requests`; without it, all of them in order.
+        """
         if not requests:
             return
         config, comm, clock = self.config, self.comm, self.statistics
-        waiting = deque(requests)
+        take = take or in_order(len(requests))
         longest = max(len(r.prompt) for r in requests)
         slots = min(self.max_sequences, len(requests))
         state = State.empty(config, self.vocabulary, slots, longest, self.device)
@@ -65,14 +72,15 @@ class Engine:
         runner = Runner(self.model, pool, self.sampling, self.attention)
         admitted: dict[int, Admission] = {}
         clock.start()
-        lengths = self.admit(state, waiting, admitted, state.lengths())
+        lengths = self.admit(state, requests, take, admitted, state.lengths())
 
         while admitted:
             batch = layout(state, lengths, comm.rank, comm.size)
             clock.lap("host")
-            records = runner.forward(batch)
+            records, error = attempt(runner, batch, comm)
             clock.lap("forward")
             records = comm.all_gather(records)
+            check(records, error)
             clock.lap("all_gather")
             spread = unpack(state, lengths, batch, records)
             winner, _ = select(state, spread)
@@ -87,18 +95,21 @@ class Engine:
             clock.step(before.branches, lengths.winner, int(before.masked.sum() + grown - lengths.masked.sum()))
             self.observe(clock)
             yield from self.collect(state, lengths, admitted)
-            lengths = self.admit(state, waiting, admitted, lengths)
+            lengths = self.admit(state, requests, take, admitted, lengths)
             clock.lap("host")
 
-    def admit(self, state: State, waiting: deque[Request], admitted: dict[int, Admission], lengths: Lengths) -> Lengths:
+    def admit(
+        self, state: State, requests: Sequence[Request], take: Take, admitted: dict[int, Admission], lengths: Lengths
+    ) -> Lengths:
         """Fill empty slots from the queue; returns the lengths that then hold."""
-        if not waiting or len(admitted) == state.slots:
+        empty = [slot for slot in range(state.slots) if slot not in admitted]
+        numbers = take(len(empty)) if empty else []
+        if not numbers:
             return lengths
-        for slot in range(state.slots):
-            if slot not in admitted and waiting:
-                request = waiting.popleft()
-                state.admit(slot, request.prompt, request.max_new_tokens, request.key)
-                admitted[slot] = Admission(request, time.perf_counter())
+        for slot, number in zip(empty, numbers, strict=False):
+            request = requests[number]
+            state.admit(slot, request.prompt, request.max_new_tokens, request.key)
+            admitted[slot] = Admission(request, time.perf_counter())
         return state.lengths()
 
     def collect(self, state: State, lengths: Lengths, admitted: dict[int, Admission]) -> Iterator[Generation]:
@@ -124,3 +135,29 @@ class Engine:
             first_step_seconds=admission.first_step,
             appended=end,
         )
+
+
+def in_order(total: int) -> Take:
+    """Hands out 0 to total - 1."""
+    numbers = iter(range(total))
+    return lambda most: list(islice(numbers, most))
+
+
+def attempt(runner: Runner, batch: Batch, comm: Communicator) -> tuple[Tensor, Exception | None]:
+    """The forward's records, or its exception and records that tell the other ranks of it (token -1)."""
+    try:
+        return runner.forward(batch), None
+    except Exception as error:
+        if comm.size == 1:
+            raise
+        shape = (batch.local_branches, batch.masked, 3)
+        return torch.full(shape, -1, dtype=torch.int32, device=batch.tokens.device), error
+
+
+def check(gathered: Tensor, error: Exception | None) -> None:
+    """Stop all ranks at the same step when one's forward failed."""
+    if error is not None:
+        raise error
+    failed = torch.nonzero(gathered[:, 0, 0, 0] < 0).flatten().tolist() if len(gathered) > 1 else []
+    if failed:
+        raise PeerFailure(f"the forward of branch rank {failed[0]} failed")

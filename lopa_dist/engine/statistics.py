@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,19 @@ class Statistics:
             pairs = zip(self.filled[::2], self.filled[1::2], strict=False)
             self.filled = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs]
             self._stride *= 2
+
+    def totals(self) -> dict[str, Any]:
+        """The sums, JSON-able, for another process to `absorb`."""
+        names = ("seconds", "steps", "forwards", "tokens_filled", "masked_records", "wins")
+        return {name: getattr(self, name) for name in names}
+
+    def absorb(self, totals: dict[str, Any]) -> None:
+        """Add another replica's sums."""
+        for phase in PHASES:
+            self.seconds[phase] += totals["seconds"][phase]
+        self.wins.update({int(branch): count for branch, count in totals["wins"].items()})
+        for name in ("steps", "forwards", "tokens_filled", "masked_records"):
+            setattr(self, name, getattr(self, name) + totals[name])
 
     def milliseconds(self) -> dict[str, float]:
         """Mean milliseconds of a step by phase, and in total."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,33 @@ import numpy as np
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.parallel.communicator import Communicator
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.group import Group
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the report needs of one request."""
+
+    tokens: int
+    forwards: int
+    seconds: float
+    first_step_seconds: float
+    appended: int
+    correct: bool | None
+
+    @classmethod
+    def of(cls, g: Generation, correct: bool | None) -> Figures:
+        """Of a finished request."""
+        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.appended, correct)
 
 
 def build_report(
     config: Config,
-    generations: Sequence[Generation],
-    correct: Sequence[bool],
+    figures: Sequence[Figures],
     errors: int,
     statistics: Statistics,
-    comm: Communicator,
-    world: World,
-    backend: str,
+    traffic: Mapping[str, int],
+    group: Group,
     versions: dict[str, str],
     decode_s: float,
     wall_s: float,
@@ -33,19 +48,20 @@ def build_report(
     included; time runs from admission to finish. `reference_counting` counts as the LoPA code does (spec section 7):
     filler included, one more step a sample, the first round's time left out.
     """
-    tokens = np.array([len(g.tokens) for g in generations], float)
-    forwards = np.array([g.forwards for g in generations], float)
-    seconds = np.array([g.seconds for g in generations], float)
-    appended = np.array([g.appended for g in generations], float)
-    later = np.array([g.seconds - g.first_step_seconds for g in generations], float)
+    tokens = np.array([f.tokens for f in figures], float)
+    forwards = np.array([f.forwards for f in figures], float)
+    seconds = np.array([f.seconds for f in figures], float)
+    appended = np.array([f.appended for f in figures], float)
+    later = np.array([f.seconds - f.first_step_seconds for f in figures], float)
+    correct = [f.correct for f in figures if f.correct is not None]
     rates = tokens / np.maximum(seconds, 1e-9)
     wins = [statistics.wins.get(j, 0) for j in range(config.decode.max_branches)]
     steps = max(1, statistics.steps)
     return {
         "schema": 1,
-        "requests": len(generations) + errors,
+        "requests": len(figures) + errors,
         "errors": errors,
-        **({"accuracy": float(np.mean(correct))} if len(correct) else {}),
+        **({"accuracy": float(np.mean(correct))} if correct else {}),
         "completion_tokens": int(tokens.sum()),
         "forwards": int(forwards.sum()),
         "tpf": ratio(tokens.sum(), forwards.sum()),
@@ -58,21 +74,21 @@ def build_report(
         "latency_s": {f"p{q}": float(np.percentile(seconds, q)) if len(seconds) else 0.0 for q in (50, 90, 99)},
         "reference_counting": {
             "tokens": int(appended.sum()),
-            "forwards": int(forwards.sum() + len(generations)),
-            "tpf": ratio(appended.sum(), forwards.sum() + len(generations)),
+            "forwards": int(forwards.sum() + len(figures)),
+            "tpf": ratio(appended.sum(), forwards.sum() + len(figures)),
             "tokens_per_s": mean(appended / np.maximum(later, 1e-9)),
         },
         "branch": {"k": config.decode.branches, "wins": wins},
         "step_ms": statistics.milliseconds(),
         "steps": statistics.steps,
-        "comm_bytes_per_step": {what: amount / steps for what, amount in comm.traffic.bytes.items()},
+        "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},
         "world": {
-            "size": world.size,
-            "data": 1,
-            "branch": comm.size,
+            "size": group.world.size,
+            "data": group.mesh.data,
+            "branch": group.mesh.branch,
             "tensor": 1,
-            "backend": backend,
-            "launcher": world.launcher,
+            "backend": group.backend,
+            "launcher": group.world.launcher,
         },
         "model": config.to_dict()["model"],
         "task": config.to_dict()["task"],

@@ -9,7 +9,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import PHASES, Statistics
 
 matplotlib.use("Agg")
@@ -38,15 +37,15 @@ def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (
     return path.name
 
 
-def run_plots(folder: Path, generations: Sequence[Generation], statistics: Statistics, k: int) -> list[str]:
+def run_plots(folder: Path, seconds: Sequence[float], statistics: Statistics, k: int) -> list[str]:
     """The run's plots; names of the files, fewer where there is nothing to show."""
     names = []
     if statistics.filled:
         names.append(draw(folder / "tokens_per_forward.png", lambda a: tokens_per_forward(a, statistics)))
     if statistics.wins:
         names.append(draw(folder / "branch_wins.png", lambda a: branch_wins(a, statistics, k)))
-    if generations:
-        names.append(draw(folder / "latency.png", lambda a: latency(a, generations)))
+    if seconds:
+        names.append(draw(folder / "latency.png", lambda a: latency(a, seconds)))
         names.append(draw(folder / "step_time.png", lambda a: step_time(a, statistics)))
     return names
 
@@ -71,9 +70,9 @@ def branch_wins(axes: Any, statistics: Statistics, k: int) -> None:
     axes.set(title="Which branch won", xlabel="branch", ylabel="% of forwards with a choice")
 
 
-def latency(axes: Any, generations: Sequence[Generation]) -> None:
+def latency(axes: Any, seconds: Sequence[float]) -> None:
     """From admission to finish."""
-    axes.hist([g.seconds for g in generations], bins=30, color=ACCENT)
+    axes.hist(seconds, bins=30, color=ACCENT)
     axes.set(title="Latency of a request", xlabel="seconds", ylabel="requests")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 

@@ -16,7 +16,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
 
 log = logging.getLogger("lopa_dist")
@@ -30,7 +29,8 @@ class ProgressDisplay:
         self.live = mode == "always" or (mode == "auto" and console.is_terminal)
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
-        self.done = self.tokens = self.forwards = self.right = self.judged = 0
+        self.shown = 0
+        self.totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -51,27 +51,24 @@ class ProgressDisplay:
     ) -> None:
         self.progress.stop()
 
-    def update(self, generation: Generation | None, correct: bool | None = None) -> None:
-        """One more request is done (None: one that could not run)."""
-        self.done += 1
-        if generation is not None:
-            self.tokens += len(generation.tokens)
-            self.forwards += generation.forwards
-        if correct is not None:
-            self.judged += 1
-            self.right += correct
-        self.progress.update(self.task, completed=self.done, status=self.status())
+    def update(self, totals: dict[str, int]) -> None:
+        """Show what all replicas have done: done, tokens, forwards, judged, right."""
+        self.totals = totals
+        done, before = totals["done"], self.shown
+        self.shown = done
+        self.progress.update(self.task, completed=done, status=self.status())
         now = time.perf_counter()
-        if not self.live and not self.silent and (now - self.last >= self.every_s or self.done == self.total):
+        if done > before and not self.live and not self.silent and (now - self.last >= self.every_s or done == self.total):
             self.last = now
-            log.info("%d/%d requests, %s", self.done, self.total, self.status())
+            log.info("%d/%d requests, %s", done, self.total, self.status())
 
     def status(self) -> str:
         """The figures so far, in one line."""
-        rate = self.tokens / max(1e-9, time.perf_counter() - self.began)
-        parts = [f"{rate:.0f} tokens/s", f"TPF {self.tokens / max(1, self.forwards):.2f}"]
-        if self.judged:
-            parts.append(f"{self.right / self.judged:.1%} right")
+        now = self.totals
+        rate = now["tokens"] / max(1e-9, time.perf_counter() - self.began)
+        parts = [f"{rate:.0f} tokens/s", f"TPF {now['tokens'] / max(1, now['forwards']):.2f}"]
+        if now["judged"]:
+            parts.append(f"{now['right'] / now['judged']:.1%} right")
         choices = sum(self.statistics.wins.values())
         if choices:
             parts.append(f"lookahead won {1 - self.statistics.wins[0] / choices:.0%}")

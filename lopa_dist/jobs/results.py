@@ -48,27 +48,34 @@ def error_line(item: Item, index: int, message: str) -> dict[str, Any]:
 
 
 class ResultWriter:
-    """Appends lines as they come, and puts them into input order at the end, atomically."""
+    """Appends lines as they come: to `results.jsonl`, or to a file of its replica's when there are several."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "results.jsonl"
-        self.lines: list[dict[str, Any]] = []
-        self.file = self.path.open("w", encoding="utf-8")
+    def __init__(self, folder: Path, replica: int | None = None) -> None:
+        name = "results.jsonl" if replica is None else f"results.{replica}.jsonl"
+        self.file = (folder / name).open("w", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line and make sure it is on disk."""
-        self.lines.append(line)
         self.file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self.file.flush()
         os.fsync(self.file.fileno())
 
-    def complete(self) -> None:
-        """Rewrite the file in input order."""
+    def close(self) -> None:
+        """No more lines."""
         self.file.close()
-        ordered = self.path.with_suffix(".partial")
-        with ordered.open("w", encoding="utf-8") as file:
-            for line in sorted(self.lines, key=lambda x: int(x["index"])):
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        ordered.replace(self.path)
+
+
+def merge_results(folder: Path) -> None:
+    """Put all lines into `results.jsonl` in input order, atomically, and remove the replicas' files."""
+    parts = sorted(folder.glob("results.*.jsonl")) or [folder / "results.jsonl"]
+    lines = [line for part in parts for line in part.read_text(encoding="utf-8").splitlines()]
+    lines.sort(key=lambda line: int(json.loads(line)["index"]))
+    ordered = folder / "results.partial"
+    with ordered.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    ordered.replace(folder / "results.jsonl")
+    for part in parts:
+        if part.name != "results.jsonl":
+            part.unlink()

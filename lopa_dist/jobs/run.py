@@ -7,7 +7,8 @@ import logging
 import os
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,20 @@ import torch
 
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.metrics import build_report
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import report_markdown
-from lopa_dist.jobs.results import ResultWriter, error_line, generation_line
+from lopa_dist.jobs.results import ResultWriter, error_line, generation_line, merge_results
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models import checkpoint
-from lopa_dist.parallel.communicator import Communicator
-from lopa_dist.parallel.launcher import World, connect
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import resolve
 from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.task import Task
+from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
 
@@ -63,38 +65,24 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {p: version(p) for p in packages}
 
 
-@dataclass
-class Outcome:
-    """What generation produced on this rank, for the report."""
-
-    generations: list[Generation]
-    correct: list[bool]
-    errors: int
-
-
 def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing."""
     began = time.perf_counter()
-    if config.parallel.branch not in ("auto", world.size, str(world.size)):
-        raise ValueError(
-            f"parallel.branch={config.parallel.branch} with {world.size} ranks: all ranks share out the branches, so "
-            f"use auto or start {config.parallel.branch} ranks"
-        )
     device = choose_device(config, world)
-    backend = config.parallel.backend
-    comm = connect(world, backend, config.parallel.timeout_s, device)
-    try:
-        return generate_all(config, folder, world, comm, device, began)
-    finally:
-        comm.close()
+    task = make_task(config)
+    items = list(task.items())
+    parallel = config.parallel
+    mesh = resolve(parallel.data, parallel.branch, world.size, len(items), config.decode.max_branches)
+    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device)
+    with group.guard():
+        return generate_all(config, folder, task, items, group, device, began)
 
 
 def generate_all(
-    config: Config, folder: Path, world: World, comm: Communicator, device: torch.device, began: float
+    config: Config, folder: Path, task: Task, items: list[Item], group: Group, device: torch.device, began: float
 ) -> dict[str, Any]:
     """The job between joining and leaving the group."""
-    task = make_task(config)
-    items = list(task.items())
+    comm, world = group.comm, group.world
     source = checkpoint.find(config.model.path)
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = checkpoint.DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
@@ -103,69 +91,69 @@ def generate_all(
     encoder = Encoder(config, model.config, tokenizer)
     encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
     requests = [r for r in encoded if isinstance(r, Request)]
-    first = comm.rank == 0
+    first = world.rank == 0
     wandb_log = WandbLog(config, folder) if first else None
     observe = wandb_log.observe if wandb_log else (lambda statistics: None)
-    engine = Engine(model, config.decode, comm, config.engine.max_sequences, config.engine.attention, observe)
+    share = -(-len(requests) // group.mesh.data)  # a replica takes no more than its share at once
+    in_flight = max(1, min(config.engine.max_sequences, share))
+    engine = Engine(model, config.decode, comm, in_flight, config.engine.attention, observe)
     if first:
         parameters = sum(p.numel() for p in model.parameters())
         log.info(
-            "%s: %d requests, model %s (%.1fM parameters, %s on %s), %d branches over %d ranks, into %s",
-            task.name, len(items), config.model.path, parameters / 1e6, dtype, device,
-            config.decode.max_branches, comm.size, folder,
+            "%s: %d requests, model %s (%.1fM parameters, %s on %s), %d branches, data %d x branch %d ranks, into %s",
+            task.name, len(items), config.model.path, parameters / 1e6, dtype, device, config.decode.max_branches,
+            group.mesh.data, group.mesh.branch, folder,
         )  # fmt: skip
-    comm.barrier()
+    group.ready()
     start = time.perf_counter()
-    if not first:
-        for _ in engine.generate(requests):
+    generations = engine.generate(requests, partial(group.take, total=len(requests)))
+    if not group.leads:
+        for _ in generations:
             pass
-        comm.barrier()
         return {}
 
-    writer = ResultWriter(folder)
-    outcome = Outcome([], [], 0)
-    display = ProgressDisplay(config.logging.progress, len(items), engine.statistics, config.logging.every_s)
-    with display:
-        for rejection in (r for r in encoded if isinstance(r, Rejection)):
-            writer.write(error_line(items[rejection.index], rejection.index, rejection.message))
-            outcome.errors += 1
-            display.update(None)
-        for generation in engine.generate(requests):
+    writer = ResultWriter(folder, group.data_rank if group.mesh.data > 1 else None)
+    figures: list[Figures] = []
+    errors = 0
+    progress = config.logging.progress if first else "never"
+    with ProgressDisplay(progress, len(items), engine.statistics, config.logging.every_s) as display:
+        if first:
+            for rejection in (r for r in encoded if isinstance(r, Rejection)):
+                writer.write(error_line(items[rejection.index], rejection.index, rejection.message))
+                errors += 1
+                display.update(group.tally(done=1))
+        for generation in generations:
             item = items[generation.request.index]
             text = tokenizer.decode(generation.tokens, skip_special_tokens=True)
             score = task.score(item, text)
             writer.write(generation_line(item, generation, text, score, config.logging.token_ids))
-            outcome.generations.append(generation)
-            if score is not None:
-                outcome.correct.append(score.correct)
-            display.update(generation, score.correct if score else None)
+            figure = Figures.of(generation, None if score is None else score.correct)
+            figures.append(figure)
+            judged = {} if figure.correct is None else {"judged": 1, "right": int(figure.correct)}
+            display.update(group.tally(done=1, tokens=figure.tokens, forwards=figure.forwards, **judged))
+        writer.close()
+        mine = {"figures": [asdict(f) for f in figures], "statistics": engine.statistics.totals()}
+        everyone = group.collect(mine | {"traffic": comm.traffic.bytes})
+        if first:
+            display.update(group.tally())
+    if not first:
+        return {}
     decode_s = time.perf_counter() - start
-    comm.barrier()
-    writer.complete()
-    backend = "solo" if comm.size == 1 else ("nccl" if device.type == "cuda" else "gloo")
+    merge_results(folder)
+    for other in everyone[1:]:
+        engine.statistics.absorb(other["statistics"])
+        figures += [Figures(**f) for f in other["figures"]]
+    traffic = {what: sum(e["traffic"][what] for e in everyone) for what in comm.traffic.bytes}
     report = build_report(
-        config, outcome.generations, outcome.correct, outcome.errors, engine.statistics, comm, world, backend,
-        versions(), decode_s, time.perf_counter() - began,
-    )  # fmt: skip
-    write_report(config, folder, report, outcome, engine, wandb_log)
-    return report
-
-
-def write_report(
-    config: Config,
-    folder: Path,
-    report: dict[str, Any],
-    outcome: Outcome,
-    engine: Engine,
-    wandb_log: WandbLog | None,
-) -> None:
-    """`report.json`, `report.md`, the plots, and W&B's last entry."""
+        config, figures, errors, engine.statistics, traffic, group, versions(), decode_s, time.perf_counter() - began
+    )
     plots: list[str] = []
     if config.logging.plots:
         from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
-        plots = run_plots(folder, outcome.generations, engine.statistics, config.decode.branches)
+        plots = run_plots(folder, [f.seconds for f in figures], engine.statistics, config.decode.branches)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (folder / "report.md").write_text(report_markdown(report, plots))
     if wandb_log is not None:
         wandb_log.finish(report, engine.statistics, plots)
+    return report

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +18,14 @@ class Traffic:
 
     bytes: dict[str, int] = field(default_factory=lambda: {"all_gather": 0, "commit": 0})
     seconds: dict[str, float] = field(default_factory=lambda: {"all_gather": 0.0, "commit": 0.0})
+
+    @contextmanager
+    def count(self, what: str, tensor: Tensor) -> Iterator[None]:
+        """Count a collective around its call."""
+        began = time.perf_counter()
+        yield
+        self.bytes[what] += tensor.numel() * tensor.element_size()
+        self.seconds[what] += time.perf_counter() - began
 
 
 class Communicator(Protocol):
@@ -31,11 +41,9 @@ class Communicator(Protocol):
     def broadcast(self, buffer: Tensor, source: int) -> Tensor:
         """`source`'s buffer on every rank, in place."""
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
 
-    def close(self) -> None:
-        """Leave the group."""
+class PeerFailure(RuntimeError):
+    """Another branch rank's forward failed in this step."""
 
 
 class Solo:
@@ -50,39 +58,22 @@ class Solo:
     def broadcast(self, buffer: Tensor, source: int) -> Tensor:
         return buffer
 
-    def barrier(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
 
 class TorchCommunicator:
-    """torch.distributed: NCCL for tensors on GPUs, Gloo on CPUs. Expects an initialised process group."""
+    """torch.distributed: NCCL for tensors on GPUs, Gloo on CPUs."""
 
-    def __init__(self) -> None:
-        self.rank, self.size, self.traffic = dist.get_rank(), dist.get_world_size(), Traffic()
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.size, self.traffic = dist.get_rank(group), dist.get_world_size(group), Traffic()
 
     def all_gather(self, records: Tensor) -> Tensor:
-        began = time.perf_counter()
         gathered = records.new_empty(self.size, *records.shape)
-        # the list form is the one that every supported torch has without a deprecation warning
-        dist.all_gather(list(gathered.unbind(0)), records.contiguous())
-        self._count("all_gather", records, began)
+        with self.traffic.count("all_gather", records):
+            # the list form is the one that every supported torch has without a deprecation warning
+            dist.all_gather(list(gathered.unbind(0)), records.contiguous(), group=self.group)
         return gathered
 
     def broadcast(self, buffer: Tensor, source: int) -> Tensor:
-        began = time.perf_counter()
-        dist.broadcast(buffer, source)
-        self._count("commit", buffer, began)
+        with self.traffic.count("commit", buffer):
+            dist.broadcast(buffer, group=self.group, group_src=source)
         return buffer
-
-    def barrier(self) -> None:
-        dist.barrier()
-
-    def close(self) -> None:
-        dist.destroy_process_group()
-
-    def _count(self, what: str, tensor: Tensor, began: float) -> None:
-        self.traffic.bytes[what] += tensor.numel() * tensor.element_size()
-        self.traffic.seconds[what] += time.perf_counter() - began

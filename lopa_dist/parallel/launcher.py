@@ -1,17 +1,19 @@
-"""How this process was started, and the communicator that follows from it."""
+"""How this process was started, and the store through which the processes of a job find each other."""
 
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from lopa_dist.parallel.communicator import Communicator, Solo, TorchCommunicator
+JOIN = timedelta(seconds=300)  # ranks may import torch for a long time on a busy machine
 
 
 class LaunchError(RuntimeError):
@@ -20,56 +22,95 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """One process among those of the job."""
+    """One process among those of the job. `launcher` is python, torchrun, mpirun or srun."""
 
-    launcher: str  # "python" or "torchrun"
+    launcher: str
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
 
 
-OTHERS = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
+VARIABLES = {  # launcher: what it always sets, then rank, size, local rank, local size
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpirun (PMI)": ("PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_TASKS_ON_NODE"),
+}
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> World:
-    """Read the launcher's variables.
-
-    Raises:
-        LaunchError: several ranks of a launcher that gives no rendezvous address.
-    """
-    if "TORCHELASTIC_RUN_ID" in environment:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        rank, size, local_rank, local_size = (int(environment[n]) for n in names)
-        return World("torchrun", rank, size, local_rank, local_size)
-    for name, launcher in OTHERS.items():
-        if int(environment.get(name, "1")) > 1:
-            raise LaunchError(
-                f"{environment[name]} ranks started by {launcher}: start them through torchrun, "
-                "e.g. torchrun --nproc-per-node 2 -m lopa_dist (under Slurm: sbatch launch/gsm8k.sh)"
-            )
+    """Read the launcher's variables; the innermost launcher counts (torchrun inside srun is torchrun)."""
+    for launcher, (mark, *names) in VARIABLES.items():
+        if mark not in environment:
+            continue
+        rank, size = int(environment[names[0]]), int(environment[names[1]])
+        local_rank = int(environment.get(names[2], rank))
+        local_size = int(environment.get(names[3], "1" if launcher == "srun" else str(size)))
+        if size > 1 or launcher == "torchrun":
+            return World(launcher.split()[0], rank, size, local_rank, local_size)
     return World("python")
 
 
-def connect(world: World, backend: str, timeout_s: float, device: torch.device) -> Communicator:
-    """Join the ranks. `backend` is auto, solo, gloo or nccl.
+def rendezvous(world: World, environment: Mapping[str, str] = os.environ) -> Store:
+    """A store that all ranks share. Where the launcher gives no address, rank 0 chooses a free port and tells it.
 
-    Every restart of torchrun's workers gets keys of its own in the rendezvous store: a restarted rank would otherwise
-    read a dead rank's address.
+    Every restart of torchrun's workers gets keys of its own: a restarted rank would otherwise read a dead rank's
+    address.
     """
-    if world.size == 1:
-        return Solo()
-    if backend == "solo":
-        raise LaunchError(f"parallel.backend=solo with {world.size} ranks: use gloo or nccl, or start one process")
-    if backend == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "nccl" and device.type != "cuda":
-        raise LaunchError("parallel.backend=nccl needs GPUs (model.device=cuda); use gloo on CPUs")
-    timeout = timedelta(seconds=timeout_s)
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, timedelta(seconds=300))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefixed = PrefixStore(f"lopa_dist/{attempt}", store)
-    dist.init_process_group(backend, store=prefixed, rank=world.rank, world_size=world.size, timeout=timeout)
-    return TorchCommunicator()
+    if world.launcher == "torchrun":
+        hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, JOIN)
+        return PrefixStore(f"lopa_dist/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    first = TCPStore(own_address(world), 0, world.size, True, JOIN, False) if world.rank == 0 else None
+    place = f"{own_address(world)} {first.port}" if first else ""
+    by_mpi = world.launcher == "mpirun"
+    place = mpi().COMM_WORLD.bcast(place) if by_mpi else tell_by_file(world, place, environment)
+    address, number = place.split()
+    return first or TCPStore(address, int(number), world.size, False, JOIN)
+
+
+def tell_by_file(world: World, place: str, environment: Mapping[str, str]) -> str:
+    """Srun gives no address and no broadcast: rank 0 writes its own into the folder the job was submitted from."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    job = "-".join(environment.get(n, "0") for n in names)
+    file = Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{job}"
+    if world.rank == 0:
+        partial = file.with_suffix(".partial")
+        partial.write_text(place)
+        partial.replace(file)
+        return place
+    end = time.monotonic() + JOIN.total_seconds()
+    while not file.exists():
+        if time.monotonic() > end:
+            raise LaunchError(f"rank {world.rank}: rank 0 wrote no address into {file}; is that folder shared?")
+        time.sleep(0.05)
+    return file.read_text()
+
+
+def own_address(world: World) -> str:
+    """Where the other ranks reach this process."""
+    if world.local_size == world.size:
+        return "127.0.0.1"
+    host = socket.gethostname()
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise LaunchError(f"this host's name {host!r} does not resolve, so other nodes cannot reach it") from error
+    return host
+
+
+def mpi() -> Any:
+    """mpi4py's MPI, or a line that says how to get it."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise LaunchError("mpirun and parallel.backend=mpi need mpi4py: pip install 'lopa_dist[mpi]'") from error
+    return MPI

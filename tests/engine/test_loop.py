@@ -112,12 +112,10 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer) ->
     requests = random_requests(3, 4, 18)
     for attention in ("full", "block_causal"):
         config = replace(BASE, window_attention=attention, tau_conf=0.9)
-        seen: list[int] = []
 
-        def work(comm: Communicator, config: DecodeConfig = config, seen: list[int] = seen) -> dict[str, int]:
+        def work(comm: Communicator, config: DecodeConfig = config) -> dict[str, int]:
             engine = Engine(small_model, config, comm, 4)
-            for _ in engine.generate(requests):
-                seen.append(1)
+            assert len(list(engine.generate(requests))) == 4
             return comm.traffic.bytes | {"positions": engine.statistics.masked_records}
 
         traffic = on_ranks(2, work)

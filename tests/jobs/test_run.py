@@ -13,7 +13,7 @@ from lopa_dist.config import Config, LoggingConfig, ModelOptions, ParallelConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.compare import compare
 from lopa_dist.jobs.run import run
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
 
 DECODE = {"branches": 2, "block_size": 16, "max_new_tokens": 64}
@@ -185,5 +185,5 @@ def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]
     ],
 )
 def test_mistakes_name_the_remedy(tmp_path: Path, job: Config, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, LaunchError), match=message):
         run(job, tmp_path, World("python"))

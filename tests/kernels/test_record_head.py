@@ -1,4 +1,4 @@
-"""The tiled record head says what a naive softmax over all logits says, and says it in the same bits in any batch."""
+"""The tiled record head says what a naive softmax over all logits says, in the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -199,13 +199,13 @@ def test_bits_do_not_depend_on_the_batch(dtype: torch.dtype, rules: dict[str, An
 
 @pytest.mark.usefixtures("two_threads")
 def test_bits_of_a_lone_row_of_a_great_vocabulary() -> None:
+    """One row of more than 32,768 numbers is what torch would share out among threads."""
     generator = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(12, 16, generator=generator), torch.randn(70_000, 16, generator=generator)
-    keys = torch.arange(12)
-    for sampling in (Sampling(), Sampling(temperature=0.8), Sampling(temperature=0.8, top_p=0.9)):
-        together = record_head(hidden, weight, 3, keys, sampling)
-        alone = [record_head(hidden[i : i + 1], weight, 3, keys[i : i + 1], sampling) for i in range(12)]
-        assert torch.equal(torch.cat(alone), together)
+    hidden, weight = torch.randn(6, 16, generator=generator), torch.randn(33_000, 16, generator=generator)
+    keys, sampling = torch.arange(6), Sampling(temperature=0.8, top_p=0.9)
+    together = record_head(hidden, weight, 3, keys, sampling)
+    alone = [record_head(hidden[i : i + 1], weight, 3, keys[i : i + 1], sampling) for i in range(6)]
+    assert torch.equal(torch.cat(alone), together)
 
 
 def chi_square(tokens: Tensor, p: list[float]) -> float:
@@ -255,7 +255,7 @@ def test_logits_of_all_rows_never_exist(rules: dict[str, Any]) -> None:
     with Sizes() as sizes:
         record_head(hidden, weight, 3, torch.arange(200), Sampling(**rules))
     assert (64, 300) in sizes.shapes  # a tile of logits is seen, so more would be
-    assert max(math.prod(shape) for shape in sizes.shapes) <= 64 * 300
+    assert max(math.prod(shape) for shape in sizes.shapes) < 100 * 300
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -1,12 +1,19 @@
-"""The launcher is read from its environment."""
+"""The launcher is read from its environment; the mesh from sizes and ranks."""
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lopa_dist.parallel.communicator import Solo
-from lopa_dist.parallel.launcher import LaunchError, World, connect, detect
+from lopa_dist.parallel.group import Group, RankError, choose_backend
+from lopa_dist.parallel.launcher import LaunchError, World, detect, rendezvous
+from lopa_dist.parallel.mesh import Mesh, resolve
 
 CPU = torch.device("cpu")
 
@@ -14,28 +21,93 @@ CPU = torch.device("cpu")
 def test_one_process() -> None:
     world = detect({})
     assert world == World("python")
-    comm = connect(world, "auto", 5, CPU)
-    assert isinstance(comm, Solo)
+    group = Group(world, Mesh(1, 1), "auto", 5, CPU)
+    assert isinstance(group.comm, Solo)
     records = torch.arange(6).view(2, 3)
-    assert torch.equal(comm.all_gather(records), records[None])
-    assert comm.broadcast(records, 0) is records
+    assert torch.equal(group.comm.all_gather(records), records[None])
+    assert group.comm.broadcast(records, 0) is records
+    assert [group.take(3, 5), group.take(3, 5), group.take(3, 5)] == [[0, 1, 2], [3, 4], []]
+    assert group.tally(done=2)["done"] == 2
+    assert group.collect({"a": 1}) == [{"a": 1}]
 
 
 def test_torchrun() -> None:
     names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert detect({"TORCHELASTIC_RUN_ID": "x", **names}) == World("torchrun", 3, 4, 1, 2)
+    inside_slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    assert detect({"TORCHELASTIC_RUN_ID": "x", **names, **inside_slurm}) == World("torchrun", 3, 4, 1, 2)
 
 
-@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_other_launchers_are_told_what_to_do(name: str) -> None:
-    with pytest.raises(LaunchError, match="torchrun --nproc-per-node"):
-        detect({name: "2"})
-    assert detect({name: "1"}) == World("python")
+def test_mpirun_and_srun() -> None:
+    open_mpi = {
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    }
+    assert detect(open_mpi) == World("mpirun", 2, 4, 0, 2)
+    assert detect({"PMI_SIZE": "2", "PMI_RANK": "1"}) == World("mpirun", 1, 2, 1, 2)
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_TASKS_ON_NODE": "2"}
+    assert detect(slurm) == World("srun", 3, 4, 1, 2)
+    assert detect({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == World("python")
+
+
+def test_srun_ranks_meet_through_a_file(tmp_path: Path) -> None:
+    """Rank 0 chooses the port; the others read it, and all see one store."""
+    environment = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    counts: list[int] = []
+
+    def join(rank: int) -> None:
+        store = rendezvous(World("srun", rank, 3, rank, 3), environment)
+        counts.append(store.add("x", 1))
+        while store.add("x", 0) < 3:
+            pass
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(counts) == [1, 2, 3]
 
 
 def test_impossible_backends() -> None:
     world = World("torchrun", 0, 2)
     with pytest.raises(LaunchError, match="solo with 2 ranks"):
-        connect(world, "solo", 5, CPU)
+        choose_backend(world, "solo", CPU)
     with pytest.raises(LaunchError, match="needs GPUs"):
-        connect(world, "nccl", 5, CPU)
+        choose_backend(world, "nccl", CPU)
+    with pytest.raises(LaunchError, match="needs mpirun"):
+        choose_backend(world, "mpi", CPU)
+    assert choose_backend(world, "auto", CPU) == "gloo"
+    assert choose_backend(World("mpirun", 0, 2), "auto", CPU) == "mpi"
+    assert issubclass(RankError, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("data", "branch", "world", "requests", "branches", "expected"),
+    [
+        ("auto", "auto", 1, 10, 8, Mesh(1, 1)),
+        ("auto", "auto", 4, 10, 8, Mesh(4, 1)),
+        ("auto", "auto", 4, 1, 8, Mesh(1, 4)),
+        ("auto", "auto", 4, 1, 2, Mesh(2, 2)),
+        ("auto", "auto", 6, 2, 4, Mesh(2, 3)),
+        ("auto", 2, 4, 10, 8, Mesh(2, 2)),
+        (4, "auto", 8, 10, 8, Mesh(4, 2)),
+        (2, 3, 6, 10, 8, Mesh(2, 3)),
+    ],
+)
+def test_mesh(data: int | str, branch: int | str, world: int, requests: int, branches: int, expected: Mesh) -> None:
+    assert resolve(data, branch, world, requests, branches) == expected
+
+
+@given(st.integers(1, 16), st.integers(1, 16))
+def test_mesh_places_every_rank_once(data: int, branch: int) -> None:
+    mesh = Mesh(data, branch)
+    assert {mesh.place(r) for r in range(data * branch)} == {(d, b) for d in range(data) for b in range(branch)}
+
+
+def test_impossible_mesh_names_the_numbers() -> None:
+    with pytest.raises(LaunchError, match=r"parallel\.data=2 x parallel\.branch=3 = 6, but the job has 4 ranks"):
+        resolve(2, 3, 4, 10, 8)
+    with pytest.raises(LaunchError, match="4 ranks"):
+        resolve("auto", 3, 4, 10, 8)

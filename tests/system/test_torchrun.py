@@ -22,7 +22,7 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
         launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
     command = [
         *launcher, "lopa_dist", f"task.limit={PROBLEMS}", f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
-        "logging.plots=false", "parallel.threads=1", *overrides,
+        "logging.plots=false", "parallel.threads=1", f"parallel.branch={ranks}", *overrides,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)

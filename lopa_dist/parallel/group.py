@@ -1,0 +1,249 @@
+"""A job's ranks joined: the branch group's communicator, the shared queue, and what happens when a rank is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.device_mesh import init_device_mesh
+
+from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo, TorchCommunicator
+from lopa_dist.parallel.launcher import LaunchError, World, mpi, rendezvous
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.mpi_communicator import MpiCommunicator
+
+
+class RankError(RuntimeError):
+    """A rank was lost or failed; the message names it and the first cause."""
+
+
+class Group:
+    """The job as one of its ranks sees it. Made once; `with group.guard():` around the work."""
+
+    def __init__(self, world: World, mesh: Mesh, backend: str, timeout_s: float, device: torch.device) -> None:
+        self.world, self.mesh, self.timeout_s = world, mesh, timeout_s
+        self.data_rank, self.branch_rank = mesh.place(world.rank)
+        self.store: Store | None = None
+        self.backend = choose_backend(world, backend, device)
+        self.comm: Communicator = Solo()
+        self._taken = 0
+        self._totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
+        if world.size == 1:
+            return
+        self.store = rendezvous(world)
+        timeout = timedelta(seconds=timeout_s)
+        if self.backend == "mpi":
+            self.comm = MpiCommunicator(mpi().COMM_WORLD.Split(self.data_rank, self.branch_rank), timeout_s)
+            return
+        dist.init_process_group(self.backend, store=self.store, rank=world.rank, world_size=world.size, timeout=timeout)
+        axes = init_device_mesh(device.type, (mesh.data, mesh.branch), mesh_dim_names=("data", "branch"))
+        if mesh.branch > 1:
+            self.comm = TorchCommunicator(axes.get_group("branch"))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for its replica."""
+        return self.branch_rank == 0
+
+    def take(self, most: int, total: int) -> list[int]:
+        """The next request numbers for this replica, at most `most` of `total`: from one counter of all replicas.
+
+        Every branch rank of a replica calls this at the same step; the leader asks, the others are told.
+        """
+        if self.mesh.data == 1:
+            first = self._taken
+            self._taken = min(total, first + most)
+            return list(range(first, self._taken))
+        assert self.store is not None
+        numbers = torch.full((most,), total, dtype=torch.int64)
+        if self.leads:
+            last = self.store.add("requests", most)
+            numbers = torch.arange(last - most, last)
+        numbers = self._tell(numbers)
+        return [n for n in numbers.tolist() if n < total]
+
+    def _tell(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The leader's numbers on all ranks of the replica."""
+        if self.mesh.branch == 1:
+            return numbers
+        device = "cuda" if self.backend == "nccl" else "cpu"
+        return self.comm.broadcast(numbers.to(device), 0).cpu()
+
+    def ready(self) -> None:
+        """Wait until every rank is."""
+        if self.store is None:
+            return
+        count = self.store.add("ready", 1)
+        while count < self.world.size:
+            self._stop_if_failed()
+            time.sleep(0.02)
+            count = self.store.add("ready", 0)
+
+    def tally(self, **amounts: int) -> dict[str, int]:
+        """Add to the job's counters of finished requests; rank 0 gets what all replicas added."""
+        for name, amount in amounts.items():
+            if self.store is None or self.mesh.data == 1:
+                self._totals[name] += amount
+            else:
+                self.store.add(f"tally/{name}", amount)
+        if self.store is not None and self.mesh.data > 1 and self.world.rank == 0:
+            self._totals = {name: self.store.add(f"tally/{name}", 0) for name in self._totals}
+        return self._totals
+
+    def _stop_if_failed(self) -> None:
+        assert self.store is not None
+        if self.store.check(["failed"]):
+            raise RankError(self.store.get("failed").decode())
+
+    def collect(self, what: Any) -> list[Any]:
+        """JSON-able values of all replicas' leaders, in order, on rank 0; through the store, once at the end."""
+        if self.store is None:
+            return [what]
+        if self.leads:
+            self.store.set(f"collect/{self.data_rank}", json.dumps(what))
+        if self.world.rank:
+            return []
+        found = []
+        for replica in range(self.mesh.data):
+            key = f"collect/{replica}"
+            while not self.store.check([key]):  # a replica may still be at work: as long as nobody failed, wait
+                self._stop_if_failed()
+                time.sleep(0.02)
+            found.append(json.loads(self.store.get(key)))
+        return found
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around everything that ranks do together.
+
+        An error of this rank is announced before it leaves, so that the others can name it; a broken or overdue
+        collective becomes a `RankError` that names who is missing.
+        """
+        if self.store is None:
+            yield
+            return
+        try:
+            yield
+            self._leave()
+        except RankError:
+            raise
+        except PeerFailure as error:
+            raise RankError(self.roll_call(error)) from error
+        except (RuntimeError, TimeoutError) as error:
+            if not broken(error):
+                self.announce(error)
+                raise
+            raise RankError(self.roll_call(error)) from error
+        except BaseException as error:
+            self.announce(error)
+            raise
+
+    def announce(self, error: BaseException) -> None:
+        """Tell the others what went wrong here; the first announcement stays."""
+        assert self.store is not None
+        message = f"rank {self.world.rank}: {type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            if self.store.add("failures", 1) == 1:
+                self.store.set("failed", message)
+
+    def roll_call(self, error: BaseException) -> str:
+        """Who is missing after a broken collective, and why as far as anyone said.
+
+        Living ranks answer within a second. torchrun ends the survivors as soon as it sees a dead worker, so a
+        termination signal cuts the waiting short instead of the message.
+        """
+        assert self.store is not None
+        store, told = self.store, False
+
+        def hurry(number: int, frame: FrameType | None) -> None:
+            nonlocal told
+            told = True
+
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, hurry)
+        missing = list(range(self.world.size))
+        try:
+            store.set(f"here/{self.world.rank}", "1")
+            end = time.monotonic() + 2
+            while missing and time.monotonic() < end and not store.check(["failed"]):
+                missing = [r for r in missing if not store.check([f"here/{r}"])]
+                if told:
+                    break
+                time.sleep(0.05)
+            if store.check(["failed"]):
+                return str(store.get("failed").decode())
+        except RuntimeError:
+            return f"rank 0 is gone, and with it the rendezvous (seen by rank {self.world.rank}: {first_line(error)})"
+        if not missing:
+            return f"a collective failed although all ranks are alive ({first_line(error)})"
+        names = " and ".join(f"rank {r}" for r in missing)
+        cause = "does not answer" if len(missing) == 1 else "do not answer"
+        return (
+            f"{names} of {self.world.size} {cause}: killed, hanging or unreachable "
+            f"(timeout {self.timeout_s:g} s; seen by rank {self.world.rank}: {first_line(error)})"
+        )
+
+    def _leave(self) -> None:
+        """End together: nobody closes the store or a connection that another rank still needs."""
+        assert self.store is not None
+        done = self.store.add("done", 1)
+        if self.world.rank == 0:
+            end = time.monotonic() + self.timeout_s
+            while done < self.world.size and time.monotonic() < end:
+                time.sleep(0.02)
+                done = self.store.add("done", 0)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def choose_backend(world: World, backend: str, device: torch.device) -> str:
+    """solo, gloo, nccl or mpi; `auto` follows the launcher and the device."""
+    if world.size == 1:
+        return "solo"
+    if backend == "solo":
+        raise LaunchError(f"parallel.backend=solo with {world.size} ranks: use gloo, nccl or mpi, or start one process")
+    if backend == "nccl" and device.type != "cuda":
+        raise LaunchError("parallel.backend=nccl needs GPUs (model.device=cuda); use gloo on CPUs")
+    if backend == "mpi" and world.launcher != "mpirun":
+        raise LaunchError(f"parallel.backend=mpi needs mpirun; this job was started by {world.launcher}")
+    if backend != "auto":
+        return backend
+    if device.type == "cuda":
+        return "nccl"
+    return "mpi" if world.launcher == "mpirun" else "gloo"
+
+
+def broken(error: BaseException) -> bool:
+    """Whether an exception comes from a collective rather than from this rank's own work."""
+    if isinstance(error, (TimeoutError, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    text = str(error)
+    return any(
+        word in text for word in ("gloo", "Gloo", "Connection reset", "Connection closed", "NCCL", "Broken pipe")
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, without torch's source locations."""
+    line = (str(error) or type(error).__name__).strip().splitlines()[0]
+    return line.split("] ", 1)[-1][:160]
+
+
+def die(message: str, status: int = 1, write: Callable[[str], Any] = sys.stderr.write) -> None:
+    """Leave at once: after a lost rank, tidy shutdown would wait for it."""
+    write(message + "\n")
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,284 @@
+"""Checkpoints load whole or not at all, and what stands in the way is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lopa_dist.embedded import tokenizer
+from lopa_dist.embedded.checkpoint import dream_config, save
+from lopa_dist.models.checkpoint import (
+    EMBEDDED,
+    CheckpointError,
+    find,
+    load_model,
+    load_tokenizer,
+    read_config,
+    weight_files,
+)
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.transformer import Transformer
+
+CPU = torch.device("cpu")
+
+
+def config_of(tied: bool = False) -> ModelConfig:
+    return ModelConfig(
+        family="Dream",
+        vocab_size=32,
+        hidden_size=16,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=4,
+        intermediate_size=24,
+        rms_eps=1e-6,
+        rope_theta=10_000.0,
+        qkv_bias=True,
+        tied=tied,
+        shift=True,
+        mask_id=1,
+        eos_ids=(2,),
+        pad_id=3,
+        max_positions=64,
+    )
+
+
+def weights_of(config: ModelConfig) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weights = {n: torch.randn(p.shape, generator=generator) for n, p in Transformer(config).state_dict().items()}
+    if config.tied:
+        del weights["lm_head.weight"]
+    return weights
+
+
+def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], shards: int = 1) -> Path:
+    (folder / "config.json").write_text(json.dumps(dream_config(config)))
+    if shards == 1:
+        save_file(weights, folder / "model.safetensors")
+        return folder
+    names = list(weights)
+    files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    for i, file in enumerate(files):
+        save_file({n: weights[n] for n in names[i::shards]}, folder / file)
+    weight_map = {n: files[i % shards] for i, n in enumerate(names)}
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good checkpoint."""
+    return write(tmp_path, config_of(), weights_of(config_of()))
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change keys of config.json; ``...`` removes one."""
+    file = folder / "config.json"
+    raw = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in raw.items() if v is not ...}))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_tensor_arrives(shards: int, tied: bool, tmp_path: Path) -> None:
+    config = config_of(tied)
+    weights = weights_of(config)
+    model = load_model(write(tmp_path, config, weights, shards), torch.float32, CPU)
+    assert model.config == config
+    loaded = model.state_dict()
+    assert set(loaded) == set(weights) | {"lm_head.weight"}
+    assert all(torch.equal(loaded[n], w) for n, w in weights.items())
+    assert (model.head_weight is model.model.embed_tokens.weight) == tied
+    assert not any(p.requires_grad or p.is_meta for p in model.parameters())
+    assert not model.training
+
+
+def test_tensors_are_cast_to_what_is_asked_for(folder: Path) -> None:
+    model = load_model(folder, torch.bfloat16, CPU)
+    weights = weights_of(config_of())
+    assert all(torch.equal(p, weights[n].bfloat16()) for n, p in model.state_dict().items())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_embedded_saves_is_loaded_back(tied: bool, tmp_path: Path) -> None:
+    config, words = config_of(tied), tokenizer.build()
+    weights = Transformer(config).state_dict()
+    save(tmp_path / "new" / "folder", config, weights, words)
+    model = load_model(tmp_path / "new" / "folder", torch.float32, CPU)
+    assert model.config == config
+    assert all(torch.equal(p, weights[n].bfloat16().float()) for n, p in model.state_dict().items())
+    loaded = load_tokenizer(tmp_path / "new" / "folder")
+    text = "<|user|> Alice has 7 apples . Zürich<|assistant|>"
+    assert loaded.encode(text) == words.encode(text)
+    assert (loaded.mask_token_id, loaded.eos_token_id, loaded.pad_token_id) == (1, 0, 0)
+    assert loaded.chat_template == tokenizer.CHAT_TEMPLATE
+
+
+def test_head_dim_and_several_eos_of_the_config(folder: Path) -> None:
+    edit_config(folder, head_dim=12, eos_token_id=[2, 9])
+    config = read_config(folder)
+    assert (config.head_dim, config.eos_ids) == (12, (2, 9))
+    edit_config(folder, head_dim=None, eos_token_id=7, tie_word_embeddings=...)
+    config = read_config(folder)
+    assert (config.head_dim, config.eos_ids, config.tied) == (4, (7,), False)
+
+
+def missing(weights: dict[str, Tensor]) -> str:
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    return r"1 tensors missing: model\.layers\.1\.mlp\.up_proj\.weight"
+
+
+def missing_head(weights: dict[str, Tensor]) -> str:
+    del weights["lm_head.weight"]
+    return r"missing: lm_head\.weight"
+
+
+def unknown(weights: dict[str, Tensor]) -> str:
+    weights["model.layers.0.self_attn.q_norm.weight"] = torch.ones(4)
+    return r"1 tensors not known: model\.layers\.0\.self_attn\.q_norm\.weight"
+
+
+def misshaped(weights: dict[str, Tensor]) -> str:
+    weights["model.norm.weight"] = torch.ones(17)
+    return r"wrong shape: model\.norm\.weight \[17\] instead of \[16\]"
+
+
+def another_model(weights: dict[str, Tensor]) -> str:
+    for name in list(weights):
+        weights["transformer." + name] = weights.pop(name)
+    return r"27 tensors missing: .*lm_head\.weight"
+
+
+@pytest.mark.parametrize("spoil", [missing, missing_head, unknown, misshaped, another_model])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_tensors_in_the_way_are_named(
+    spoil: Callable[[dict[str, Tensor]], str], shards: int, tmp_path: Path
+) -> None:
+    weights = weights_of(config_of())
+    message = spoil(weights)
+    write(tmp_path, config_of(), weights, shards)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_model(tmp_path, torch.float32, CPU)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["llama", None])
+def test_an_unknown_model_type_names_the_known_ones(model_type: str | None, folder: Path) -> None:
+    edit_config(folder, model_type=model_type)
+    with pytest.raises(CheckpointError, match=rf"{model_type!r} is not known; known: .*Dream"):
+        load_model(folder, torch.float32, CPU)
+
+
+def test_no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json") as caught:
+        load_model(folder, torch.float32, CPU)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["mask_token_id", "rope_theta", "eos_token_id", "hidden_size"])
+def test_a_key_that_the_config_lacks_is_named(key: str, folder: Path) -> None:
+    edit_config(folder, **{key: ...})
+    with pytest.raises(CheckpointError, match=key):
+        read_config(folder)
+
+
+def test_a_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "Dream",')
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
+def test_pickles_are_refused(name: str, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(weights_of(config_of()), folder / name)
+    with pytest.raises(CheckpointError, match=r"pickle.*refused.*safetensors"):
+        load_model(folder, torch.float32, CPU)
+
+
+def test_no_weights_at_all(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors missing") as caught:
+        load_model(folder, torch.float32, CPU)
+    assert "pickle" not in str(caught.value)
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write(tmp_path, config_of(), weights_of(config_of()), shards=3)
+    assert [f.name[:11] for f in weight_files(tmp_path)] == ["model-00001", "model-00002", "model-00003"]
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors missing"):
+        load_model(tmp_path, torch.float32, CPU)
+
+
+def test_a_truncated_file_is_named(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_model(folder, torch.float32, CPU)
+
+
+def test_a_broken_index_is_named(tmp_path: Path) -> None:
+    write(tmp_path, config_of(), weights_of(config_of()), shards=2)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        load_model(tmp_path, torch.float32, CPU)
+
+
+def test_no_tokenizer(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        load_tokenizer(folder)
+
+
+def test_find_takes_folders_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find(str(folder)) == folder
+    monkeypatch.chdir(folder.parent)
+    assert find(folder.name).resolve() == folder
+    assert find("embedded") == EMBEDDED
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./no_such_folder", "../no_such_folder"])
+def test_a_missing_folder_is_not_looked_for_on_the_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(CheckpointError, match=rf"model\.path={path}: no such folder"):
+        find(path)
+
+
+def test_a_hub_id_is_downloaded_without_pickles_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.extend([name, *allow_patterns])
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find("some/model") == tmp_path
+    assert asked[0] == "some/model"
+    assert "*.safetensors" in asked
+    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked)
+
+
+def test_a_hub_that_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, allow_patterns: list[str]) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError, match=r"model\.path=some/model: .*no network"):
+        find("some/model")
+
+
+def test_a_name_that_can_be_no_hub_id() -> None:
+    with pytest.raises(CheckpointError, match=r"model\.path=outputs/embedded/checkpoint"):
+        find("outputs/embedded/checkpoint")
