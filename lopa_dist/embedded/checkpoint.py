@@ -43,6 +43,7 @@ def save(folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenize
     """Write the checkpoint folder; weights are rounded to bf16 once."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dream_config(config), indent=2) + "\n")
-    rounded = {name: w.detach().to(torch.bfloat16).contiguous() for name, w in weights.items()}
+    kept = {name: w for name, w in weights.items() if not (config.tied and name == "lm_head.weight")}
+    rounded = {name: w.detach().to(torch.bfloat16).contiguous() for name, w in kept.items()}
     save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(folder)

@@ -21,7 +21,7 @@ def build() -> PreTrainedTokenizerFast:
     """A unigram tokenizer in which every word of `word_problems.vocabulary` (with its leading space) is one token.
 
     A word is one piece of score 0; single bytes score so low that they are used only where no word fits. Any text
-    survives encoding and decoding, because bytes cover what words do not.
+    survives encoding and decoding, because bytes cover what words do not (but U+2581, which stands for the space).
     """
     specials = [EOS, MASK, USER, ASSISTANT, UNKNOWN]
     words = [" " + w for w in word_problems.vocabulary()] + [" "]
@@ -30,7 +30,12 @@ def build() -> PreTrainedTokenizerFast:
     pieces += [(w.replace(" ", "▁"), -1.0) for w in words]
     model = models.Unigram(pieces, unk_id=specials.index(UNKNOWN), byte_fallback=True)
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("<", "isolated"),  # so that text like <0x41> is not taken for a byte
+            pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never"),
+        ]
+    )
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in specials])
     wrapped = PreTrainedTokenizerFast(

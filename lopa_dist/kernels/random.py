@@ -16,7 +16,7 @@ def mix(x: Tensor) -> Tensor:
 def gumbel(keys: Tensor, counters: Tensor) -> Tensor:
     """Standard Gumbel noise for every key and counter: ``keys [H], counters [V]`` -> ``[H, V]`` fp32."""
     bits = mix(mix(keys)[:, None] + counters * -7046029254386353131)  # 0x9E3779B97F4A7C15
-    uniform = (_shift(bits, 40).float() + 0.5) * 2.0**-24  # the top 24 bits, never 0 or 1
+    uniform = (_shift(bits, 41).float() + 0.5) * 2.0**-23  # the top 23 bits: exact in fp32, never 0 or 1
     return -torch.log(-torch.log(uniform))
 
 

@@ -30,7 +30,7 @@ class Sampling:
     @property
     def filtered(self) -> bool:
         """Whether the whole distribution of a row is needed at once."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+        return self.top_p < 1 or self.top_k > 0
 
 
 def record_head(hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor, sampling: Sampling) -> Tensor:
@@ -63,12 +63,13 @@ def _tile(
     rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor]:
     count = len(rows)
-    if count % PAD_ROWS:
-        rows = F.pad(rows, (0, 0, 0, PAD_ROWS - count % PAD_ROWS))
+    if count % PAD_ROWS:  # reductions, too, may give a lone row other bits than a row among others
+        extra = PAD_ROWS - count % PAD_ROWS
+        rows, keys = F.pad(rows, (0, 0, 0, extra)), F.pad(keys, (0, extra))
     size = len(weight) if sampling.filtered else VOCABULARY
     state: tuple[Tensor, ...] | None = None
     for low in range(0, len(weight), size):
-        logits = F.linear(rows, weight[low : low + size])[:count].float()
+        logits = F.linear(rows, weight[low : low + size]).float()
         if sampling.temperature > 0:
             logits /= sampling.temperature
         if low <= mask_id < low + size:
@@ -85,13 +86,16 @@ def _tile(
         confidence = (1 - (second - top).exp()) / total
     else:
         confidence = moment / total - total.log()
-    return token, probability, confidence
+    return token[:count], probability[:count], confidence[:count]
 
 
 def _reduce(logits: Tensor, low: int, keys: Tensor, sampling: Sampling) -> tuple[Tensor, ...]:
     """Running sums of one tile: greatest and second logit, sum of exponentials, their first moment, the choice."""
     top, token = logits.max(1)
-    second = logits.topk(2, 1).values[:, 1] if sampling.confidence == "margin" else top
+    second = top
+    if sampling.confidence == "margin":
+        lowest = torch.finfo(logits.dtype).min  # a tile may be one token wide
+        second = F.pad(logits, (0, 1), value=lowest).topk(2, 1).values[:, 1]
     shifted = logits - top[:, None]
     exponential = shifted.exp()
     moment = (exponential * shifted).sum(1) if sampling.confidence == "neg_entropy" else top

@@ -17,6 +17,7 @@ from torch import Tensor
 
 Ints = NDArray[np.int64]
 COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, by a segment's own length alone
+ROW_TILE = 8  # query rows likewise: odd counts make torch's CPU kernel give bits that depend on the thread
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Group:
 
     rows: Tensor  # [N, n] query rows
     columns: Tensor  # [N, C] pool slots
-    visible: Tensor  # [N, 1, n, C] bool
+    visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool
 
 
 def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Group]:
@@ -75,6 +76,7 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
         at = np.where(own < n, at, segments.own_base[of, None])
         visible = own[:, None] < segments.hi[rows][..., None]  # [N, n, C]; cached columns are below any hi
         visible = np.tile(visible, (1, heads_per_kv, 1))[:, None]
+        visible = np.pad(visible, ((0, 0), (0, 0), (0, -visible.shape[2] % ROW_TILE), (0, 0)), mode="edge")
         groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
 
@@ -87,7 +89,10 @@ def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group])
         count, n = group.rows.shape
         query = q[group.rows].view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
         k, v = keys[group.columns].transpose(1, 2), values[group.columns].transpose(1, 2)  # [N, Hkv, C, D]
-        result = F.scaled_dot_product_attention(query.flatten(2, 3), k, v, group.visible)
-        result = result.view(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count, n, -1, dim)
+        query = query.flatten(2, 3)
+        stacked = query.shape[2]
+        query = F.pad(query, (0, 0, 0, group.visible.shape[2] - stacked))
+        result = F.scaled_dot_product_attention(query, k, v, group.visible)[:, :, :stacked]
+        result = result.reshape(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count, n, -1, dim)
         out[group.rows] = result
     return out

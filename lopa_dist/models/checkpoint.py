@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.models.config import ModelConfig
@@ -46,10 +46,32 @@ def read_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     if not file.exists():
         raise CheckpointError(f"{folder}: no config.json; model.path must name a Hugging Face checkpoint folder")
-    raw: dict[str, Any] = json.loads(file.read_text())
+    raw = read_json(file)
     if raw.get("model_type") != "Dream":
         raise CheckpointError(f"{file}: model_type {raw.get('model_type')!r} is not known; known: Dream")
+    if raw.get("rope_scaling") or raw.get("use_sliding_window"):
+        raise CheckpointError(f"{file}: rope_scaling and sliding windows are not supported")
+    try:
+        return dream(raw)
+    except KeyError as error:
+        raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, or an error that names the file."""
+    try:
+        raw = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return raw
+
+
+def dream(raw: dict[str, Any]) -> ModelConfig:
+    """The Dream family's `config.json`; newer transformers write `rope_parameters` instead of `rope_theta`."""
     eos = raw["eos_token_id"]
+    theta = raw.get("rope_parameters", raw)["rope_theta"]
     return ModelConfig(
         family="Dream",
         vocab_size=raw["vocab_size"],
@@ -60,7 +82,7 @@ def read_config(folder: Path) -> ModelConfig:
         head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
         intermediate_size=raw["intermediate_size"],
         rms_eps=raw["rms_norm_eps"],
-        rope_theta=raw["rope_theta"],
+        rope_theta=theta,
         qkv_bias=True,
         tied=raw.get("tie_word_embeddings", False),
         shift=True,
@@ -75,7 +97,10 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint, single or sharded."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: no weight_map in it")
+        names = sorted(set(weight_map.values()))
     else:
         names = ["model.safetensors"]
     missing = [n for n in names if not (folder / n).exists()]
@@ -96,15 +121,19 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Transf
     unknown, misshaped = [], []
     loaded: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
-                if name not in wanted:
-                    unknown.append(name)
-                    continue
-                tensor = tensors.get_tensor(name)
-                if tensor.shape != wanted[name].shape:
-                    misshaped.append(f"{name} {list(tensor.shape)} instead of {list(wanted[name].shape)}")
-                loaded[name] = tensor.to(device, dtype)
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a dictionary
+                    if name not in wanted:
+                        if not (config.tied and name == "lm_head.weight"):  # some write the tied copy too
+                            unknown.append(name)
+                        continue
+                    tensor = tensors.get_tensor(name)
+                    if tensor.shape != wanted[name].shape:
+                        misshaped.append(f"{name} {list(tensor.shape)} instead of {list(wanted[name].shape)}")
+                    loaded[name] = tensor.to(device, dtype)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: damaged or incomplete ({error}); fetch it again") from error
     missing = sorted(set(wanted) - set(loaded))
     for problem, names in (("missing", missing), ("not known", unknown), ("of the wrong shape", misshaped)):
         if names:
