@@ -121,7 +121,7 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
         "accuracy": sum(right) / len(right),
         "tpf": tokens / forwards,
         "tokens_per_s": tokens / seconds,
-        "reference_tpf": sum(g.appended for g in done) / (forwards + len(done)),
+        "reference_tpf": sum(g.filled for g in done) / (forwards + len(done)),
         "lookahead_wins": 1 - engine.statistics.wins[0] / max(1, sum(engine.statistics.wins.values())),
         "rows_per_token": engine.statistics.masked_records / tokens,
         "problems": problems,

@@ -56,8 +56,9 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     """
     config, device = state.config, state.canvas.device
     prefill = (lengths.committed < 0) & (lengths.branches > 0)
-    commits = (lengths.finished > lengths.committed) & (lengths.branches > 0) & (config.cache == "block")
+    commits = (lengths.finished > lengths.committed) & (lengths.branches > 0)
     everywhere = prefill | (commits & (config.window_attention == "block_causal"))
+    everywhere &= config.cache == "block"
     owned = (lengths.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
     count = np.where(everywhere & (owned <= 0), 1, owned.clip(0))
 

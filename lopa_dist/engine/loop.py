@@ -133,7 +133,7 @@ class Engine:
             forwards=int(state.step[slot]),
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
-            appended=end,
+            filled=sum(t != self.vocabulary.mask_id for t in tokens),
         )
 
 

@@ -26,7 +26,7 @@ class Generation:
     forwards: int  # passes through the model, prefill included
     seconds: float
     first_step_seconds: float
-    appended: int  # tokens of all appended blocks, filler included: what the reference counts
+    filled: int  # all tokens in the appended blocks, filler included: what the reference counts
 
 
 def request_key(seed: int, custom_id: str) -> int:

@@ -22,13 +22,13 @@ class Figures:
     forwards: int
     seconds: float
     first_step_seconds: float
-    appended: int
+    filled: int
     correct: bool | None
 
     @classmethod
     def of(cls, g: Generation, correct: bool | None) -> Figures:
         """Of a finished request."""
-        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.appended, correct)
+        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.filled, correct)
 
 
 def build_report(
@@ -51,7 +51,7 @@ def build_report(
     tokens = np.array([f.tokens for f in figures], float)
     forwards = np.array([f.forwards for f in figures], float)
     seconds = np.array([f.seconds for f in figures], float)
-    appended = np.array([f.appended for f in figures], float)
+    filled = np.array([f.filled for f in figures], float)
     later = np.array([f.seconds - f.first_step_seconds for f in figures], float)
     correct = [f.correct for f in figures if f.correct is not None]
     rates = tokens / np.maximum(seconds, 1e-9)
@@ -73,10 +73,10 @@ def build_report(
         },
         "latency_s": {f"p{q}": float(np.percentile(seconds, q)) if len(seconds) else 0.0 for q in (50, 90, 99)},
         "reference_counting": {
-            "tokens": int(appended.sum()),
+            "tokens": int(filled.sum()),
             "forwards": int(forwards.sum() + len(figures)),
-            "tpf": ratio(appended.sum(), forwards.sum() + len(figures)),
-            "tokens_per_s": mean(appended / np.maximum(later, 1e-9)),
+            "tpf": ratio(filled.sum(), forwards.sum() + len(figures)),
+            "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
         "branch": {"k": config.decode.branches, "wins": wins},
         "step_ms": statistics.milliseconds(),

@@ -52,7 +52,10 @@ class Encoder:
             return Rejection(index, "the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
             return Rejection(index, f"the prompt contains the mask token {self.tokenizer.mask_token!r}; remove it")
-        most = min(item.max_new_tokens or self.config.decode.max_new_tokens, self.config.decode.max_new_tokens)
+        limit = self.config.decode.max_new_tokens
+        most = item.max_new_tokens or limit
+        if most > limit:
+            return Rejection(index, f"max_tokens={most} is above decode.max_new_tokens={limit}; lower it or raise that")
         if len(ids) + most > self.model.max_positions:
             return Rejection(
                 index,

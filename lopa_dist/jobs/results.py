@@ -65,6 +65,12 @@ class ResultWriter:
         self.file.close()
 
 
+def clear_parts(folder: Path) -> None:
+    """Remove replicas' files that an earlier, broken run left."""
+    for part in folder.glob("results.*.jsonl"):
+        part.unlink()
+
+
 def merge_results(folder: Path) -> None:
     """Put all lines into `results.jsonl` in input order, atomically, and remove the replicas' files."""
     parts = sorted(folder.glob("results.*.jsonl")) or [folder / "results.jsonl"]

@@ -22,7 +22,7 @@ from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import report_markdown
-from lopa_dist.jobs.results import ResultWriter, error_line, generation_line, merge_results
+from lopa_dist.jobs.results import ResultWriter, clear_parts, error_line, generation_line, merge_results
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models import checkpoint
 from lopa_dist.parallel.group import Group
@@ -104,6 +104,8 @@ def generate_all(
             task.name, len(items), config.model.path, parameters / 1e6, dtype, device, config.decode.max_branches,
             group.mesh.data, group.mesh.branch, folder,
         )  # fmt: skip
+    if first:
+        clear_parts(folder)
     group.ready()
     start = time.perf_counter()
     generations = engine.generate(requests, partial(group.take, total=len(requests)))

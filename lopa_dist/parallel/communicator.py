@@ -20,11 +20,11 @@ class Traffic:
     seconds: dict[str, float] = field(default_factory=lambda: {"all_gather": 0.0, "commit": 0.0})
 
     @contextmanager
-    def count(self, what: str, tensor: Tensor) -> Iterator[None]:
-        """Count a collective around its call."""
+    def count(self, what: str, tensor: Tensor, sent: bool = True) -> Iterator[None]:
+        """Count a collective around its call; `sent` is whether this rank gave the data."""
         began = time.perf_counter()
         yield
-        self.bytes[what] += tensor.numel() * tensor.element_size()
+        self.bytes[what] += sent * tensor.numel() * tensor.element_size()
         self.seconds[what] += time.perf_counter() - began
 
 
@@ -74,6 +74,6 @@ class TorchCommunicator:
         return gathered
 
     def broadcast(self, buffer: Tensor, source: int) -> Tensor:
-        with self.traffic.count("commit", buffer):
+        with self.traffic.count("commit", buffer, sent=self.rank == source):
             dist.broadcast(buffer, group=self.group, group_src=source)
         return buffer

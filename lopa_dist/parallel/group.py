@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import init_device_mesh
 
 from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo, TorchCommunicator
-from lopa_dist.parallel.launcher import LaunchError, World, mpi, rendezvous
+from lopa_dist.parallel.launcher import LaunchError, World, mpi, rendezvous, rendezvous_file
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.mpi_communicator import MpiCommunicator
 
@@ -62,17 +62,20 @@ class Group:
 
         Every branch rank of a replica calls this at the same step; the leader asks, the others are told.
         """
+        if self._taken >= total:
+            return []
         if self.mesh.data == 1:
             first = self._taken
             self._taken = min(total, first + most)
             return list(range(first, self._taken))
         assert self.store is not None
-        numbers = torch.full((most,), total, dtype=torch.int64)
+        numbers = torch.zeros(most, dtype=torch.int64)
         if self.leads:
             last = self.store.add("requests", most)
             numbers = torch.arange(last - most, last)
-        numbers = self._tell(numbers)
-        return [n for n in numbers.tolist() if n < total]
+        mine: list[int] = self._tell(numbers).tolist()
+        self._taken = mine[-1] + 1
+        return [n for n in mine if n < total]
 
     def _tell(self, numbers: torch.Tensor) -> torch.Tensor:
         """The leader's numbers on all ranks of the replica."""
@@ -90,6 +93,8 @@ class Group:
             self._stop_if_failed()
             time.sleep(0.02)
             count = self.store.add("ready", 0)
+        if self.world.launcher == "srun" and self.world.rank == 0:
+            rendezvous_file().unlink(missing_ok=True)
 
     def tally(self, **amounts: int) -> dict[str, int]:
         """Add to the job's counters of finished requests; rank 0 gets what all replicas added."""
@@ -134,6 +139,8 @@ class Group:
         if self.store is None:
             yield
             return
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, self._on_terminate)
         try:
             yield
             self._leave()
@@ -159,41 +166,45 @@ class Group:
                 self.store.set("failed", message)
 
     def roll_call(self, error: BaseException) -> str:
-        """Who is missing after a broken collective, and why as far as anyone said.
-
-        Living ranks answer within a second. torchrun ends the survivors as soon as it sees a dead worker, so a
-        termination signal cuts the waiting short instead of the message.
-        """
+        """Who is missing after a broken collective, and why as far as anyone said."""
         assert self.store is not None
-        store, told = self.store, False
-
-        def hurry(number: int, frame: FrameType | None) -> None:
-            nonlocal told
-            told = True
-
-        with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, hurry)
-        missing = list(range(self.world.size))
         try:
-            store.set(f"here/{self.world.rank}", "1")
-            end = time.monotonic() + 2
-            while missing and time.monotonic() < end and not store.check(["failed"]):
-                missing = [r for r in missing if not store.check([f"here/{r}"])]
-                if told:
-                    break
-                time.sleep(0.05)
-            if store.check(["failed"]):
-                return str(store.get("failed").decode())
+            missing = self._missing(2.0)
+            if self.store.check(["failed"]):
+                return str(self.store.get("failed").decode())
         except RuntimeError:
             return f"rank 0 is gone, and with it the rendezvous (seen by rank {self.world.rank}: {first_line(error)})"
         if not missing:
             return f"a collective failed although all ranks are alive ({first_line(error)})"
+        return self._lost(missing, f"timeout {self.timeout_s:g} s; seen by rank {self.world.rank}: {first_line(error)}")
+
+    def _missing(self, patience_s: float) -> list[int]:
+        """Ranks that do not answer a roll call within `patience_s`; shorter when somebody announced a failure."""
+        assert self.store is not None
+        self.store.set(f"here/{self.world.rank}", "1")
+        missing, end = list(range(self.world.size)), time.monotonic() + patience_s
+        while missing and time.monotonic() < end and not self.store.check(["failed"]):
+            missing = [r for r in missing if not self.store.check([f"here/{r}"])]
+            time.sleep(0.02)
+        return missing
+
+    def _lost(self, missing: list[int], why: str) -> str:
         names = " and ".join(f"rank {r}" for r in missing)
-        cause = "does not answer" if len(missing) == 1 else "do not answer"
-        return (
-            f"{names} of {self.world.size} {cause}: killed, hanging or unreachable "
-            f"(timeout {self.timeout_s:g} s; seen by rank {self.world.rank}: {first_line(error)})"
-        )
+        verb = "does" if len(missing) == 1 else "do"
+        return f"{names} of {self.world.size} {verb} not answer: killed, hanging or unreachable ({why})"
+
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        """SIGTERM. torchrun sends it to the survivors of a dead rank, often before their collective has failed: so
+        the roll is called here, too. Without anyone missing the job was simply ended from outside.
+        """
+        assert self.store is not None
+        with contextlib.suppress(RuntimeError):
+            missing = self._missing(0.5)
+            if self.store.check(["failed"]):
+                die(f"lopa-dist: {self.store.get('failed').decode()}", 143)
+            if missing:
+                die(f"lopa-dist: {self._lost(missing, f'seen by rank {self.world.rank}, which was told to end')}", 143)
+        die(f"lopa-dist: rank {self.world.rank} was told to end (SIGTERM)", 143)
 
     def _leave(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""

@@ -79,9 +79,7 @@ def rendezvous(world: World, environment: Mapping[str, str] = os.environ) -> Sto
 
 def tell_by_file(world: World, place: str, environment: Mapping[str, str]) -> str:
     """Srun gives no address and no broadcast: rank 0 writes its own into the folder the job was submitted from."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    job = "-".join(environment.get(n, "0") for n in names)
-    file = Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{job}"
+    file = rendezvous_file(environment)
     if world.rank == 0:
         partial = file.with_suffix(".partial")
         partial.write_text(place)
@@ -93,6 +91,13 @@ def tell_by_file(world: World, place: str, environment: Mapping[str, str]) -> st
             raise LaunchError(f"rank {world.rank}: rank 0 wrote no address into {file}; is that folder shared?")
         time.sleep(0.05)
     return file.read_text()
+
+
+def rendezvous_file(environment: Mapping[str, str] = os.environ) -> Path:
+    """One name for every start of every job step."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    job = "-".join(environment.get(n, "0") for n in names)
+    return Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{job}"
 
 
 def own_address(world: World) -> str:

@@ -29,7 +29,7 @@ class MpiCommunicator:
         return gathered
 
     def broadcast(self, buffer: Tensor, source: int) -> Tensor:
-        with self.traffic.count("commit", buffer):
+        with self.traffic.count("commit", buffer, sent=self.rank == source):
             self._wait(self.comm.Ibcast(as_bytes(buffer), source))
         return buffer
 

@@ -69,7 +69,6 @@ def test_report_adds_up(finished: tuple[Path, dict[str, Any]]) -> None:
     assert report["tpf"] == report["completion_tokens"] / report["forwards"]
     counted = report["reference_counting"]
     assert counted["forwards"] == report["forwards"] + 12
-    assert counted["tokens"] % 16 == 0
     assert counted["tokens"] >= report["completion_tokens"]
     assert len(report["branch"]["wins"]) == 3
     assert 0 < sum(report["branch"]["wins"]) < report["forwards"]
