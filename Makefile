@@ -23,6 +23,7 @@ demo: $(STAMP)
 	@RANKS=$(RANKS) BIN=$(BIN) sh scripts/demo.sh
 
 test: $(STAMP)
+	@sh scripts/test-packages.sh
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP)

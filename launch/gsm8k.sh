@@ -4,7 +4,8 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=08:00:00
 #SBATCH --output=%x-%j.log
-# sbatch launch/gsm8k.sh [overrides]      e.g. sbatch --gpus-per-node 8 launch/gsm8k.sh model=local model.path=...
+# sbatch launch/gsm8k.sh [overrides]      e.g. sbatch --gpus-per-node 8 launch/gsm8k.sh \
+#     model=local model.path=... decode=lopa task=batch task.input=prompts.jsonl
 #
 # Without a model path there is nothing to solve GSM8K with, so the embedded model runs on its own problems.
 set -euo pipefail
@@ -13,7 +14,11 @@ BIN=${BIN:-.venv/bin}
 [ -x "$BIN/torchrun" ] || { echo "$BIN/torchrun not found: run 'make install', or set BIN to your environment's bin"; exit 1; }
 
 case " $* " in
-    *" model.path="*) ;;
+    *" task="*) ;;
+    *" model.path="*)
+        echo "GSM8K itself is not a task yet: give your prompts with task=batch task.input=prompts.jsonl"
+        exit 2
+        ;;
     *) echo "no model.path given: running the embedded model on its own word problems" ;;
 esac
 

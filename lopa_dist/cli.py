@@ -132,6 +132,8 @@ def main() -> None:
             return
         check_keys([a for a in arguments if not a.startswith("-")])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
+        if detect().rank:  # only rank 0 has a run folder
+            sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
         app()
     except RankError as error:
         die(f"lopa-dist: {error}")

@@ -75,6 +75,7 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     mesh = resolve(parallel.data, parallel.branch, world.size, len(items), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device)
     with group.guard():
+        folder = Path(group.agree(str(folder)))  # its name holds the time, and clocks tick between ranks
         return generate_all(config, folder, task, items, group, device, began)
 
 

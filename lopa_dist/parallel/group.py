@@ -96,6 +96,14 @@ class Group:
         if self.world.launcher == "srun" and self.world.rank == 0:
             rendezvous_file().unlink(missing_ok=True)
 
+    def agree(self, value: str) -> str:
+        """Rank 0's value, on every rank."""
+        if self.store is None:
+            return value
+        if self.world.rank == 0:
+            self.store.set("agree", value)
+        return str(self.store.get("agree").decode())
+
     def tally(self, **amounts: int) -> dict[str, int]:
         """Add to the job's counters of finished requests; rank 0 gets what all replicas added."""
         for name, amount in amounts.items():

@@ -1,0 +1,10 @@
+#!/bin/sh
+# System packages that some tests need: installed when root on a Debian system, else those tests say why they skip.
+set -u
+[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || exit 0
+packages=""
+command -v slurmctld >/dev/null 2>&1 || packages="slurmctld slurmd slurm-client"
+[ -z "$packages" ] && exit 0
+echo "installing $packages"
+{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages; } \
+    >/dev/null 2>&1 || echo "could not install $packages: the tests that need them will skip"
