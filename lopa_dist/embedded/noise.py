@@ -150,6 +150,8 @@ def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int
     result = (fact >= 0) & (fact < NAME)
     chance = rng.random((n, 1))
     masked = np.where(chance < 0.2, facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
+    named = (fact == NAME) | (fact == OBJECT)
+    masked = np.where(rng.random((n, 1)) < 0.15, named, masked)  # copying needs rows of its own to be learned at all
     masked = np.where(drill, result, masked) & answer
 
     inside = block + np.arange(n)[:, None] * blocks
@@ -157,6 +159,6 @@ def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int
     holes = np.bincount(inside[masked], minlength=n * blocks)
     share = (holes / np.maximum(total, 1))[inside]
     filler = (targets == pad_id) & (np.roll(targets, 1, 1) == pad_id)  # all but the first EOS
-    importance = np.where(fact >= 0, 2.0, np.where(filler, 0.1, 1.0))
+    importance = np.where(named, 4.0, np.where(fact >= 0, 2.0, np.where(filler, 0.1, 1.0)))
     weights = masked / np.maximum(share, MIN_RATIO) * importance
     return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, masked & result)

@@ -190,6 +190,9 @@ def train(config: TrainConfig) -> Path:
         average, step, used = saved["average"], saved["step"], saved["seconds"]
         for stepper, state in zip(steppers, saved["optimizers"], strict=True):
             stepper.load_state_dict(state)
+        if log_file.exists():  # steps behind the saved state are run again
+            kept = [line for line in log_file.read_text().splitlines() if json.loads(line)["step"] <= step]
+            log_file.write_text("".join(line + "\n" for line in kept))
     loss_of: Any = Loss(model)
     if config.compile:
         loss_of = torch.compile(loss_of, dynamic=False)

@@ -12,8 +12,6 @@ from rich.table import Table
 
 from lopa_dist.jobs.report import table
 
-HIDDEN = ("cache", "max_new_tokens", "block_size")
-
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """All reports under a folder, by the names of their run folders."""

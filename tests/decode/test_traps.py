@@ -1,0 +1,230 @@
+"""Scripted cases for what is easy to get wrong (spec sections 0 and 11)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, layout, select, unpack
+
+MASK, EOS = 63, 62
+LOW, HIGH = 0.2, 0.99
+CONFIG = DecodeConfig(branches=3, block_size=32, max_new_tokens=128, tau_add=0.1, tau_act=0.95, tau_conf=0.9)
+
+
+def started(config: DecodeConfig, blocks: int = 1) -> State:
+    """One sequence behind its prefill, with `blocks` blocks appended and nothing filled."""
+    state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
+    state.admit(0, [1, 2, 3], config.max_new_tokens, 0)
+    state.committed[0] = 0
+    state.end[0] = blocks * config.block_size
+    return state
+
+
+def put(state: State, positions: range, token: int = 5) -> None:
+    state.canvas[0, state.origin + positions.start : state.origin + positions.stop] = token
+
+
+def records(state: State, token: int = 7, probability: float = LOW, confidence: float = -2.0) -> Records:
+    """The same answer at every position and in every branch."""
+    size = state.config.block_size
+    width = -(-int(state.end[0] - state.finished[0]) // size) * size
+    shape = (1, state.config.max_branches, width)
+    return Records(
+        torch.full(shape, token, dtype=torch.int32), torch.full(shape, probability), torch.full(shape, confidence)
+    )
+
+
+def step(state: State, found: Records) -> int:
+    winner, _ = select(state, found)
+    advance(state, found, winner)
+    return int(winner[0])
+
+
+def filled(state: State) -> list[int]:
+    tokens = state.generated(0, state.config.max_new_tokens)
+    return [i for i, t in enumerate(tokens) if t != MASK]
+
+
+@pytest.mark.parametrize(("before", "appended"), [(2, False), (3, True)])
+def test_a_block_is_appended_at_4_of_32(before: int, appended: bool) -> None:
+    """tau_add 0.1 of 32 is 3.2: with the forced fill of this step, 3 do not suffice and 4 do."""
+    state = started(CONFIG)
+    put(state, range(before))
+    step(state, records(state))
+    assert len(filled(state)) == before + 1
+    assert int(state.end[0]) == (64 if appended else 32)
+
+
+def test_one_block_a_round() -> None:
+    """Even when everything is filled at once, one block comes at a time, and a fresh one does not earn another."""
+    state = started(CONFIG)
+    found = records(state, probability=HIGH)
+    for end in (64, 96, 128, 128):
+        step(state, found)
+        assert int(state.end[0]) == end
+        found = records(state, probability=HIGH)
+
+
+@pytest.mark.parametrize(
+    ("size", "already", "forced"), [(32, 30, False), (32, 31, True), (16, 15, False), (16, 16, True)]
+)
+def test_activation_at_31_of_32_and_16_of_16(size: int, already: int, forced: bool) -> None:
+    """tau_act 0.95: the second block is forced only when the first is nearly full before this step's fill."""
+    state = started(replace(CONFIG, block_size=size), blocks=2)
+    put(state, range(already))
+    found = records(state)
+    step(state, found)
+    assert any(p >= size for p in filled(state)) == forced
+
+
+def test_semi_active_blocks_are_never_forced_but_fill_above_the_threshold() -> None:
+    state = started(CONFIG, blocks=2)
+    found = records(state)
+    step(state, found)
+    assert [p for p in filled(state) if p >= 32] == []
+    state = started(CONFIG, blocks=2)
+    found = records(state)
+    found.probability[0, :, 40] = HIGH
+    step(state, found)
+    assert [p for p in filled(state) if p >= 32] == [40]
+
+
+def test_every_fully_active_block_is_forced() -> None:
+    """Fall-back is per block, not per window: block 0 passes, block 1 is forced all the same."""
+    state = started(CONFIG, blocks=2)
+    put(state, range(31))
+    found = records(state)
+    found.probability[0, :, 31] = HIGH
+    found.confidence[0, :, 50] = -1.0
+    step(state, found)
+    assert filled(state) == [*range(32), 50]
+
+
+def test_threshold_is_strict_and_on_probability_not_on_confidence() -> None:
+    state = started(replace(CONFIG, tau_conf=0.5))
+    found = records(state, probability=0.5, confidence=0.0)
+    found.confidence[0, :, 9] = 0.5
+    found.probability[0, :, 3] = 0.5001
+    found.confidence[0, :, 3] = -11.0
+    step(state, found)
+    assert filled(state) == [3]
+
+
+def test_lookaheads_take_tokens_of_the_records_before_the_fill() -> None:
+    """Spawned behind the anchor's fill, from the same records: the next best positions, one token each."""
+    state = started(CONFIG)
+    found = records(state)
+    for rank, position in enumerate((9, 4, 20, 11)):
+        found.confidence[0, :, position] = -0.1 * (rank + 1)
+        found.token[0, :, position] = 30 + rank
+    step(state, found)
+    assert filled(state) == [9]
+    assert state.edit_position[0, 1:4, 0].tolist() == [4, 20, 11]
+    assert state.edit_token[0, 1:4, 0].tolist() == [31, 32, 33]
+    assert int(state.branches[0]) == 4
+
+
+def test_ties_go_to_the_first_lookahead_and_to_the_anchor_last() -> None:
+    state = started(CONFIG)
+    step(state, records(state))
+    assert step(state, records(state)) == 1
+    found = records(state)
+    found.confidence[0, 0] = -1.5
+    assert step(state, found) == 0
+
+
+def test_a_lookahead_that_fills_everything_scores_one_and_waits_a_round() -> None:
+    """It wins with nothing left to score; its block is complete only after this round, not before."""
+    state = started(replace(CONFIG, max_new_tokens=32))
+    put(state, range(30))
+    step(state, records(state))
+    assert filled(state) == list(range(31))
+    assert state.edit_position[0, 1, 0] == 31
+    assert int(state.finished[0]) == 0
+    found = records(state, confidence=0.0)
+    winner, scores = select(state, found)
+    assert int(winner[0]) == 1
+    assert scores[0, :2].tolist() == [0.0, 1.0]
+    advance(state, found, winner)
+    assert int(state.finished[0]) == 32
+    assert bool(state.done[0])
+
+
+def test_a_completed_block_is_forwarded_once_more_before_it_is_committed() -> None:
+    state = started(CONFIG)
+    step(state, records(state, probability=HIGH))
+    assert (int(state.committed[0]), int(state.finished[0])) == (0, 32)
+    batch = layout(state, state.lengths())
+    assert batch.first.tolist()[0] == 0
+    step(state, records(state))
+    assert (int(state.committed[0]), int(state.finished[0])) == (32, 32)
+
+
+def test_blocks_complete_in_order_only() -> None:
+    """A full block behind an unfinished one stays in the window, without masks."""
+    state = started(CONFIG, blocks=2)
+    put(state, range(32, 64))
+    step(state, records(state))
+    assert int(state.finished[0]) == 0
+    put(state, range(32))
+    state.branches[0] = 1
+    step(state, records(state))
+    assert int(state.finished[0]) == 64
+
+
+def test_eos_stops_appending_and_ends_when_nothing_is_masked_before_it() -> None:
+    state = started(CONFIG)
+    put(state, range(10))
+    found = records(state)
+    found.probability[0, :, 11], found.token[0, :, 11] = HIGH, EOS
+    step(state, found)
+    assert bool(state.eos[0])
+    assert not bool(state.done[0])
+    end = int(state.end[0])
+    found = records(state)
+    found.probability[0, :, 10] = HIGH
+    state.branches[0] = 1
+    step(state, found)
+    assert bool(state.done[0])
+    assert int(state.end[0]) == end
+
+
+def test_scores_differ_from_the_anchor_by_its_own_masks_only() -> None:
+    """All branches have one window: a lookahead that would earn a block is not punished for its masks."""
+    state = started(CONFIG)
+    put(state, range(2))
+    step(state, records(state))
+    assert int(state.end[0]) == 32
+    found = records(state, confidence=-2.0)
+    _, scores = select(state, found)
+    assert scores[0].tolist() == [-2.0] * 4
+
+
+class NoSynchronisation(TorchDispatchMode):
+    """Fails on operations that would wait for a device."""
+
+    allowed = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert "_local_scalar_dense" not in name, f"{name}: an .item() in the step"
+        assert name not in ("aten.nonzero.default", "aten.masked_select.default"), f"{name} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lookahead", ["single", "nested"])
+def test_no_host_synchronisation_in_the_step(lookahead: str) -> None:
+    state = started(replace(CONFIG, lookahead=lookahead, boundary="stale"))
+    for _ in range(4):
+        lengths = state.lengths()
+        with NoSynchronisation():
+            batch = layout(state, lengths)
+            gathered = torch.ones(1, batch.local_branches, batch.masked, 3, dtype=torch.int32)
+            found = unpack(state, lengths, batch, gathered)
+            winner, _ = select(state, found)
+            advance(state, found, winner)
