@@ -3,7 +3,7 @@
 Follows D2F's recipe from scratch: block-wise mask ratios that do not decrease along the answer, under attention that
 is causal between groups of blocks and full within a group. One block a group is the block-causal window, all blocks
 in one group the full window, and clean leading blocks are the cache. Two additions teach on purpose what random holes
-teach slowly: *fact masking* hides every copy of a computed number, of the name, of the object, or all operations, so
+teach slowly: *fact masking* hides every copy of a computed number, of the name, or all operations, so
 that they must be computed or read from the question; *drills* are canvases of unrelated equations whose results alone
 are hidden.
 """
@@ -24,7 +24,7 @@ BLOCK_SIZES = (16, 32)
 UNIT = 16  # canvases are multiples of the smallest block
 LENGTHS = (96, 128)  # static sequence lengths, so that compiled training sees few shapes
 MIN_RATIO = 0.15  # clamp of the 1/t weight
-NAME, OBJECT, OPERATION, FACTS = 5, 6, 7, 8  # facts of an answer; 0 to 4 are the results of its computations
+NAME, OPERATION, FACTS = 5, 6, 7  # facts of an answer; 0 to 4 are the results of its computations
 
 
 @dataclass
@@ -60,7 +60,6 @@ class Examples:
         self.equals = self.ids["▁="]
         self.number_ids = {self.ids[f"▁{n}"] for n in range(100)}
         self.name_ids = {self.ids["▁" + name] for name in wp.NAMES}
-        self.object_ids = {self.ids["▁" + obj] for obj in wp.OBJECTS}
 
     def encode(self, text: str) -> list[int]:
         """Ids of words separated by single spaces, each with its leading space (a dictionary look-up, no library)."""
@@ -74,12 +73,12 @@ class Examples:
     def drill(self) -> Example:
         """A question in front of step sentences that compute unrelated things."""
         problem, rng = next(self.problems), self.rng
-        name, obj = rng.choice(wp.NAMES), rng.choice(wp.OBJECTS)
+        name = rng.choice(wp.NAMES)
         sentences = []
         for _ in range(5):
             before = rng.choice(wp.RESULT_RANGE)
             operator, operand, after = wp.random_operation(rng, before)
-            sentences.append(wp.word_step(rng, wp.Step(before, operator, operand, after), name, obj))
+            sentences.append(wp.word_step(rng, wp.Step(before, operator, operand, after), name))
         return self._example(problem.question, " ".join(sentences), drill=True)
 
     def _example(self, question: str, answer: str, drill: bool) -> Example:
@@ -96,7 +95,7 @@ class Examples:
 
     def _facts(self, body: list[int], drill: bool) -> list[int]:
         """The fact of each token. A result's copies reach from its `=` to the next equation's first term."""
-        kinds = [NAME if t in self.name_ids else OBJECT if t in self.object_ids else -1 for t in body]
+        kinds = [NAME if t in self.name_ids else -1 for t in body]
         equals = [i for i, t in enumerate(body) if t == self.equals]
         for number, start in enumerate(equals):
             kinds[start - 2] = kinds[start - 1] = OPERATION
@@ -150,7 +149,7 @@ def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int
     result = (fact >= 0) & (fact < NAME)
     chance = rng.random((n, 1))
     masked = np.where(chance < 0.2, facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
-    named = (fact == NAME) | (fact == OBJECT)
+    named = fact == NAME
     masked = np.where(rng.random((n, 1)) < 0.15, named, masked)  # copying needs rows of its own to be learned at all
     masked = np.where(drill, result, masked) & answer
 

@@ -69,9 +69,10 @@ HAS = ("has", "owns", "holds", "keeps")
 WE = ("we", "they", "people")
 GET = ("get", "find", "count", "see")
 SO = ("so", "hence", "thus", "therefore")
-TAILS = ("altogether", "overall", "total", "exactly")
+STARTING_TAILS = ("altogether", "overall", "exactly")
+TAILS = ("of them", "in total", "now altogether", "now overall")
 ENDINGS = ("Finally", "Ultimately", "Lastly", "Eventually")
-LAST_TAILS = ("now", "today", "left")
+LAST_TAILS = ("of them", "in total", "left now", "left today")
 
 ADD_EVENTS = (
     "{name} buys {n} more .",
@@ -176,23 +177,23 @@ def random_operation(rng: random.Random, value: int) -> tuple[str, int, int]:
             return operator, operand, after
 
 
-def word_step(rng: random.Random, step: Step, name: str, obj: str) -> str:
+def word_step(rng: random.Random, step: Step, name: str) -> str:
     """One step sentence: 11 tokens in each of its three forms."""
     equation = f"{step.before} {step.operator} {step.operand} = {step.after}"
     form = rng.randrange(3)
     if form == 0:
-        return f"{rng.choice(LEADS)} {name} {rng.choice(HAS)} {equation} {obj} {rng.choice(TAILS)} ."
+        return f"{rng.choice(LEADS)} {name} {rng.choice(HAS)} {equation} {rng.choice(TAILS)} ."
     if form == 1:
-        return f"{rng.choice(LEADS)} {rng.choice(WE)} {rng.choice(GET)} {equation} {obj} {rng.choice(TAILS)} ."
+        return f"{rng.choice(LEADS)} {rng.choice(WE)} {rng.choice(GET)} {equation} {rng.choice(TAILS)} ."
     return f"{equation} , {rng.choice(SO)} {name} {rng.choice(HAS)} {step.after} ."
 
 
-def word_answer(rng: random.Random, steps: tuple[Step, ...], name: str, obj: str) -> str:
+def word_answer(rng: random.Random, steps: tuple[Step, ...], name: str) -> str:
     """Opening (6 tokens), one sentence a step (11 each), closing (7), ``#### N`` (2)."""
-    parts = [f"{rng.choice(OPENINGS)} {name} {rng.choice(HAS)} {steps[0].before} {obj} ."]
-    parts += [word_step(rng, step, name, obj) for step in steps]
+    parts = [f"{rng.choice(OPENINGS)} {name} {rng.choice(HAS)} {steps[0].before} {rng.choice(STARTING_TAILS)} ."]
+    parts += [word_step(rng, step, name) for step in steps]
     last = steps[-1].after
-    parts.append(f"{rng.choice(ENDINGS)} {name} {rng.choice(HAS)} {last} {obj} {rng.choice(LAST_TAILS)} .")
+    parts.append(f"{rng.choice(ENDINGS)} {name} {rng.choice(HAS)} {last} {rng.choice(LAST_TAILS)} .")
     return " ".join([*parts, f"#### {last}"])
 
 
@@ -207,7 +208,7 @@ def word_question(rng: random.Random, steps: tuple[Step, ...], name: str, obj: s
 def word_problem(rng: random.Random, steps: tuple[Step, ...]) -> Problem:
     """Dress a computation in words."""
     name, obj = rng.choice(NAMES), rng.choice(OBJECTS)
-    return Problem(word_question(rng, steps, name, obj), word_answer(rng, steps, name, obj), steps)
+    return Problem(word_question(rng, steps, name, obj), word_answer(rng, steps, name), steps)
 
 
 def problems(split: Split, seed: int) -> Iterator[Problem]:
@@ -226,8 +227,8 @@ def vocabulary() -> list[str]:
     """Every word that a question or an answer can hold, numbers 0 to 99 as single words, sorted and unique."""
     texts = [*ADD_EVENTS, *SUBTRACT_EVENTS, *MULTIPLY_EVENTS, *STARTS, *QUESTIONS]
     words = {w for text in texts for w in text.split() if not w.startswith("{")}
-    for group in (NAMES, OBJECTS, OPENINGS, LEADS, HAS, WE, GET, SO, TAILS, ENDINGS, LAST_TAILS):
-        words.update(group)
+    for group in (NAMES, OBJECTS, OPENINGS, LEADS, HAS, WE, GET, SO, STARTING_TAILS, TAILS, ENDINGS, LAST_TAILS):
+        words.update(w for phrase in group for w in phrase.split())
     words.update(["+", "-", "x", "=", ",", ".", "?", "####"])
     words.update(str(n) for n in range(100))
     return sorted(words)

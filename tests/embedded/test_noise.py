@@ -16,7 +16,6 @@ from lopa_dist.embedded.noise import (
     LENGTHS,
     MIN_RATIO,
     NAME,
-    OBJECT,
     OPERATION,
     UNIT,
     Batch,
@@ -68,7 +67,7 @@ def test_only_answers_are_masked_and_only_masks_weigh(seed: int, length: int) ->
     filler = (batch.targets == EOS) & (np.roll(batch.targets, 1, axis=1) == EOS)
     assert batch.weights[masked & ~filler].min(initial=1) >= 1
     assert batch.weights[masked & filler].max(initial=0) <= np.float32(0.1 / MIN_RATIO)
-    assert batch.weights.max() <= np.float32(2 / MIN_RATIO)
+    assert batch.weights.max() <= np.float32(4 / MIN_RATIO)
 
 
 @batches
@@ -122,6 +121,7 @@ def test_later_blocks_are_masked_more() -> None:
     rng = np.random.default_rng(0)
     batches = [masked_batch([example] * 64, 96, MASK, PAD, rng) for _ in range(40)]
     masked = np.concatenate([b.inputs[:, 10:90] == MASK for b in batches]).reshape(-1, 5, 16).mean(2)
+    masked = masked[masked.any(1)]  # without the rows that hide names alone: there are none here
     share = masked.mean(0)
     assert (np.diff(share) > 0).all()
     assert share[0] < 0.5 < share[-1]
@@ -149,7 +149,7 @@ def test_batches_repeat_by_seed() -> None:
 
 def sentence_facts(sentence: list[str], before: int, result: int) -> list[int]:
     """Facts of a step sentence; `before` is the result that its first term repeats, or -1."""
-    facts = [NAME if w in wp.NAMES else OBJECT if w in wp.OBJECTS else -1 for w in sentence]
+    facts = [NAME if w in wp.NAMES else -1 for w in sentence]
     equals = sentence.index("=")
     facts[equals - 3 : equals + 2] = [before, OPERATION, OPERATION, -1, result]
     if equals == 3:  # "12 - 5 = 7 , so Zoe has 7 ."
@@ -164,10 +164,10 @@ def test_story_labels_are_the_copies_of_each_fact(seed: int) -> None:
     for problem in islice(wp.problems("train", seed + 10), 150):
         example = source._example(problem.question, problem.answer, drill=False)
         words, last = problem.answer.split(), len(problem.steps) - 1
-        wanted = [-1, NAME, -1, -1, OBJECT, -1]  # the opening's number is given
+        wanted = [-1, NAME, -1, -1, -1, -1]  # the opening's number is given
         for number in range(len(problem.steps)):
             wanted += sentence_facts(words[len(wanted) :][:11], number - 1, number)
-        wanted += [-1, NAME, -1, last, OBJECT, -1, -1, -1, last]
+        wanted += [-1, NAME, -1, last, -1, -1, -1, -1, last]
         wanted += [-1] * (example.canvas - len(wanted))
         assert example.fact == [-1] * example.prompt + wanted
         for token, fact in zip(example.tokens, example.fact, strict=True):
