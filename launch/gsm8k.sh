@@ -2,6 +2,7 @@
 #SBATCH --job-name=lopa-gsm8k
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
 #SBATCH --time=08:00:00
 #SBATCH --output=%x-%j.log
 # sbatch launch/gsm8k.sh [overrides]      e.g. sbatch --gpus-per-node 8 launch/gsm8k.sh \
@@ -29,7 +30,7 @@ host=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null | head -n 1
 getent hosts "${host:-localhost}" >/dev/null || host=127.0.0.1 # one-machine clusters have names that do not resolve
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 step=()
-[ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 --kill-on-bad-exit=1)
+[ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec "${step[@]}" "$BIN/torchrun" --nnodes "$nodes" --nproc-per-node "$per_node" \

@@ -12,11 +12,11 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.config import Config, register
-from lopa_dist.models.checkpoint import CheckpointError
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect
 
@@ -31,6 +31,10 @@ register()
 def app(raw: DictConfig) -> Any:
     """One job. The configuration is composed and typed by then; values are checked here."""
     world = detect()
+    if world.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError(
+            f"a sweep cannot run inside {world.launcher}: start it from one process, launcher=local or slurm"
+        )
     try:
         config = OmegaConf.to_object(raw)
     except OmegaConfBaseException as error:
@@ -49,7 +53,7 @@ def app(raw: DictConfig) -> Any:
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         report = run(config, folder, world)
-    except (CheckpointError, LaunchError, ValueError) as error:
+    except (LaunchError, OSError, ValueError) as error:
         raise UserError(str(error)) from error
     return summary(report, folder) if report else None
 
@@ -66,6 +70,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
         "%d requests%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, accuracy, report["tpf"],
         report["tokens_per_s"]["job"], folder / "report.md",
     )  # fmt: skip
+    if report["errors"] == report["requests"]:
+        raise UserError(f"no request could run; see {folder / 'results.jsonl'}")
     return float(report["tpf"])
 
 

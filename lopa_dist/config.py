@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class ModelOptions:
     chat_template: str = "auto"  # auto: wrap plain prompts when the tokenizer has a template
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
         require("model.dtype", self.dtype, ("auto", "fp32", "bf16", "fp16"))
         require("model.chat_template", self.chat_template, ("auto", "always", "never"))
 
@@ -54,6 +57,8 @@ class TaskConfig:
         require("task.split", self.split, ("held_out", "train"))
         if self.limit is not None:
             require_count("task.limit", self.limit)
+        if self.input and self.name != "batch":
+            raise ValueError(f"task.input={self.input}: only task=batch reads a file; add task=batch")
         if self.name == "batch" and not self.input:
             raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
         if self.name == "arithmetic" and self.limit is None:

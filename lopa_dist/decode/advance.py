@@ -139,11 +139,11 @@ def spawn(state: State, won: Records, masked: Tensor, span: Tensor) -> None:
     if config.lookahead == "single":
         state.edit_position[:, 1 : count + 1, 0] = position
         state.edit_token[:, 1 : count + 1, 0] = token
-        created = ranked
+        created = ranked.double()
     else:
         nested = torch.ones(count, count, dtype=torch.bool, device=span.device).tril()  # branch j takes j edits
         state.edit_position[:, 1 : count + 1, :count] = torch.where(nested, position[:, None], -1)
         state.edit_token[:, 1 : count + 1, :count] = token[:, None]
-        created = torch.where(found, ranked, 0.0).cumsum(1) / torch.arange(1, count + 1, device=span.device)
+        created = torch.where(found, ranked, 0.0).double().cumsum(1) / torch.arange(1, count + 1, device=span.device)
     state.edit_confidence[:, 1 : count + 1] = torch.where(found, created, 0.0)
     state.branches = torch.where(state.done, 0, 1 + found.sum(1))

@@ -20,8 +20,9 @@ def branch_scores(config: DecodeConfig, confidence: Tensor, open_: Tensor, creat
         created: ``[S, K]`` confidence a branch was created with (1 for the anchor).
 
     Returns:
-        ``[S, K]``: the mean (or its variant) over a branch's open positions, mixed with `created` by `alpha`.
+        ``[S, K]`` fp64: the mean (or its variant) over a branch's open positions, mixed with `created` by `alpha`.
     """
+    confidence = confidence.double()  # sums are then exact: how wide the batch's windows are changes no rounding
     count = open_.sum(-1)  # [S, K]
     known = torch.where(open_, confidence, 0.0)
     if config.score == "mean":

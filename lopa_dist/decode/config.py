@@ -18,7 +18,7 @@ CHOICES = {
 
 @dataclass
 class DecodeConfig:
-    """How the masks are filled. Defaults are the published LoPA settings for GSM8K on D2F-Dream.
+    """How the masks are filled. Defaults are LoPA's published thresholds for GSM8K on D2F-Dream, with k = 7.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.

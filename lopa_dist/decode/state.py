@@ -119,7 +119,7 @@ class State:
             branches=long(slots),
             edit_position=long(slots, k, e) - 1,
             edit_token=long(slots, k, e),
-            edit_confidence=real(slots, k) + 1,
+            edit_confidence=real(slots, k).double() + 1,
             boundary=Records(long(slots).int(), real(slots), real(slots)),
             winner=long(slots),
         )

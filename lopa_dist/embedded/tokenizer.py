@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 def build() -> PreTrainedTokenizerFast:
     """A unigram tokenizer in which every word of `word_problems.vocabulary` (with its leading space) is one token.
 
-    A word is one piece of score 0; single bytes score so low that they are used only where no word fits. Any text
+    A word is one piece of a high score; single bytes score so low that they are used only where no word fits. Any text
     survives encoding and decoding, because bytes cover what words do not (but U+2581, which stands for the space).
     """
     specials = [EOS, MASK, USER, ASSISTANT, UNKNOWN]

@@ -1,7 +1,8 @@
 """Train the embedded model: ``python -m lopa_dist.embedded.train [train.minutes=60 ...]``.
 
-Masked diffusion from scratch in D2F's style (see `noise`): Muon on the matrices, AdamW on the rest, an average of the
-weights, the learning rate held and then decayed to zero. Resumable: run it again with the same `train.folder`.
+Masked diffusion from scratch in D2F's style (see `noise`): Muon on the matrices, AdamW on the rest, the learning rate
+held and then decayed to zero, which does the work of averaging weights. Resumable: run it again with the same
+`train.folder`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ class TrainConfig:
     warmup: int = 100  # steps
     hold: float = 0.4  # share of the run before the learning rate begins to fall
     drills: tuple[float, float] = (0.3, 0.1)  # share of drills at the start and at the end
-    average: float = 0.998  # decay of the weight average
     report_every: int = 100
     save_every: int = 500
     seed: int = 0
@@ -178,7 +178,6 @@ def train(config: TrainConfig) -> Path:
     for name, p in model.named_parameters():
         if p.ndim == 2:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name or "lm_head" in name else p.shape[1] ** -0.5)
-    average = {n: p.detach().clone() for n, p in model.state_dict().items()}
     steppers = optimizers(model, config)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +186,7 @@ def train(config: TrainConfig) -> Path:
     if state_file.exists():
         saved = torch.load(state_file, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
-        average, step, used = saved["average"], saved["step"], saved["seconds"]
+        step, used = saved["step"], saved["seconds"]
         for stepper, state in zip(steppers, saved["optimizers"], strict=True):
             stepper.load_state_dict(state)
         if log_file.exists():  # steps behind the saved state are run again
@@ -203,7 +202,6 @@ def train(config: TrainConfig) -> Path:
     def save_state() -> None:
         state = {
             "model": model.state_dict(),
-            "average": average,
             "optimizers": [s.state_dict() for s in steppers],
             "step": step,
             "seconds": time.monotonic() - began,
@@ -245,10 +243,6 @@ def train(config: TrainConfig) -> Path:
             for stepper in steppers:
                 stepper.step()
                 stepper.zero_grad(set_to_none=True)
-            decay = min(config.average, (1 + step) / (10 + step))
-            with torch.no_grad():
-                for name, p in model.state_dict().items():
-                    average[name].lerp_(p, 1 - decay)
             step += 1
             tokens += batch.inputs.size
             mean_loss += float(loss.detach())
@@ -272,9 +266,9 @@ def train(config: TrainConfig) -> Path:
                 display.update(bar, completed=progress, status=status)
             if step % config.save_every == 0:
                 save_state()
-                checkpoint.save(folder / "checkpoint", ids, average, words)
+                checkpoint.save(folder / "checkpoint", ids, model.state_dict(), words)
     save_state()
-    checkpoint.save(folder / "checkpoint", ids, average, words)
+    checkpoint.save(folder / "checkpoint", ids, model.state_dict(), words)
     report = {"config": asdict(config), "steps": step, "seconds": time.monotonic() - began}
     report["parameters"] = sum(p.numel() for p in model.parameters())
     report["log"] = [json.loads(line) for line in log_file.read_text().splitlines()]

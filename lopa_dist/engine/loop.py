@@ -91,8 +91,14 @@ class Engine:
             commit(pool, config, batch, before, lengths.winner, comm)
             clock.lap("commit")
             clock.masked_records += batch.masked * batch.local_branches * comm.size
-            grown = (lengths.end - before.end)[before.branches > 0].sum()
-            clock.step(before.branches, lengths.winner, int(before.masked.sum() + grown - lengths.masked.sum()))
+            running = before.branches > 0
+            filled = ((before.masked + lengths.end - before.end) - lengths.masked)[running]
+            if not filled.all():
+                raise FloatingPointError(
+                    "the model's predictions are not numbers, so nothing can be filled; fp16 overflows in many models: "
+                    "use model.dtype=bf16 or fp32"
+                )
+            clock.step(before.branches, lengths.winner, int(filled.sum()))
             self.observe(clock)
             yield from self.collect(state, lengths, admitted)
             lengths = self.admit(state, requests, take, admitted, lengths)

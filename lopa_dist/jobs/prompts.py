@@ -60,6 +60,6 @@ class Encoder:
             return Rejection(
                 index,
                 f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
-                f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens",
+                f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )
         return Request(index, ids, most, request_key(self.config.seed, item.custom_id))

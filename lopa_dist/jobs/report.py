@@ -35,7 +35,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
-        "Bytes a rank sends per step: "
+        "Bytes that all ranks together give to collectives per step: "
         + ", ".join(f"{what} {amount:.0f}" for what, amount in report["comm_bytes_per_step"].items()),
         *(f"![{name}]({name})" for name in plots),
         "## As the LoPA code counts",

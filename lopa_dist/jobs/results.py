@@ -65,16 +65,27 @@ class ResultWriter:
         self.file.close()
 
 
-def clear_parts(folder: Path) -> None:
-    """Remove replicas' files that an earlier, broken run left."""
-    for part in folder.glob("results.*.jsonl"):
-        part.unlink()
+def clear(folder: Path) -> None:
+    """Remove what an earlier run into the same folder left."""
+    for name in ("results.jsonl", "results.*.jsonl", "figures.*.json", "report.json", "report.md"):
+        for file in folder.glob(name):
+            file.unlink()
 
 
-def merge_results(folder: Path) -> None:
-    """Put all lines into `results.jsonl` in input order, atomically, and remove the replicas' files."""
-    parts = sorted(folder.glob("results.*.jsonl")) or [folder / "results.jsonl"]
-    lines = [line for part in parts for line in part.read_text(encoding="utf-8").splitlines()]
+def merge_results(folder: Path, replicas: int, expected: int) -> None:
+    """Put all lines into `results.jsonl` in input order, atomically, and remove the replicas' files.
+
+    Raises:
+        RuntimeError: there are not as many lines as requests (a shared folder that is not, say).
+    """
+    names = [f"results.{r}.jsonl" for r in range(replicas)] if replicas > 1 else ["results.jsonl"]
+    parts = [folder / name for name in names]
+    # not splitlines(): texts may hold other characters that it takes for line ends
+    lines = [line for part in parts for line in part.read_text(encoding="utf-8").split("\n") if line]
+    if len(lines) != expected:
+        raise RuntimeError(
+            f"{len(lines)} result lines of {expected} requests in {folder}; is it one folder for all ranks?"
+        )
     lines.sort(key=lambda line: int(json.loads(line)["index"]))
     ordered = folder / "results.partial"
     with ordered.open("w", encoding="utf-8") as file:
@@ -82,6 +93,5 @@ def merge_results(folder: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     ordered.replace(folder / "results.jsonl")
-    for part in parts:
-        if part.name != "results.jsonl":
-            part.unlink()
+    for part in parts if replicas > 1 else ():
+        part.unlink()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
@@ -22,7 +23,7 @@ from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import report_markdown
-from lopa_dist.jobs.results import ResultWriter, clear_parts, error_line, generation_line, merge_results
+from lopa_dist.jobs.results import ResultWriter, clear, error_line, generation_line, merge_results
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models import checkpoint
 from lopa_dist.parallel.group import Group
@@ -51,7 +52,10 @@ def choose_device(config: Config, world: World) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda"):
-        device = torch.device("cuda", world.local_rank)
+        if not torch.cuda.is_available():
+            raise ValueError(f"model.device={name}: this torch sees no GPU; use cpu")
+        own = world.local_rank % torch.cuda.device_count()
+        device = torch.device(name if ":" in name else f"cuda:{own}")
         torch.cuda.set_device(device)
         return device
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -61,14 +65,16 @@ def choose_device(config: Config, world: World) -> torch.device:
 
 def versions() -> dict[str, str]:
     """What ran."""
-    packages = ("lopa_dist", "torch", "transformers", "hydra-core", "wandb")
-    return {"python": platform.python_version()} | {p: version(p) for p in packages}
+    packages = ("torch", "transformers", "hydra-core", "wandb")
+    return {"python": platform.python_version(), "lopa_dist": __version__} | {p: version(p) for p in packages}
 
 
 def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing."""
     began = time.perf_counter()
     device = choose_device(config, world)
+    if config.task.input == "-" and world.size > 1:
+        raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
     items = list(task.items())
     parallel = config.parallel
@@ -87,8 +93,8 @@ def generate_all(
     source = checkpoint.find(config.model.path)
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = checkpoint.DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
-    model = checkpoint.load_model(source, dtype, device)
     tokenizer = checkpoint.load_tokenizer(source)
+    model = checkpoint.load_model(source, dtype, device)
     encoder = Encoder(config, model.config, tokenizer)
     encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
     requests = [r for r in encoded if isinstance(r, Request)]
@@ -106,13 +112,14 @@ def generate_all(
             group.mesh.data, group.mesh.branch, folder,
         )  # fmt: skip
     if first:
-        clear_parts(folder)
+        clear(folder)
     group.ready()
     start = time.perf_counter()
     generations = engine.generate(requests, partial(group.take, total=len(requests)))
     if not group.leads:
         for _ in generations:
             pass
+        group.total(comm.traffic.bytes)
         return {}
 
     writer = ResultWriter(folder, group.data_rank if group.mesh.data > 1 else None)
@@ -135,27 +142,31 @@ def generate_all(
             judged = {} if figure.correct is None else {"judged": 1, "right": int(figure.correct)}
             display.update(group.tally(done=1, tokens=figure.tokens, forwards=figure.forwards, **judged))
         writer.close()
-        mine = {"figures": [asdict(f) for f in figures], "statistics": engine.statistics.totals()}
-        everyone = group.collect(mine | {"traffic": comm.traffic.bytes})
+        if not first:  # through a file: the store takes small values only
+            mine = {"figures": [asdict(f) for f in figures], "statistics": engine.statistics.totals()}
+            (folder / f"figures.{group.data_rank}.json").write_text(json.dumps(mine))
+        traffic = group.total(comm.traffic.bytes)
         if first:
             display.update(group.tally())
     if not first:
         return {}
     decode_s = time.perf_counter() - start
-    merge_results(folder)
-    for other in everyone[1:]:
+    merge_results(folder, group.mesh.data, len(items))
+    for replica in range(1, group.mesh.data):
+        file = folder / f"figures.{replica}.json"
+        other = json.loads(file.read_text())
         engine.statistics.absorb(other["statistics"])
         figures += [Figures(**f) for f in other["figures"]]
-    traffic = {what: sum(e["traffic"][what] for e in everyone) for what in comm.traffic.bytes}
+        file.unlink()
     report = build_report(
         config, figures, errors, engine.statistics, traffic, group, versions(), decode_s, time.perf_counter() - began
     )
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     plots: list[str] = []
     if config.logging.plots:
         from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
         plots = run_plots(folder, [f.seconds for f in figures], engine.statistics, config.decode.branches)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (folder / "report.md").write_text(report_markdown(report, plots))
     if wandb_log is not None:
         wandb_log.finish(report, engine.statistics, plots)

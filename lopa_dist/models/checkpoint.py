@@ -25,7 +25,7 @@ def find(path: str) -> Path:
     """The folder of `path`: ``embedded``, a local folder, or a hub id (downloaded, safetensors only)."""
     if path == "embedded":
         return EMBEDDED
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
     if folder.is_absolute() or path.startswith("."):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,18 +11,13 @@ from torch import Tensor
 
 @dataclass
 class Traffic:
-    """Bytes this rank handed to each collective, and seconds spent inside."""
+    """Bytes that this rank gave to each kind of collective."""
 
     bytes: dict[str, int] = field(default_factory=lambda: {"all_gather": 0, "commit": 0})
-    seconds: dict[str, float] = field(default_factory=lambda: {"all_gather": 0.0, "commit": 0.0})
 
-    @contextmanager
-    def count(self, what: str, tensor: Tensor, sent: bool = True) -> Iterator[None]:
-        """Count a collective around its call; `sent` is whether this rank gave the data."""
-        began = time.perf_counter()
-        yield
-        self.bytes[what] += sent * tensor.numel() * tensor.element_size()
-        self.seconds[what] += time.perf_counter() - began
+    def count(self, what: str, tensor: Tensor) -> None:
+        """One more tensor given."""
+        self.bytes[what] += tensor.numel() * tensor.element_size()
 
 
 class Communicator(Protocol):
@@ -38,8 +30,8 @@ class Communicator(Protocol):
     def all_gather(self, records: Tensor) -> Tensor:
         """``[...]`` of every rank -> ``[size, ...]``."""
 
-    def broadcast(self, buffer: Tensor, source: int) -> Tensor:
-        """`source`'s buffer on every rank, in place."""
+    def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
+        """`source`'s buffer on every rank, in place; `counted` as commit traffic."""
 
 
 class PeerFailure(RuntimeError):
@@ -55,7 +47,7 @@ class Solo:
     def all_gather(self, records: Tensor) -> Tensor:
         return records[None]
 
-    def broadcast(self, buffer: Tensor, source: int) -> Tensor:
+    def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
         return buffer
 
 
@@ -68,12 +60,13 @@ class TorchCommunicator:
 
     def all_gather(self, records: Tensor) -> Tensor:
         gathered = records.new_empty(self.size, *records.shape)
-        with self.traffic.count("all_gather", records):
-            # the list form is the one that every supported torch has without a deprecation warning
-            dist.all_gather(list(gathered.unbind(0)), records.contiguous(), group=self.group)
+        # the list form is the one that every supported torch has without a deprecation warning
+        dist.all_gather(list(gathered.unbind(0)), records.contiguous(), group=self.group)
+        self.traffic.count("all_gather", records)
         return gathered
 
-    def broadcast(self, buffer: Tensor, source: int) -> Tensor:
-        with self.traffic.count("commit", buffer, sent=self.rank == source):
-            dist.broadcast(buffer, group=self.group, group_src=source)
+    def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
+        dist.broadcast(buffer, group=self.group, group_src=source)
+        if counted and self.rank == source:
+            self.traffic.count("commit", buffer)
         return buffer

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +18,8 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import init_device_mesh
 
 from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo, TorchCommunicator
-from lopa_dist.parallel.launcher import LaunchError, World, mpi, rendezvous, rendezvous_file
+from lopa_dist.parallel.heartbeat import Heartbeat
+from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi, rendezvous, rendezvous_file
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.mpi_communicator import MpiCommunicator
 
@@ -42,13 +41,20 @@ class Group:
         self._totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
         if world.size == 1:
             return
-        self.store = rendezvous(world)
-        timeout = timedelta(seconds=timeout_s)
-        if self.backend == "mpi":
-            self.comm = MpiCommunicator(mpi().COMM_WORLD.Split(self.data_rank, self.branch_rank), timeout_s)
-            return
-        dist.init_process_group(self.backend, store=self.store, rank=world.rank, world_size=world.size, timeout=timeout)
-        axes = init_device_mesh(device.type, (mesh.data, mesh.branch), mesh_dim_names=("data", "branch"))
+        try:
+            self.store = rendezvous(world)
+            self.heart = Heartbeat(self.store, world.rank, world.size)
+            self._count_in("joined", JOIN.total_seconds())  # ranks may take long to import torch
+            if self.backend == "mpi":
+                self.comm = MpiCommunicator(mpi().COMM_WORLD.Split(self.data_rank, self.branch_rank), timeout_s)
+                return
+            timeout = timedelta(seconds=timeout_s)
+            dist.init_process_group(
+                self.backend, store=self.store, rank=world.rank, world_size=world.size, timeout=timeout
+            )
+            axes = init_device_mesh(device.type, (mesh.data, mesh.branch), mesh_dim_names=("data", "branch"))
+        except RuntimeError as error:
+            raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
         if mesh.branch > 1:
             self.comm = TorchCommunicator(axes.get_group("branch"))
 
@@ -62,6 +68,7 @@ class Group:
 
         Every branch rank of a replica calls this at the same step; the leader asks, the others are told.
         """
+        self._stop_if_failed()
         if self._taken >= total:
             return []
         if self.mesh.data == 1:
@@ -82,19 +89,27 @@ class Group:
         if self.mesh.branch == 1:
             return numbers
         device = "cuda" if self.backend == "nccl" else "cpu"
-        return self.comm.broadcast(numbers.to(device), 0).cpu()
+        return self.comm.broadcast(numbers.to(device), 0, counted=False).cpu()
 
     def ready(self) -> None:
-        """Wait until every rank is."""
+        """Wait until every rank is: their models may load at different speeds."""
         if self.store is None:
             return
-        count = self.store.add("ready", 1)
-        while count < self.world.size:
-            self._stop_if_failed()
-            time.sleep(0.02)
-            count = self.store.add("ready", 0)
+        self._count_in("ready", float("inf"))
         if self.world.launcher == "srun" and self.world.rank == 0:
             rendezvous_file().unlink(missing_ok=True)
+
+    def _count_in(self, what: str, limit_s: float) -> None:
+        """Wait until all ranks have come here, unless one fails."""
+        assert self.store is not None
+        count, end = self.store.add(what, 1), time.monotonic() + limit_s
+        while count < self.world.size:
+            if time.monotonic() > end:
+                raise LaunchError(f"only {count} of {self.world.size} ranks joined within {limit_s:.0f} s")
+            if what != "joined":
+                self._stop_if_failed()
+            time.sleep(0.02)
+            count = self.store.add(what, 0)
 
     def agree(self, value: str) -> str:
         """Rank 0's value, on every rank."""
@@ -116,26 +131,30 @@ class Group:
         return self._totals
 
     def _stop_if_failed(self) -> None:
-        assert self.store is not None
+        """Leave when another rank failed or fell silent: where no collective would notice, this does."""
+        if self.store is None:
+            return
         if self.store.check(["failed"]):
             raise RankError(self.store.get("failed").decode())
+        lost = self.heart.overdue(self.timeout_s)
+        if lost:
+            raise RankError(
+                self._lost(lost, f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}")
+            )
 
-    def collect(self, what: Any) -> list[Any]:
-        """JSON-able values of all replicas' leaders, in order, on rank 0; through the store, once at the end."""
+    def total(self, amounts: dict[str, int]) -> dict[str, int]:
+        """Sums over all ranks, on rank 0 (elsewhere this rank's own amounts)."""
         if self.store is None:
-            return [what]
-        if self.leads:
-            self.store.set(f"collect/{self.data_rank}", json.dumps(what))
+            return amounts
+        for name, amount in amounts.items():
+            self.store.add(f"total/{name}", amount)
+        self.store.add("totalled", 1)
         if self.world.rank:
-            return []
-        found = []
-        for replica in range(self.mesh.data):
-            key = f"collect/{replica}"
-            while not self.store.check([key]):  # a replica may still be at work: as long as nobody failed, wait
-                self._stop_if_failed()
-                time.sleep(0.02)
-            found.append(json.loads(self.store.get(key)))
-        return found
+            return amounts
+        while self.store.add("totalled", 0) < self.world.size:
+            self._stop_if_failed()
+            time.sleep(0.02)
+        return {name: self.store.add(f"total/{name}", 0) for name in amounts}
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -174,27 +193,17 @@ class Group:
                 self.store.set("failed", message)
 
     def roll_call(self, error: BaseException) -> str:
-        """Who is missing after a broken collective, and why as far as anyone said."""
+        """Who has fallen silent after a broken collective, and why as far as anyone said."""
         assert self.store is not None
         try:
-            missing = self._missing(2.0)
+            silent = [] if self.store.check(["failed"]) else self.heart.silent()
             if self.store.check(["failed"]):
                 return str(self.store.get("failed").decode())
         except RuntimeError:
             return f"rank 0 is gone, and with it the rendezvous (seen by rank {self.world.rank}: {first_line(error)})"
-        if not missing:
+        if not silent:
             return f"a collective failed although all ranks are alive ({first_line(error)})"
-        return self._lost(missing, f"timeout {self.timeout_s:g} s; seen by rank {self.world.rank}: {first_line(error)}")
-
-    def _missing(self, patience_s: float) -> list[int]:
-        """Ranks that do not answer a roll call within `patience_s`; shorter when somebody announced a failure."""
-        assert self.store is not None
-        self.store.set(f"here/{self.world.rank}", "1")
-        missing, end = list(range(self.world.size)), time.monotonic() + patience_s
-        while missing and time.monotonic() < end and not self.store.check(["failed"]):
-            missing = [r for r in missing if not self.store.check([f"here/{r}"])]
-            time.sleep(0.02)
-        return missing
+        return self._lost(silent, f"timeout {self.timeout_s:g} s; seen by rank {self.world.rank}: {first_line(error)}")
 
     def _lost(self, missing: list[int], why: str) -> str:
         names = " and ".join(f"rank {r}" for r in missing)
@@ -207,11 +216,11 @@ class Group:
         """
         assert self.store is not None
         with contextlib.suppress(RuntimeError):
-            missing = self._missing(0.5)
+            silent = [] if self.store.check(["failed"]) else self.heart.silent()
             if self.store.check(["failed"]):
                 die(f"lopa-dist: {self.store.get('failed').decode()}", 143)
-            if missing:
-                die(f"lopa-dist: {self._lost(missing, f'seen by rank {self.world.rank}, which was told to end')}", 143)
+            if silent:
+                die(f"lopa-dist: {self._lost(silent, f'seen by rank {self.world.rank}, which was told to end')}", 143)
         die(f"lopa-dist: rank {self.world.rank} was told to end (SIGTERM)", 143)
 
     def _leave(self) -> None:
@@ -260,9 +269,9 @@ def first_line(error: BaseException) -> str:
     return line.split("] ", 1)[-1][:160]
 
 
-def die(message: str, status: int = 1, write: Callable[[str], Any] = sys.stderr.write) -> None:
+def die(message: str, status: int = 1) -> None:
     """Leave at once: after a lost rank, tidy shutdown would wait for it."""
-    write(message + "\n")
+    sys.stderr.write(message + "\n")
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(status)

@@ -40,8 +40,8 @@ VARIABLES = {  # launcher: what it always sets, then rank, size, local rank, loc
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    "mpirun (PMI)": ("PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_TASKS_ON_NODE"),
+    "mpirun (MPICH)": ("MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_GTIDS"),
 }
 
 
@@ -52,7 +52,8 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
             continue
         rank, size = int(environment[names[0]]), int(environment[names[1]])
         local_rank = int(environment.get(names[2], rank))
-        local_size = int(environment.get(names[3], "1" if launcher == "srun" else str(size)))
+        here = environment.get(names[3], str(size))
+        local_size = len(here.split(",")) if launcher == "srun" else int(here)  # Slurm lists the node's ranks
         if size > 1 or launcher == "torchrun":
             return World(launcher.split()[0], rank, size, local_rank, local_size)
     return World("python")
@@ -117,5 +118,5 @@ def mpi() -> Any:
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise LaunchError("mpirun and parallel.backend=mpi need mpi4py: pip install 'lopa_dist[mpi]'") from error
+        raise LaunchError("mpirun and parallel.backend=mpi need mpi4py: pip install mpi4py") from error
     return MPI

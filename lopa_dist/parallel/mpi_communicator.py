@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lopa_dist.parallel.communicator import Traffic
@@ -24,13 +25,14 @@ class MpiCommunicator:
     def all_gather(self, records: Tensor) -> Tensor:
         records = records.contiguous()
         gathered = records.new_empty(self.size, *records.shape)
-        with self.traffic.count("all_gather", records):
-            self._wait(self.comm.Iallgather(as_bytes(records), as_bytes(gathered)))
+        self._wait(self.comm.Iallgather(as_bytes(records), as_bytes(gathered)))
+        self.traffic.count("all_gather", records)
         return gathered
 
-    def broadcast(self, buffer: Tensor, source: int) -> Tensor:
-        with self.traffic.count("commit", buffer, sent=self.rank == source):
-            self._wait(self.comm.Ibcast(as_bytes(buffer), source))
+    def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
+        self._wait(self.comm.Ibcast(as_bytes(buffer), source))
+        if counted and self.rank == source:
+            self.traffic.count("commit", buffer)
         return buffer
 
     def _wait(self, request: Any) -> None:
@@ -42,12 +44,8 @@ class MpiCommunicator:
 
 def as_bytes(tensor: Tensor) -> Any:
     """What mpi4py sends: the tensor's memory, without a copy."""
+    flat = tensor.view(-1).view(dtype=torch.uint8)
     if tensor.device.type == "cuda":
-        return tensor  # through __cuda_array_interface__
-    return tensor.view(-1).view(dtype=_byte()).numpy()
-
-
-def _byte() -> Any:
-    import torch
-
-    return torch.uint8
+        torch.cuda.synchronize(tensor.device)  # MPI knows nothing of streams
+        return flat  # through __cuda_array_interface__
+    return flat.numpy()

@@ -24,20 +24,26 @@ class Batch:
     name = "batch"
 
     def __init__(self, source: str, limit: int | None = None) -> None:
-        self.source, self.limit = source, limit
-        if source != "-" and not Path(source).is_file():
+        self.source, self.limit = source if source == "-" else str(Path(source).expanduser()), limit
+        if source != "-" and not Path(self.source).is_file():
             raise ValueError(f"task.input={source}: no such file")
 
     def open(self) -> TextIO:
-        """The lines, as UTF-8 text; bytes that are not UTF-8 surface as a bad line, not as a crash."""
+        """The lines, as UTF-8 text; bytes that are not UTF-8 become lone surrogates, which `parse` refuses."""
         if self.source == "-":
-            return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+            return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
         if self.source.endswith(".gz"):
-            return gzip.open(self.source, "rt", encoding="utf-8", errors="replace")
-        return open(self.source, encoding="utf-8", errors="replace")
+            return gzip.open(self.source, "rt", encoding="utf-8-sig", errors="surrogateescape")
+        return open(self.source, encoding="utf-8-sig", errors="surrogateescape")
 
     def items(self) -> Iterable[Item]:
         """One item a line, in order; blank lines are passed over."""
+        try:
+            yield from self._items()
+        except (OSError, EOFError) as error:
+            raise ValueError(f"task.input={self.source}: cannot be read ({error})") from error
+
+    def _items(self) -> Iterable[Item]:
         seen: dict[str, int] = {}
         with self.open() as lines:
             count = 0
@@ -65,7 +71,10 @@ def parse(line: str, number: int) -> Item:
     fallback = f"line-{number}"
     try:
         raw: Any = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        json.dumps(raw, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return Item(fallback, error=f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8")
+    except (ValueError, RecursionError) as error:
         return Item(fallback, error=f"line {number}: not JSON ({error}); write one JSON object a line")
     if not isinstance(raw, dict):
         return Item(fallback, error=f'line {number}: not a JSON object; write {{"prompt": "..."}}')

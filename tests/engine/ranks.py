@@ -28,18 +28,13 @@ class ThreadRank:
         return everything
 
     def all_gather(self, records: Tensor) -> Tensor:
-        self.traffic.bytes["all_gather"] += records.numel() * 4
+        self.traffic.count("all_gather", records)
         return torch.stack(self.exchange(records))
 
-    def broadcast(self, buffer: Tensor, source: int) -> Tensor:
-        self.traffic.bytes["commit"] += buffer.numel() * buffer.element_size()
+    def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
+        if counted and self.rank == source:
+            self.traffic.count("commit", buffer)
         return buffer.copy_(self.exchange(buffer)[source])
-
-    def barrier(self) -> None:
-        self.gate.wait(60)
-
-    def close(self) -> None:
-        return
 
 
 def on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:

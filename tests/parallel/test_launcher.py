@@ -28,7 +28,7 @@ def test_one_process() -> None:
     assert group.comm.broadcast(records, 0) is records
     assert [group.take(3, 5), group.take(3, 5), group.take(3, 5)] == [[0, 1, 2], [3, 4], []]
     assert group.tally(done=2)["done"] == 2
-    assert group.collect({"a": 1}) == [{"a": 1}]
+    assert group.total({"a": 1}) == {"a": 1}
 
 
 def test_torchrun() -> None:
@@ -45,8 +45,8 @@ def test_mpirun_and_srun() -> None:
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     }
     assert detect(open_mpi) == World("mpirun", 2, 4, 0, 2)
-    assert detect({"PMI_SIZE": "2", "PMI_RANK": "1"}) == World("mpirun", 1, 2, 1, 2)
-    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_TASKS_ON_NODE": "2"}
+    assert detect({"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}) == World("mpirun", 1, 2, 1, 2)
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_GTIDS": "2,3"}
     assert detect(slurm) == World("srun", 3, 4, 1, 2)
     assert detect({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == World("python")
 
