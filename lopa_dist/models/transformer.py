@@ -17,6 +17,8 @@ from lopa_dist.kernels.norm import rms_norm
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.models.config import ModelConfig
 
+CPU_ROWS = 256  # rows of the feed-forward at once on a CPU: what lies between its projections then stays in cache
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [R, H, D], k [R, Hkv, D], v [R, Hkv, D]) -> [R, H, D]``"""
 
@@ -61,6 +63,11 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and not torch.is_grad_enabled():
+            return torch.cat([self.tile(rows) for rows in x.split(CPU_ROWS)])
+        return self.tile(x)
+
+    def tile(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
