@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -16,14 +17,14 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 TIMEOUT_S = 6
 
 
-def start(folder: Path, launcher: str, ranks: int, fault: list[str]) -> tuple[subprocess.Popen[str], float]:
+def start(folder: Path, launcher: str, ranks: int, fault: list[str], mesh: str) -> subprocess.Popen[str]:
     overrides = [
-        "task.limit=40",
+        "task.limit=60",
         f"hydra.run.dir={folder}",
         "logging.wandb.mode=disabled",
         "logging.plots=false",
         "parallel.threads=1",
-        f"parallel.branch={ranks}",
+        f"parallel.{mesh}={ranks}",
         f"parallel.timeout_s={TIMEOUT_S}",
         "decode.branches=3",
     ]
@@ -34,7 +35,7 @@ def start(folder: Path, launcher: str, ranks: int, fault: list[str]) -> tuple[su
         mpirun = Path(sys.executable).parent / "mpirun"
         command = [str(mpirun if mpirun.exists() else "mpirun"), "-n", str(ranks), sys.executable, *module]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,7 +44,6 @@ def start(folder: Path, launcher: str, ranks: int, fault: list[str]) -> tuple[su
         cwd=Path(__file__).parents[2],
         start_new_session=True,
     )
-    return process, time.monotonic()
 
 
 def read_until(process: subprocess.Popen[str], word: str, limit_s: float) -> tuple[str, float]:
@@ -59,9 +59,18 @@ def read_until(process: subprocess.Popen[str], word: str, limit_s: float) -> tup
     return printed, float("inf")
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "raise"])
-def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
-    process, _ = start(tmp_path, "torchrun", 2, ["1", "4", how])
+def end(process: subprocess.Popen[str], folder: Path) -> None:
+    """Leave no process behind, whatever state the job is in."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={folder}"], check=False)
+
+
+@pytest.mark.parametrize(
+    ("how", "mesh"), [("kill", "branch"), ("stop", "branch"), ("raise", "branch"), ("kill", "data"), ("stop", "data")]
+)
+def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:
+    process = start(tmp_path, "torchrun", 2, ["1", "4", how], mesh)
     try:
         printed, seconds = read_until(process, "lopa-dist: rank 1", 100)
         assert "lopa-dist: rank 1" in printed, printed[-3000:]
@@ -71,18 +80,16 @@ def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
         if how != "stop":  # torchrun itself waits 30 s for a stopped process before it kills it
             assert process.wait(60) != 0
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={tmp_path}"], check=False)
+        end(process, tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py: pip install 'lopa_dist[mpi]'")
 @pytest.mark.parametrize("how", ["stop", "raise"])
 def test_mpirun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
-    process, _ = start(tmp_path, "mpirun", 2, ["1", "4", how])
+    process = start(tmp_path, "mpirun", 2, ["1", "4", how], "branch")
     try:
         printed, seconds = read_until(process, "lopa-dist: rank 1", 100)
         assert "lopa-dist: rank 1" in printed, printed[-3000:]
         assert seconds < TIMEOUT_S + 5
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={tmp_path}"], check=False)
+        end(process, tmp_path)
