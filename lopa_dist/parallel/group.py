@@ -183,6 +183,8 @@ class Group:
         except BaseException as error:
             self.announce(error)
             raise
+        finally:
+            self.heart.close()
 
     def announce(self, error: BaseException) -> None:
         """Tell the others what went wrong here; the first announcement stays."""

@@ -18,13 +18,19 @@ class Heartbeat:
         self.store, self.rank, self.size = store, rank, size
         self._seen = [(-1, time.monotonic())] * size  # (last count, when it changed)
         self._looked = 0.0
-        threading.Thread(target=self._beat, daemon=True).start()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
 
     def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
-            while True:
+            while not self._ended.wait(INTERVAL_S):
                 self.store.add(f"beat/{self.rank}", 1)
-                time.sleep(INTERVAL_S)
+
+    def close(self) -> None:
+        """Stop before the interpreter does: a thread inside the store then aborts the process."""
+        self._ended.set()
+        self._thread.join(10)
 
     def _counts(self) -> list[int]:
         return [self.store.add(f"beat/{rank}", 0) for rank in range(self.size)]
