@@ -46,9 +46,8 @@ def app(raw: DictConfig) -> Any:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("httpx", "httpcore", "filelock", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    from lopa_dist.jobs.run import (
-        run,
-    )  # transformers takes seconds; help and mistakes should not wait
+    # transformers takes seconds to import; help and mistakes should not wait for it
+    from lopa_dist.jobs.run import run
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:

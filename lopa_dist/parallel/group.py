@@ -196,16 +196,20 @@ class Group:
 
     def roll_call(self, error: BaseException) -> str:
         """Who has fallen silent after a broken collective, and why as far as anyone said."""
-        assert self.store is not None
+        seen = f"seen by rank {self.world.rank}: {first_line(error)}"
         try:
-            silent = [] if self.store.check(["failed"]) else self.heart.silent()
-            if self.store.check(["failed"]):
-                return str(self.store.get("failed").decode())
+            verdict = self._verdict(f"timeout {self.timeout_s:g} s; {seen}")
         except RuntimeError:
-            return f"rank 0 is gone, and with it the rendezvous (seen by rank {self.world.rank}: {first_line(error)})"
-        if not silent:
-            return f"a collective failed although all ranks are alive ({first_line(error)})"
-        return self._lost(silent, f"timeout {self.timeout_s:g} s; seen by rank {self.world.rank}: {first_line(error)}")
+            return f"rank 0 is gone, and with it the rendezvous ({seen})"
+        return verdict or f"a collective failed although all ranks are alive ({first_line(error)})"
+
+    def _verdict(self, why: str) -> str | None:
+        """What a rank announced before it left, else who has fallen silent; None when all are well."""
+        assert self.store is not None
+        silent = [] if self.store.check(["failed"]) else self.heart.silent()
+        if self.store.check(["failed"]):
+            return str(self.store.get("failed").decode())
+        return self._lost(silent, why) if silent else None
 
     def _lost(self, missing: list[int], why: str) -> str:
         names = " and ".join(f"rank {r}" for r in missing)
@@ -216,14 +220,10 @@ class Group:
         """SIGTERM. torchrun sends it to the survivors of a dead rank, often before their collective has failed: so
         the roll is called here, too. Without anyone missing the job was simply ended from outside.
         """
-        assert self.store is not None
-        with contextlib.suppress(RuntimeError):
-            silent = [] if self.store.check(["failed"]) else self.heart.silent()
-            if self.store.check(["failed"]):
-                die(f"lopa-dist: {self.store.get('failed').decode()}", 143)
-            if silent:
-                die(f"lopa-dist: {self._lost(silent, f'seen by rank {self.world.rank}, which was told to end')}", 143)
-        die(f"lopa-dist: rank {self.world.rank} was told to end (SIGTERM)", 143)
+        verdict = None
+        with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
+        die(f"lopa-dist: {verdict or f'rank {self.world.rank} was told to end (SIGTERM)'}", 143)
 
     def _leave(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""

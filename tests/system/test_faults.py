@@ -46,7 +46,7 @@ def start(folder: Path, launcher: str, ranks: int, fault: list[str], mesh: str) 
     )
 
 
-def read_until(process: subprocess.Popen[str], word: str, limit_s: float) -> tuple[str, float]:
+def read_until(process: subprocess.Popen[str], word: str) -> tuple[str, float]:
     """Everything printed until `word` shows, and the seconds since the job began to generate."""
     assert process.stdout is not None
     printed, generating = "", 0.0
@@ -72,7 +72,7 @@ def end(process: subprocess.Popen[str], folder: Path) -> None:
 def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:
     process = start(tmp_path, "torchrun", 2, ["1", "4", how], mesh)
     try:
-        printed, seconds = read_until(process, "lopa-dist: rank 1", 100)
+        printed, seconds = read_until(process, "lopa-dist: rank 1")
         assert "lopa-dist: rank 1" in printed, printed[-3000:]
         assert seconds < TIMEOUT_S + 5
         if how == "raise":
@@ -88,7 +88,7 @@ def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> No
 def test_mpirun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
     process = start(tmp_path, "mpirun", 2, ["1", "4", how], "branch")
     try:
-        printed, seconds = read_until(process, "lopa-dist: rank 1", 100)
+        printed, seconds = read_until(process, "lopa-dist: rank 1")
         assert "lopa-dist: rank 1" in printed, printed[-3000:]
         assert seconds < TIMEOUT_S + 5
     finally:
