@@ -2,10 +2,10 @@
 
 Follows D2F's recipe from scratch: block-wise mask ratios that do not decrease along the answer, under attention that
 is causal between groups of blocks and full within a group. One block a group is the block-causal window, all blocks
-in one group the full window, and clean leading blocks are the cache. Two additions teach on purpose what random holes
-teach slowly: *fact masking* hides every copy of a computed number, of the name, or all operations, so
-that they must be computed or read from the question; *drills* are canvases of unrelated equations whose results alone
-are hidden.
+in one group the full window, and clean leading blocks are the cache. Three additions teach on purpose what random holes
+teach slowly: *fact masking* hides every copy of a computed number, of the name, or all operations, so that they must be
+computed or read from the question; *left parts* show what decoding from left to right sees; *drills* are canvases of
+unrelated equations whose results alone are hidden.
 """
 
 from __future__ import annotations
@@ -151,13 +151,18 @@ def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int
     masked = np.where(chance < 0.2, facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
     named = fact == NAME
     masked = np.where(rng.random((n, 1)) < 0.15, named, masked)  # copying needs rows of its own to be learned at all
+    # a left part known and nothing behind it: what a decoder sees that fills the leftmost mask first
+    cut = (rng.random((n, 1)) * canvas).astype(int)
+    left = ~drill & (rng.random((n, 1)) < 0.2)
+    masked = np.where(left, offset >= cut, masked)
     masked = np.where(drill, result, masked) & answer
+    following = left & (offset == cut)  # the one that such a decoder takes
 
     inside = block + np.arange(n)[:, None] * blocks
     total = np.bincount(inside[answer], minlength=n * blocks)
     holes = np.bincount(inside[masked], minlength=n * blocks)
     share = (holes / np.maximum(total, 1))[inside]
     filler = (targets == pad_id) & (np.roll(targets, 1, 1) == pad_id)  # all but the first EOS
-    importance = np.where(named, 4.0, np.where(fact >= 0, 2.0, np.where(filler, 0.1, 1.0)))
+    importance = np.where(filler, 0.1, np.where(named | following, 4.0, np.where(fact >= 0, 2.0, 1.0)))
     weights = masked / np.maximum(share, MIN_RATIO) * importance
     return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, masked & result)
