@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist.config import Config, register
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect
+from lopa_dist.parallel.stop import STOPPED, Stopped
 
 log = logging.getLogger("lopa_dist")
 HERE = Path(__file__).parent
@@ -52,6 +54,10 @@ def app(raw: DictConfig) -> Any:
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         report = run(config, folder, world)
+    except Stopped as error:
+        go_on = f"; go on with hydra.run.dir={folder}" if world.rank == 0 else ""
+        sys.stderr.write(f"lopa-dist: {error}{go_on}\n")
+        sys.exit(STOPPED)
     except (LaunchError, OSError, ValueError) as error:
         raise UserError(str(error)) from error
     return summary(report, folder) if report else None
@@ -121,6 +127,16 @@ def leaves(config: Any, prefix: str = "") -> list[str]:
     return names
 
 
+def agent_start(process: int) -> datetime | None:
+    """When a process started (Linux; None elsewhere): torchrun's agent outlives the workers that it restarts."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
+    except (OSError, StopIteration, ValueError):
+        return None
+    return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"))
+
+
 def main() -> None:
     """Entry point of `lopa-dist` and `python -m lopa_dist`."""
     arguments = sys.argv[1:]
@@ -137,6 +153,9 @@ def main() -> None:
             return
         check_keys([a for a in arguments if not a.startswith("-")])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
+        began = agent_start(os.getppid()) if detect().launcher == "torchrun" else None
+        if began and not any(a.startswith("hydra.run.dir=") for a in arguments):
+            sys.argv.append(f"hydra.run.dir=outputs/{began:%Y-%m-%d/%H-%M-%S}")  # the same after a restart: it goes on
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
         app()
@@ -146,3 +165,5 @@ def main() -> None:
         sys.exit(f"lopa-dist: {error}")
     except HydraException as error:
         sys.exit(f"lopa-dist: {composition(error)}")
+    except KeyboardInterrupt:
+        sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")

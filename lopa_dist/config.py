@@ -98,6 +98,19 @@ class EngineConfig:
 
 
 @dataclass
+class JobConfig:
+    """How a job that was stopped goes on in its run folder."""
+
+    resume: str = "auto"  # auto: go on where the run folder's journal ends; new: set that aside and start over
+    grace_s: float = 20.0  # after SIGTERM or SIGUSR1: finish what is in flight for so long, then drop it
+
+    def __post_init__(self) -> None:
+        require("job.resume", self.resume, ("auto", "new"))
+        if self.grace_s < 0:
+            raise ValueError(f"job.grace_s={self.grace_s}: must be at least 0 seconds")
+
+
+@dataclass
 class WandbConfig:
     """Weights & Biases. auto: online when a key is set, else offline."""
 
@@ -135,6 +148,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    job: JobConfig = field(default_factory=JobConfig)
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from lopa_dist.engine.statistics import Statistics
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, PeerFailure
+from lopa_dist.parallel.stop import Wish
 
 Take = Callable[[int], list[int]]
 """The numbers of the next requests, at most so many; none when there are no more. The same on all branch ranks."""
@@ -44,8 +45,10 @@ class Engine:
         max_sequences: int = 16,
         attention: str = "torch",
         observe: Callable[[Statistics], None] = lambda statistics: None,
+        wish: Callable[[], Wish] = lambda: Wish.RUN,
     ) -> None:
         self.observe = observe  # called after every step
+        self.wish = wish  # asked in every step: whether this rank was told to stop
         self.model, self.config, self.comm = model, config, comm
         self.max_sequences, self.attention = max_sequences, attention
         self.device = model.head_weight.device
@@ -79,9 +82,10 @@ class Engine:
             clock.lap("host")
             records, error = attempt(runner, batch, comm)
             clock.lap("forward")
-            records = comm.all_gather(records)
-            check(records, error)
+            records, wish = exchange(records, Wish.FAIL if error else self.wish(), comm, error)
             clock.lap("all_gather")
+            if wish == Wish.DROP:
+                return
             spread = unpack(state, lengths, batch, records)
             winner, _ = select(state, spread)
             advance(state, spread, winner)
@@ -101,7 +105,8 @@ class Engine:
             clock.step(before.branches, lengths.winner, int(filled.sum()))
             self.observe(clock)
             yield from self.collect(state, lengths, admitted)
-            lengths = self.admit(state, requests, take, admitted, lengths)
+            if wish == Wish.RUN:
+                lengths = self.admit(state, requests, take, admitted, lengths)
             clock.lap("host")
 
     def admit(
@@ -150,20 +155,27 @@ def in_order(total: int) -> Take:
 
 
 def attempt(runner: Runner, batch: Batch, comm: Communicator) -> tuple[Tensor, Exception | None]:
-    """The forward's records, or its exception and records that tell the other ranks of it (token -1)."""
+    """The forward's records, or its exception and empty records in their place."""
     try:
         return runner.forward(batch), None
     except Exception as error:
         if comm.size == 1:
             raise
         shape = (batch.local_branches, batch.masked, 3)
-        return torch.full(shape, -1, dtype=torch.int32, device=batch.tokens.device), error
+        return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
 
 
-def check(gathered: Tensor, error: Exception | None) -> None:
-    """Stop all ranks at the same step when one's forward failed."""
+def exchange(records: Tensor, wish: Wish, comm: Communicator, error: Exception | None) -> tuple[Tensor, Wish]:
+    """All ranks' records ``[ranks, local_branches, masked, 3]``, and the gravest of their wishes, which travel along.
+
+    So all ranks stop at the same step, whichever was asked to or failed.
+    """
+    if comm.size == 1:
+        return records[None], wish
+    told = comm.all_gather(torch.cat([records.flatten(), records.new_tensor([wish])]))
+    wishes = told[:, -1].tolist()
     if error is not None:
         raise error
-    failed = torch.nonzero(gathered[:, 0, 0, 0] < 0).flatten().tolist() if len(gathered) > 1 else []
-    if failed:
-        raise PeerFailure(f"the forward of branch rank {failed[0]} failed")
+    if Wish.FAIL in wishes:
+        raise PeerFailure(f"the forward of branch rank {wishes.index(Wish.FAIL)} failed")
+    return told[:, :-1].view(comm.size, *records.shape), Wish(max(wishes))
