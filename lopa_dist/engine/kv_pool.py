@@ -33,12 +33,14 @@ class KVPool:
         return sequence * self.region
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows of scratch."""
-        missing = self.scratch + rows - self.keys.shape[1]
-        if missing > 0:
-            extra = self.keys.new_zeros(self.keys.shape[0], missing, *self.keys.shape[2:])
-            self.keys = torch.cat([self.keys, extra], 1)
-            self.values = torch.cat([self.values, extra], 1)
+        """Make room for `rows` rows of scratch, and some more: what lies there is of the last step, and not kept."""
+        if self.scratch + rows > self.keys.shape[1]:
+            layers, _, heads, dim = self.keys.shape
+            keys, values = self.keys, self.values
+            self.keys = keys.new_zeros(layers, self.scratch + rows * 3 // 2, heads, dim)
+            self.values = torch.zeros_like(self.keys)
+            self.keys[:, : self.scratch] = keys[:, : self.scratch]
+            self.values[:, : self.scratch] = values[:, : self.scratch]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Pre-write: this forward's rows ``[R, kv_heads, head_dim]`` into scratch."""

@@ -10,11 +10,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from lopa_dist.decode import Batch, DecodeConfig, Lengths, State, Vocabulary, advance, layout, select, unpack
+from lopa_dist.decode import DecodeConfig, Lengths, State, Vocabulary, advance, layout, select, unpack
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
@@ -75,12 +75,13 @@ class Engine:
         runner = Runner(self.model, pool, self.sampling, self.attention)
         admitted: dict[int, Admission] = {}
         clock.start()
-        lengths = self.admit(state, requests, take, admitted, state.lengths())
+        lengths = self.admit(state, runner, requests, take, admitted, state.lengths())
 
         while admitted:
             batch = layout(state, lengths, comm.rank, comm.size)
+            prepared = runner.prepare(batch)
             clock.lap("host")
-            records, error = attempt(runner, batch, comm)
+            records, error = attempt(runner, prepared, comm)
             clock.lap("forward")
             records, wish = exchange(records, Wish.FAIL if error else self.wish(), comm, error)
             clock.lap("all_gather")
@@ -104,13 +105,19 @@ class Engine:
                 )
             clock.step(before.branches, lengths.winner, int(filled.sum()))
             self.observe(clock)
-            yield from self.collect(state, lengths, admitted)
+            yield from self.collect(state, runner, lengths, admitted)
             if wish == Wish.RUN:
-                lengths = self.admit(state, requests, take, admitted, lengths)
+                lengths = self.admit(state, runner, requests, take, admitted, lengths)
             clock.lap("host")
 
     def admit(
-        self, state: State, requests: Sequence[Request], take: Take, admitted: dict[int, Admission], lengths: Lengths
+        self,
+        state: State,
+        runner: Runner,
+        requests: Sequence[Request],
+        take: Take,
+        admitted: dict[int, Admission],
+        lengths: Lengths,
     ) -> Lengths:
         """Fill empty slots from the queue; returns the lengths that then hold."""
         empty = [slot for slot in range(state.slots) if slot not in admitted]
@@ -119,11 +126,16 @@ class Engine:
             return lengths
         for slot, number in zip(empty, numbers, strict=False):
             request = requests[number]
-            state.admit(slot, request.prompt, request.max_new_tokens, request.key)
+            sampling = request.sampling or self.sampling
+            if sampling != self.sampling:
+                runner.own[slot] = sampling
+            state.admit(slot, request.prompt, request.max_new_tokens, request.key, sampling.temperature > 0)
             admitted[slot] = Admission(request, time.perf_counter())
         return state.lengths()
 
-    def collect(self, state: State, lengths: Lengths, admitted: dict[int, Admission]) -> Iterator[Generation]:
+    def collect(
+        self, state: State, runner: Runner, lengths: Lengths, admitted: dict[int, Admission]
+    ) -> Iterator[Generation]:
         """Take finished requests out of their slots."""
         now = time.perf_counter()
         for slot in list(admitted):
@@ -131,6 +143,7 @@ class Engine:
             admission.first_step = admission.first_step or now - admission.began
             if lengths.done[slot]:
                 del admitted[slot]
+                runner.own.pop(slot, None)
                 yield self.finish(state, slot, int(lengths.end[slot]), admission, now)
 
     def finish(self, state: State, slot: int, end: int, admission: Admission, now: float) -> Generation:
@@ -154,13 +167,14 @@ def in_order(total: int) -> Take:
     return lambda most: list(islice(numbers, most))
 
 
-def attempt(runner: Runner, batch: Batch, comm: Communicator) -> tuple[Tensor, Exception | None]:
+def attempt(runner: Runner, prepared: Prepared, comm: Communicator) -> tuple[Tensor, Exception | None]:
     """The forward's records, or its exception and empty records in their place."""
     try:
-        return runner.forward(batch), None
+        return runner.forward(prepared), None
     except Exception as error:
         if comm.size == 1:
             raise
+        batch = prepared.batch
         shape = (batch.local_branches, batch.masked, 3)
         return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
 

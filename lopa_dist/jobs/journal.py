@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +33,9 @@ class Place:
 
 def request_id(custom_id: str, request: Request) -> str:
     """What makes a finished request the same one: its name and everything that its text depends on but the settings."""
-    told = [custom_id, request.prompt, request.max_new_tokens, request.key]
+    told: list[Any] = [custom_id, request.prompt, request.max_new_tokens, request.key]
+    if request.sampling is not None:
+        told.append(asdict(request.sampling))
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
 
 
