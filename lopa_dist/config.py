@@ -90,10 +90,15 @@ class EngineConfig:
     """How the model is run."""
 
     max_sequences: int = 16  # in flight at once
+    max_rows: int | None = None  # of one forward on one rank, which bounds its memory; sequences beyond it wait a step
+    kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
     attention: str = "torch"  # torch: segments of one shape together; plain: the oracle, one at a time
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
+        for key in ("max_rows", "kv_tokens"):
+            if getattr(self, key) is not None:
+                require_count(f"engine.{key}", getattr(self, key))
         require("engine.attention", self.attention, ("torch", "plain"))
 
 

@@ -6,7 +6,7 @@ All sequences' generated tokens begin in the same column of `canvas`, so block a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -67,6 +67,13 @@ class Lengths:
     first_masked: NDArray[np.int64]  # 1 if position `finished` is masked
     winner: NDArray[np.int64]  # branch that the last step chose
     done: NDArray[np.int64]
+
+    def take(self, slots: NDArray[np.int64]) -> Lengths:
+        """Of some slots."""
+        return Lengths(*(values[slots] for values in vars(self).values()))
+
+
+BY_SLOT = ("canvas", "limit", "key", "full", "eos", "step", "edit_confidence")  # tensors that begin with S
 
 
 @dataclass
@@ -174,6 +181,28 @@ class State:
             masked = (token == self.vocabulary.mask_id) & inside
             self._window = Window(span, columns, token, inside, masked)
         return self._window
+
+    def take(self, slots: NDArray[np.int64]) -> State:
+        """A state of some slots, copied: for a step in which the others wait."""
+        at = torch.from_numpy(slots).to(self.canvas.device)
+        parts = {name: getattr(self, name)[at] for name in BY_SLOT}
+        return replace(
+            self,
+            **parts,
+            integers=self.integers[:, at],
+            edits=self.edits[:, at],
+            boundary=Records(self.boundary.packed[:, at]),
+            sampled=self.sampled[slots],
+        )
+
+    def put(self, slots: NDArray[np.int64], part: State) -> None:
+        """Write back what `take` gave out, after its step."""
+        at = torch.from_numpy(slots).to(self.canvas.device)
+        for name in BY_SLOT:
+            getattr(self, name)[at] = getattr(part, name)
+        self.integers[:, at], self.edits[:, at] = part.integers, part.edits
+        self.boundary.packed[:, at] = part.boundary.packed
+        self._window = None
 
     def close_window(self) -> None:
         """The step is over: the next `window` is another."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.layout import Batch
-from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.segment_attention import Group, Segments, attend_grouped, attend_plain, plan
 from lopa_dist.models.transformer import Transformer
@@ -21,8 +21,13 @@ class Prepared:
     """A batch and what its attention needs: the host's part of a forward."""
 
     batch: Batch
+    slots: Ints | None  # of the sequences in the batch; null where they are all there are
     segments: Segments
     groups: list[Group]
+
+    def slot(self, sequence: Ints) -> Ints:
+        """The slots of the batch's sequences."""
+        return sequence if self.slots is None else self.slots[sequence]
 
 
 class Runner:
@@ -32,13 +37,13 @@ class Runner:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.own: dict[int, Sampling] = {}  # by slot, for requests that bring their own
 
-    def prepare(self, batch: Batch) -> Prepared:
-        """Find the batch's K/V in the pool."""
+    def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
+        """Find the batch's K/V in the pool; `slots` are its sequences' where some wait."""
         config, pool = self.model.config, self.pool
         pool.reserve(len(batch.tokens))
-        own = pool.scratch + batch.start
-        segments = Segments(batch.start, batch.rows, pool.base(batch.sequence), batch.shared, own, batch.hi)
-        return Prepared(batch, segments, plan(segments, config.heads // config.kv_heads, batch.tokens.device))
+        base = pool.base(batch.sequence if slots is None else slots[batch.sequence])
+        segments = Segments(batch.start, batch.rows, base, batch.shared, pool.scratch + batch.start, batch.hi)
+        return Prepared(batch, slots, segments, plan(segments, config.heads // config.kv_heads, batch.tokens.device))
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
@@ -58,22 +63,22 @@ class Runner:
 
         hidden = self.model(batch.tokens, batch.positions, attend)[batch.head_rows]
         weight, mask_id = self.model.head_weight, self.model.config.mask_id
-        for sampling, rows in self.by_sampling(batch):
+        for sampling, rows in self.by_sampling(prepared):
             keys = None if batch.head_keys is None else batch.head_keys[rows]
             records[batch.head_slots[rows]] = record_head(hidden[rows], weight, mask_id, keys, sampling)
         return records.view(shape)
 
-    def by_sampling(self, batch: Batch) -> Iterator[tuple[Sampling, Tensor | slice]]:
+    def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
         """Head rows by how their requests choose tokens: one kind, unless requests in flight bring their own."""
         if not self.own:
             yield self.sampling, slice(None)
             return
         kinds = [self.sampling, *dict.fromkeys(self.own.values())]
-        kind_of = np.zeros(1 + max([*self.own, int(batch.sequence.max())]), int)
+        kind_of = np.zeros(len(self.pool.bases), int)
         for slot, sampling in self.own.items():
             kind_of[slot] = kinds.index(sampling)
-        found = kind_of[batch.head_sequence]
+        found = kind_of[prepared.slot(prepared.batch.head_sequence)]
         for kind, sampling in enumerate(kinds):
             rows = np.nonzero(found == kind)[0]
             if len(rows):
-                yield sampling, torch.from_numpy(rows).to(batch.tokens.device)
+                yield sampling, torch.from_numpy(rows).to(prepared.batch.tokens.device)

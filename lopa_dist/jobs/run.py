@@ -160,8 +160,9 @@ class Job:
         share = -(-len(self.requests) // group.mesh.data)  # a replica takes no more than its share at once
         in_flight = max(1, min(config.engine.max_sequences, share))
         engine = Engine(
-            self.model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish
-        )
+            self.model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
+            config.engine.max_rows, config.engine.kv_tokens,
+        )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
