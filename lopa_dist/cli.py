@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist report`."""
+"""The command line: Hydra's app, and `lopa-dist report` and `merge`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lopa_dist.config import Config, register
+from lopa_dist.config import CONF, Config, register
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect
 from lopa_dist.parallel.stop import STOPPED, Stopped
 
 log = logging.getLogger("lopa_dist")
-HERE = Path(__file__).parent
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
 register()
 
@@ -33,7 +31,8 @@ register()
 def app(raw: DictConfig) -> Any:
     """One job. The configuration is composed and typed by then; values are checked here."""
     world = detect()
-    if world.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
+    submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
+    if world.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not submitted:
         raise UserError(
             f"a sweep cannot run inside {world.launcher}: start it from one process, launcher=local or slurm"
         )
@@ -137,20 +136,41 @@ def agent_start(process: int) -> datetime | None:
     return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"))
 
 
+def report_command(arguments: list[str]) -> None:
+    """`lopa-dist report FOLDER`."""
+    from lopa_dist.jobs.compare import compare
+
+    if len(arguments) != 1:
+        raise UserError("usage: lopa-dist report FOLDER")
+    try:
+        compare(Path(arguments[0]))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def merge_command(arguments: list[str]) -> None:
+    """`lopa-dist merge FOLDER`."""
+    from lopa_dist.jobs.shards import merge_shards
+
+    if len(arguments) != 1:
+        raise UserError("usage: lopa-dist merge FOLDER (of the runs of a job array)")
+    folder = Path(arguments[0])
+    try:
+        report = merge_shards(folder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    print(f"{report['shards']} shards, {report['requests']} requests: {folder / 'results.jsonl'}")
+
+
+COMMANDS = {"report": report_command, "merge": merge_command}
+
+
 def main() -> None:
     """Entry point of `lopa-dist` and `python -m lopa_dist`."""
     arguments = sys.argv[1:]
     try:
-        if arguments[:1] == ["report"]:
-            from lopa_dist.jobs.compare import compare
-
-            if len(arguments) != 2:
-                raise UserError("usage: lopa-dist report FOLDER")
-            try:
-                compare(Path(arguments[1]))
-            except ValueError as error:
-                raise UserError(str(error)) from error
-            return
+        if arguments[:1] and arguments[0] in COMMANDS:
+            return COMMANDS[arguments[0]](arguments[1:])
         check_keys([a for a in arguments if not a.startswith("-")])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         began = agent_start(os.getppid()) if detect().launcher == "torchrun" else None

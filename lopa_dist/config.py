@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
 from lopa_dist.decode.config import DecodeConfig
+
+HERE = Path(__file__).parent
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
 
 def require(key: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -50,6 +54,8 @@ class TaskConfig:
     limit: int | None = 200
     input: str | None = None  # batch: a JSONL file, gzipped if it ends in .gz, or - for standard input
     split: str = "held_out"  # arithmetic: held_out or train problems
+    shard: int = 0  # which part of the requests: every `shards`-th, from this one on
+    shards: int = 1  # parts; a job each, joined by `lopa-dist merge`
     problem_seed: int = 1  # arithmetic: which stream of problems; 2 is the final test, not for tuning
 
     def __post_init__(self) -> None:
@@ -57,6 +63,9 @@ class TaskConfig:
         require("task.split", self.split, ("held_out", "train"))
         if self.limit is not None:
             require_count("task.limit", self.limit)
+        require_count("task.shards", self.shards)
+        if not 0 <= self.shard < self.shards:
+            raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.input and self.name != "batch":
             raise ValueError(f"task.input={self.input}: only task=batch reads a file; add task=batch")
         if self.name == "batch" and not self.input:

@@ -115,13 +115,18 @@ class Writer:
 
 
 def merge(
-    journal: Journal, folder: Path, ids: list[str | None], rejected: Callable[[int], dict[str, Any]]
+    journal: Journal,
+    folder: Path,
+    ids: list[str | None],
+    rejected: Callable[[int], dict[str, Any]],
+    number: Callable[[int], int],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Write `results.jsonl` in input order, atomically, from what is done.
 
     Args:
         ids: by input index, the request's id, or null where the item was rejected.
         rejected: the line of a rejected item, by its index.
+        number: what a line's `index` shall be, by its index here.
 
     Returns:
         The figures of the finished requests in input order, and what each replica told of itself at its end.
@@ -142,7 +147,7 @@ def merge(
         with ordered.open("w", encoding="utf-8") as out:
             for index, name in enumerate(ids):
                 if name is None:
-                    write_line(out, rejected(index))
+                    write_line(out, rejected(index) | {"index": number(index)})
                 elif index in places:
                     place = places[index]
                     if place.part not in files:
@@ -150,7 +155,7 @@ def merge(
                     source = files[place.part]
                     source.seek(place.offset)
                     entry = json.loads(source.read(place.length))
-                    write_line(out, entry["line"] | {"index": index})
+                    write_line(out, entry["line"] | {"index": number(index)})
                     figures.append(entry["figures"] | {"attempt": attempt_of(place.part), "at": entry["at"]})
             out.flush()
             os.fsync(out.fileno())

@@ -15,7 +15,7 @@ def generation_line(
     request, count = generation.request, len(generation.tokens)
     line: dict[str, Any] = {
         "custom_id": item.custom_id,
-        "index": request.index,
+        "index": request.index,  # the journal's; results.jsonl gets the place in the input
         "text": text,
         "finish_reason": generation.finish_reason,
         "usage": {
@@ -33,11 +33,11 @@ def generation_line(
     return line
 
 
-def error_line(item: Item, index: int, message: str) -> dict[str, Any]:
+def error_line(item: Item, message: str) -> dict[str, Any]:
     """The line of a request that could not run."""
     return {
         "custom_id": item.custom_id,
-        "index": index,
+        "index": 0,
         "text": "",
         "finish_reason": "error",
         "error": message,

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models import checkpoint
 from lopa_dist.models.revision import revision
+from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import resolve
@@ -86,7 +88,7 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
-    items = list(task.items())
+    items = list(islice(task.items(), config.task.shard, None, config.task.shards))
     parallel = config.parallel
     mesh = resolve(parallel.data, parallel.branch, world.size, len(items), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
@@ -110,12 +112,11 @@ class Job:
     ) -> None:
         self.config, self.folder, self.task, self.items, self.group = config, folder, task, items, group
         self.first, self.began = group.world.rank == 0, began
-        source = checkpoint.find(config.model.path)
+        self.source, self.device = checkpoint.find(config.model.path), device
         default = "bf16" if device.type == "cuda" else "fp32"
-        dtype = default if config.model.dtype == "auto" else config.model.dtype
-        self.tokenizer = checkpoint.load_tokenizer(source)
-        self.model = checkpoint.load_model(source, checkpoint.DTYPES[dtype], device)
-        encoder = Encoder(config, self.model.config, self.tokenizer)
+        self.dtype = default if config.model.dtype == "auto" else config.model.dtype
+        self.tokenizer = checkpoint.load_tokenizer(self.source)
+        encoder = Encoder(config, checkpoint.read_config(self.source), self.tokenizer)
         encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
         self.rejections = {r.index: r.message for r in encoded if isinstance(r, Rejection)}
         self.ids = [
@@ -125,34 +126,51 @@ class Job:
         self.journal, self.attempt = Journal(folder), 1
         self.done = bytearray(len(items))
         if self.first:
-            self.journal.open(self.settings(source, dtype), config.job.resume)
+            self.journal.open(self.settings(), config.job.resume)
             self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
         self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
         self.attempt = int(group.agree("attempt", str(self.attempt)))
         self.requests = [r for r in encoded if isinstance(r, Request) and not self.done[r.index]]
-        if self.first:
-            self.announce(dtype, device)
 
-    def settings(self, source: Path, dtype: str) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What the texts depend on besides the requests."""
-        model = {"revision": revision(source), "dtype": dtype, "chat_template": self.config.model.chat_template}
+        chat_template = self.config.model.chat_template
+        model = {"revision": revision(self.source), "dtype": self.dtype, "chat_template": chat_template}
         decode = self.config.to_dict()["decode"]
         return {"model": model, "decode": decode, "seed": self.config.seed, "task": self.config.task.name}
 
-    def announce(self, dtype: str, device: torch.device) -> None:
+    def announce(self, model: Transformer) -> None:
         """Say what begins."""
         config, mesh = self.config, self.group.mesh
         log.info(
             "%s: %d requests, model %s (%.1fM parameters, %s on %s), %d branches, data %d x branch %d ranks, into %s",
-            self.task.name, len(self.items), config.model.path, sum(p.numel() for p in self.model.parameters()) / 1e6,
-            dtype, device, config.decode.max_branches, mesh.data, mesh.branch, self.folder,
+            self.task.name, len(self.items), config.model.path, sum(p.numel() for p in model.parameters()) / 1e6,
+            self.dtype, self.device, config.decode.max_branches, mesh.data, mesh.branch, self.folder,
         )  # fmt: skip
         if any(self.done):
             log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)
 
+    def finished_before(self) -> dict[str, Any] | None:
+        """The report of an earlier attempt that left nothing to do."""
+        file = self.folder / "report.json"
+        if self.requests or not file.exists():
+            return None
+        report: dict[str, Any] = json.loads(file.read_text())
+        if report["requests"] != len(self.items):
+            return None
+        merge(self.journal, self.folder, self.ids, self.rejection, self.number)  # the input's order may be another
+        log.info("all %d requests were done before", len(self.items))
+        return report
+
     def run(self) -> dict[str, Any]:
         """Generate, write, report; the report on rank 0."""
         config, group = self.config, self.group
+        before = self.finished_before() if self.first else None
+        if group.agree("finished", "yes" if before else "no") == "yes":
+            return before or {}
+        model = checkpoint.load_model(self.source, checkpoint.DTYPES[self.dtype], self.device)
+        if self.first:
+            self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
             self.writer = Writer(self.folder, self.attempt, group.data_rank)
         wandb_log = WandbLog(config, self.folder) if self.first else None
@@ -160,7 +178,7 @@ class Job:
         share = -(-len(self.requests) // group.mesh.data)  # a replica takes no more than its share at once
         in_flight = max(1, min(config.engine.max_sequences, share))
         engine = Engine(
-            self.model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
+            model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
             config.engine.max_rows, config.engine.kv_tokens,
         )  # fmt: skip
         group.ready()
@@ -211,7 +229,7 @@ class Job:
     ) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        lines, told = merge(self.journal, folder, self.ids, self.rejection)
+        lines, told = merge(self.journal, folder, self.ids, self.rejection, self.number)
         if len(lines) + len(self.rejections) != len(self.items) and not stopped:
             raise RuntimeError(
                 f"{len(lines) + len(self.rejections)} result lines of {len(self.items)} requests in {folder}; "
@@ -250,7 +268,11 @@ class Job:
 
     def rejection(self, index: int) -> dict[str, Any]:
         """The line of an item that could not run."""
-        return error_line(self.items[index], index, self.rejections[index])
+        return error_line(self.items[index], self.rejections[index])
+
+    def number(self, index: int) -> int:
+        """An item's place in the whole input, of which this job may have a share."""
+        return self.config.task.shard + index * self.config.task.shards
 
 
 def pack_flags(flags: bytearray) -> str:

@@ -42,7 +42,7 @@ def test_lines_come_in_input_order_with_rejected_ones_between(tmp_path: Path) ->
     journal = started(tmp_path)
     append(tmp_path, 1, 0, entry("c"), entry("a"))
     append(tmp_path, 1, 1, entry("b"), {"statistics": {}, "replica": 1, "at": 2.0})
-    figures, told = merge(journal, tmp_path, ["a", None, "b", "c"], lambda i: {"custom_id": "bad", "index": i})
+    figures, told = merge(journal, tmp_path, ["a", None, "b", "c"], lambda i: {"custom_id": "bad", "index": 7}, int)
     assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [("a", 0), ("bad", 1), ("b", 2), ("c", 3)]
     assert len(figures) == 3
     assert [t["replica"] for t in told] == [1]
@@ -60,7 +60,7 @@ def test_a_torn_line_is_no_line(tmp_path_factory: pytest.TempPathFactory, cut: i
     assert journal.done(["a", "b", None]) == bytearray([kept.count(b"\n") >= 1, kept.count(b"\n") == 2, 0])
     assert journal.next_attempt() == 2
     append(folder, 2, 0, *(entry(n, "new") for n, d in zip("ab", journal.done(["a", "b"]), strict=True) if not d))
-    merge(journal, folder, ["a", "b"], lambda i: {})
+    merge(journal, folder, ["a", "b"], lambda i: {}, int)
     assert [r["custom_id"] for r in results(folder)] == ["a", "b"]
 
 
@@ -69,7 +69,7 @@ def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
     append(tmp_path, 1, 0, entry("a", "first"))
     append(tmp_path, 10, 0, entry("a", "later"))
     append(tmp_path, 2, 0, entry("a", "second"))
-    merge(journal, tmp_path, ["a"], lambda i: {})
+    merge(journal, tmp_path, ["a"], lambda i: {}, int)
     assert [r["text"] for r in results(tmp_path)] == ["first"]
     assert journal.next_attempt() == 11
 
