@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lopa_dist import __version__
-from lopa_dist.config import Config
+from lopa_dist.config import Config, concrete
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.metrics import Figures, build_report
@@ -25,7 +25,11 @@ from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import report_markdown
 from lopa_dist.jobs.results import ResultWriter, clear, error_line, generation_line, merge_results
 from lopa_dist.jobs.wandb_log import WandbLog
-from lopa_dist.models import checkpoint
+from lopa_dist.models.adapter import Adapter, load_adapter
+from lopa_dist.models.checkpoint import DTYPES, load_model
+from lopa_dist.models.families import native
+from lopa_dist.models.files import find
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import resolve
@@ -63,6 +67,16 @@ def choose_device(config: Config, world: World) -> torch.device:
     return torch.device(name)
 
 
+def find_adapter(config: Config) -> Adapter | None:
+    """The LoRA adapter of `model.lora`, with a warning if it was made for another model."""
+    if config.model.lora is None:
+        return None
+    adapter = load_adapter(find(config.model.lora, "model.lora"))
+    if message := adapter.mismatch(config.model.path):
+        log.warning("WARNING: %s", message)
+    return adapter
+
+
 def versions() -> dict[str, str]:
     """What ran."""
     packages = ("torch", "transformers", "hydra-core", "wandb")
@@ -90,11 +104,12 @@ def generate_all(
 ) -> dict[str, Any]:
     """The job between joining and leaving the group."""
     comm, world = group.comm, group.world
-    source = checkpoint.find(config.model.path)
+    source = find(config.model.path)
     default = "bf16" if device.type == "cuda" else "fp32"
-    dtype = checkpoint.DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
-    tokenizer = checkpoint.load_tokenizer(source)
-    model = checkpoint.load_model(source, dtype, device)
+    dtype = DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, dtype, device, find_adapter(config))
+    config = replace(config, decode=concrete(config.decode, native(model.config, config.model.pattern)))
     encoder = Encoder(config, model.config, tokenizer)
     encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
     requests = [r for r in encoded if isinstance(r, Request)]
@@ -107,8 +122,10 @@ def generate_all(
     if first:
         parameters = sum(p.numel() for p in model.parameters())
         log.info(
-            "%s: %d requests, model %s (%.1fM parameters, %s on %s), %d branches, data %d x branch %d ranks, into %s",
-            task.name, len(items), config.model.path, parameters / 1e6, dtype, device, config.decode.max_branches,
+            "%s: %d requests, model %s (%s, %.1fM parameters, %s on %s), %d branches, %s windows of %d-token blocks, "
+            "cache %s, data %d x branch %d ranks, into %s",
+            task.name, len(items), config.model.path, model.config.family, parameters / 1e6, dtype, device,
+            config.decode.max_branches, config.decode.window_attention, config.decode.block_size, config.decode.cache,
             group.mesh.data, group.mesh.branch, folder,
         )  # fmt: skip
     if first:

@@ -16,16 +16,10 @@ from torch import Tensor
 
 from lopa_dist.embedded import tokenizer
 from lopa_dist.embedded.checkpoint import dream_config, save
-from lopa_dist.models.checkpoint import (
-    EMBEDDED,
-    CheckpointError,
-    find,
-    load_model,
-    load_tokenizer,
-    read_config,
-    weight_files,
-)
+from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 
 CPU = torch.device("cpu")
