@@ -48,36 +48,34 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, adapter: 
     ours = {checkpoint_name(config.family, name): name for name in wanted}  # the checkpoint's name -> ours
     shapes = {theirs: list(wanted[name].shape) for theirs, name in ours.items()}
     copy = checkpoint_name(config.family, "lm_head.weight") if config.tied else None  # some write the tied copy too
-    files = weight_files(folder)
-    compare(folder, {n: s for n, s in found_shapes(files).items() if n != copy}, shapes)
+    stored = {name: at for name, at in stored_tensors(weight_files(folder)).items() if name != copy}
+    compare(folder, {name: shape for name, (_, shape) in stored.items()}, shapes)
     if adapter is not None:
         adapter.check(shapes)
         if config.tied and adapter.whole:
             raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
 
     loaded: dict[str, torch.Tensor] = {}
-    for file in files:
-        with opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
-                if name == copy:
-                    continue
-                tensor = tensors.get_tensor(name).to(device)
-                if adapter is not None:
-                    tensor = adapter.merge(name, tensor)
-                loaded[ours[name]] = tensor.to(dtype)
+    for name, (file, _) in stored.items():
+        with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped
+            tensor = tensors.get_tensor(name).to(device)
+        if adapter is not None:
+            tensor = adapter.merge(name, tensor)
+        loaded[ours[name]] = tensor.to(dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
     if config.tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     return model.requires_grad_(False).eval()
 
 
-def found_shapes(files: list[Path]) -> dict[str, list[int]]:
-    """Names and shapes of all tensors in these files; only their headers are read."""
-    shapes: dict[str, list[int]] = {}
+def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
+    """File and shape of every tensor in these files; only their headers are read."""
+    found: dict[str, tuple[Path, list[int]]] = {}
     for file in files:
         with opened(file) as tensors:
-            shapes |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    return shapes
+            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
+                found[name] = file, list(tensors.get_slice(name).get_shape())
+    return found
 
 
 def compare(folder: Path, found: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
