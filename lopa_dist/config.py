@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.config import CHOICES, DecodeConfig
 from lopa_dist.models.families import PATTERNS, Native
 
 
@@ -56,6 +56,8 @@ class DecodeOptions(DecodeConfig):
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        for key in ("window_attention", "cache"):
+            require(f"decode.{key}", getattr(self, key), ("auto", *CHOICES[key]))
         for key in ("block_size", "max_active_blocks"):
             value = _number(getattr(self, key))
             setattr(self, key, value)

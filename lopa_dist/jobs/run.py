@@ -67,12 +67,13 @@ def choose_device(config: Config, world: World) -> torch.device:
     return torch.device(name)
 
 
-def find_adapter(config: Config) -> Adapter | None:
-    """The LoRA adapter of `model.lora`, with a warning if it was made for another model."""
+def find_adapter(config: Config, warn: bool) -> Adapter | None:
+    """The LoRA adapter of `model.lora`; `warn` if it was made for another model."""
     if config.model.lora is None:
         return None
     adapter = load_adapter(find(config.model.lora, "model.lora"))
-    if message := adapter.mismatch(config.model.path):
+    message = adapter.mismatch(config.model.path)
+    if warn and message:
         log.warning("WARNING: %s", message)
     return adapter
 
@@ -104,16 +105,17 @@ def generate_all(
 ) -> dict[str, Any]:
     """The job between joining and leaving the group."""
     comm, world = group.comm, group.world
+    first = world.rank == 0
     source = find(config.model.path)
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
     tokenizer = load_tokenizer(source)
-    model = load_model(source, dtype, device, find_adapter(config))
+    adapter = find_adapter(config, warn=first)
+    model = load_model(source, dtype, device, adapter)
     config = replace(config, decode=concrete(config.decode, native(model.config, config.model.pattern)))
     encoder = Encoder(config, model.config, tokenizer)
     encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
     requests = [r for r in encoded if isinstance(r, Request)]
-    first = world.rank == 0
     wandb_log = WandbLog(config, folder) if first else None
     observe = wandb_log.observe if wandb_log else (lambda statistics: None)
     share = -(-len(requests) // group.mesh.data)  # a replica takes no more than its share at once

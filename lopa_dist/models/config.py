@@ -30,4 +30,4 @@ class ModelConfig:
     pad_id: int
     max_positions: int
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
-    block_size: int | None = None  # tokens of the blocks it was trained with, where config.json says so
+    block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with

@@ -62,7 +62,8 @@ class Family:
     keys: dict[str, str] = field(default_factory=lambda: HF_KEYS)
     only: dict[str, Any] = field(default_factory=lambda: HF_ONLY)
     tied_key: str = "tie_word_embeddings"
-    block_key: str | None = None  # key of config.json with the block size it was trained with
+    block_size: int = 32  # it was trained with, or is usually decoded with
+    block_key: str | None = None  # key of config.json that knows better
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
 
 
@@ -110,7 +111,7 @@ FAMILIES = {
     ),
     "sdar": Family(  # SDAR: Qwen3's layout
         pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
-        only=HF_ONLY | {"attention_bias": False}, block_key="block_size",
+        only=HF_ONLY | {"attention_bias": False}, block_size=4, block_key="block_size",
     ),
     "Fast_dLLM_Qwen": Family(  # Fast-dLLM v2: Qwen2's layout
         pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
@@ -151,7 +152,7 @@ def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
         eos_ids=(eos := eos_ids(raw, generation, special)),
         pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
-        block_size=raw.get(family.block_key) if family.block_key else None,
+        block_size=raw.get(family.block_key or "") or family.block_size,
     )
 
 
@@ -199,7 +200,7 @@ def first_known(*values: int | None) -> int:
 def native(config: ModelConfig, pattern: str = "auto") -> Native:
     """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`)."""
     found = PATTERNS[FAMILIES[config.family].pattern if pattern == "auto" else pattern]
-    return found if config.block_size is None else replace(found, block_size=config.block_size)
+    return replace(found, block_size=config.block_size)
 
 
 def checkpoint_name(family: str, ours: str) -> str:
