@@ -48,15 +48,16 @@ class ModelOptions:
 
 @dataclass
 class DecodeOptions(DecodeConfig):
-    """The decode options as users write them: four may be ``auto``, which is what the model was trained for."""
+    """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
-    window_attention: str = "full"
-    cache: str = "block"
+    These are window_attention, prompt_attention, cache, block_size and max_active_blocks.
+    """
+
     block_size: int | str = 32  # type: ignore[assignment]
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for key in ("window_attention", "cache"):
+        for key in ("window_attention", "prompt_attention", "cache"):
             require(f"decode.{key}", getattr(self, key), ("auto", *CHOICES[key]))
         for key in ("block_size", "max_active_blocks"):
             value = _number(getattr(self, key))
@@ -73,6 +74,8 @@ def concrete(decode: DecodeConfig, native: Native) -> DecodeConfig:
         ValueError: as `DecodeConfig`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
+    if values["window_attention"] == "block_causal" and values["prompt_attention"] == "auto":
+        values["prompt_attention"] = "self"  # the only one that goes with it, whatever the model
     return DecodeConfig(**{key: getattr(native, key) if v == "auto" else v for key, v in values.items()})
 
 

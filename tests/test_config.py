@@ -44,7 +44,8 @@ def test_paper_settings() -> None:
     assert (first.branches, first.tau_conf, first.tau_act, first.tau_add) == (3, 0.95, 0.95, 0.1)
     last = concrete(last, PATTERNS["d2f"])
     assert (last.branches, last.tau_conf, last.block_size, last.max_new_tokens) == (7, 0.7, 32, 512)
-    assert (last.window_attention, last.cache, last.max_active_blocks) == ("full", "block", None)
+    assert (last.window_attention, last.prompt_attention, last.cache) == ("full", "self", "block")
+    assert last.max_active_blocks is None
 
 
 def test_ascend_settings() -> None:
@@ -89,8 +90,9 @@ def test_auto_follows_the_model() -> None:
     """LoPA's options that depend on the model, on three kinds of models; what the user says stays."""
     auto = composed("decode=lopa").decode
     assert (auto.window_attention, auto.cache, auto.block_size, auto.max_active_blocks) == ("auto",) * 4
-    assert concrete(auto, PATTERNS["vanilla"]).cache == "none"
-    assert concrete(auto, PATTERNS["d2f"]).cache == "block"
+    vanilla, d2f = (concrete(auto, PATTERNS[name]) for name in ("vanilla", "d2f"))
+    assert (vanilla.cache, vanilla.prompt_attention) == ("none", "joint")
+    assert (d2f.cache, d2f.prompt_attention) == ("block", "self")
     blocks = concrete(auto, replace(PATTERNS["block_diffusion"], block_size=4))
     assert type(blocks) is DecodeConfig
     assert (blocks.window_attention, blocks.cache, blocks.block_size, blocks.max_active_blocks) == (
@@ -103,9 +105,11 @@ def test_auto_follows_the_model() -> None:
 
 def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
     auto = composed("decode=lopa", "decode.prompt_attention=joint").decode
-    concrete(auto, PATTERNS["d2f"])
+    assert concrete(auto, PATTERNS["d2f"]).prompt_attention == "joint"
     with pytest.raises(ValueError, match=r"needs decode\.window_attention=full"):
         concrete(auto, PATTERNS["block_diffusion"])
+    asked = composed("decode=lopa", "decode.window_attention=block_causal").decode
+    assert concrete(asked, PATTERNS["vanilla"]).prompt_attention == "self"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ def read_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     if not file.exists():
         raise CheckpointError(f"{folder}: no config.json; model.path must name a Hugging Face checkpoint folder")
-    raw = read_json(file)
+    raw, generation = read_json(file), read_json_if_there(folder / "generation_config.json")
+    special = special_tokens(folder)
     try:
-        return model_config(raw, read_json_if_there(folder / "generation_config.json"), special_tokens(folder))
+        return model_config(raw, generation, special)
     except KeyError as error:
         raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
     except ValueError as error:

@@ -17,6 +17,7 @@ class Native:
     """How a model was trained to see text, as values of the decode options of the same names."""
 
     window_attention: str
+    prompt_attention: str
     cache: str
     max_active_blocks: int | None
     block_size: int = 32
@@ -24,11 +25,11 @@ class Native:
 
 PATTERNS = {
     # Every row sees all others, so K/V change with every token that is filled: caching them would be an approximation.
-    "vanilla": Native("full", cache="none", max_active_blocks=None),
+    "vanilla": Native("full", "joint", cache="none", max_active_blocks=None),
     # Discrete diffusion forcing: finished blocks are cached, several blocks are decoded at a time.
-    "d2f": Native("full", cache="block", max_active_blocks=None),
+    "d2f": Native("full", "self", cache="block", max_active_blocks=None),
     # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other.
-    "block_diffusion": Native("block_causal", cache="block", max_active_blocks=1),
+    "block_diffusion": Native("block_causal", "self", cache="block", max_active_blocks=1),
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>")  # these end an answer, besides the eos_token_id of the files
@@ -87,7 +88,7 @@ FAMILIES = {
             "activation_type": "silu", "alibi": False, "attention_layer_norm": False, "bias_for_layer_norm": False,
             "block_group_size": 1, "block_type": "llama", "clip_qkv": None, "include_bias": False,
             "include_qkv_bias": False, "input_emb_norm": False, "layer_norm_type": "rms",
-            "layer_norm_with_affine": True, "rope": True, "scale_logits": False,
+            "layer_norm_with_affine": True, "multi_query_attention": False, "rope": True, "scale_logits": False,
         },
         tied_key="weight_tying",
         names={
@@ -140,6 +141,8 @@ def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[
         if key in raw and raw[key] != value and (raw[key] or value):  # null and false are the same
             raise ValueError(f"{key}={raw[key]!r} is not supported, only {value!r}")
     sizes = {ours: raw[key] for ours, key in family.keys.items()}
+    sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
+    eos = eos_ids(raw, generation, special)
     return ModelConfig(
         **sizes,
         family=kind,
@@ -150,7 +153,7 @@ def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[
         tied=raw.get(family.tied_key, False),
         shift=family.shift,
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
-        eos_ids=(eos := eos_ids(raw, generation, special)),
+        eos_ids=eos,
         pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
         block_size=raw.get(family.block_key or "") or family.block_size,
     )

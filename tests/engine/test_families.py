@@ -37,7 +37,7 @@ def test_alone_and_together(model: Transformer, branches: int, cache: str) -> No
     """LoPA and plain decoding with the family's own attention and blocks."""
     options = DecodeOptions(
         branches=branches, max_new_tokens=20, tau_conf=0.1, tau_act=0.5, cache=cache, stop_at_eos=False,
-        window_attention="auto", block_size="auto", max_active_blocks="auto",
+        window_attention="auto", prompt_attention="auto", block_size="auto", max_active_blocks="auto",
     )  # fmt: skip
     config = concrete(options, native(model.config))
     requests = requests_for(model, 11, 5)

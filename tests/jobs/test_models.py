@@ -19,7 +19,8 @@ from lopa_dist.models.files import EMBEDDED, CheckpointError
 from lopa_dist.parallel.launcher import World
 
 AUTO: dict[str, Any] = {
-    "window_attention": "auto", "cache": "auto", "block_size": "auto", "max_active_blocks": "auto",
+    "window_attention": "auto", "prompt_attention": "auto", "cache": "auto", "block_size": "auto",
+    "max_active_blocks": "auto",
 }  # fmt: skip
 
 
@@ -74,8 +75,11 @@ def test_a_missing_adapter_is_named(tmp_path: Path) -> None:
 def test_auto_becomes_what_the_model_was_trained_for(tmp_path: Path) -> None:
     _, report = job(tmp_path / "vanilla", ModelOptions(), **AUTO)
     vanilla = {key: report["decode"][key] for key in AUTO}
-    assert vanilla == {"window_attention": "full", "cache": "none", "block_size": 32, "max_active_blocks": None}
+    assert vanilla == {
+        "window_attention": "full", "prompt_attention": "joint", "cache": "none", "block_size": 32,
+        "max_active_blocks": None,
+    }  # fmt: skip
     found, report = job(tmp_path / "d2f", ModelOptions(pattern="d2f"), **AUTO)
-    assert {key: report["decode"][key] for key in AUTO} == vanilla | {"cache": "block"}
+    assert {key: report["decode"][key] for key in AUTO} == vanilla | {"prompt_attention": "self", "cache": "block"}
     said, _ = job(tmp_path / "said", ModelOptions(), window_attention="full", cache="block", block_size=32)
     assert found == said

@@ -144,15 +144,15 @@ def test_conventions(tmp_path: Path) -> None:
         config = read_config(write(tmp_path / name, kind, {}))
         at = native(config)
         found[name] = (
-            config.shift, config.mask_id, config.pad_id, at.window_attention, at.cache, at.max_active_blocks,
-            at.block_size,
+            config.shift, config.mask_id, config.pad_id, at.window_attention, at.prompt_attention, at.cache,
+            at.max_active_blocks, at.block_size,
         )  # fmt: skip
     assert found == {
-        "dream": (True, 79, 78, "full", "none", None, 32),
-        "llada": (False, 79, 78, "full", "none", None, 32),
-        "illada": (False, 5, 0, "full", "none", None, 32),
-        "sdar": (False, 79, 78, "block_causal", "block", 1, 4),
-        "fast_dllm_v2": (True, 79, 78, "block_causal", "block", 1, 8),
+        "dream": (True, 79, 78, "full", "joint", "none", None, 32),
+        "llada": (False, 79, 78, "full", "joint", "none", None, 32),
+        "illada": (False, 5, 0, "full", "joint", "none", None, 32),
+        "sdar": (False, 79, 78, "block_causal", "self", "block", 1, 4),
+        "fast_dllm_v2": (True, 79, 78, "block_causal", "self", "block", 1, 8),
     }
     dream = read_config(tmp_path / "dream")
     assert (native(dream, "d2f").cache, native(replace(dream, block_size=16), "d2f").block_size) == ("block", 16)
