@@ -27,6 +27,12 @@ ONLY: dict[str, Any] = {
     "layer_replication": None,
     "target_parameters": None,
     "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "monteclora_config": None,
+    "use_bdlora": False,
+    "velora_config": None,
 }
 """Options of `adapter_config.json` that we have one value of."""
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")

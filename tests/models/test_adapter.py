@@ -203,6 +203,7 @@ def test_files_that_are_no_plain_adapter(spoil: Callable[[dict[str, Tensor]], st
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
+        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
         ({"init_lora_weights": "pissa"}, "'pissa': such an adapter belongs to changed base weights"),
     ],
 )
