@@ -4,7 +4,8 @@
 
 Writes a checkpoint of Dream-7B's shape with random bf16 weights (15 GB in 4 shards) into FOLDER, unless it is there,
 then loads it and takes two steps on the CPU: the prefill, and one with lookahead branches. Prints times and the peak of
-resident memory, part of which are pages of the checkpoint's files that the system could drop.
+resident memory. bf16 weights stay mapped to their files on a CPU: the first step is what reads them from the disk, and
+the memory they take are pages that the system could drop.
 """
 
 from __future__ import annotations
