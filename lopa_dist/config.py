@@ -170,6 +170,7 @@ class WandbConfig:
     entity: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)
+    ranks: bool = False  # a run for every rank besides, in one group: to see one that is slower than the others
 
     def __post_init__(self) -> None:
         require("logging.wandb.mode", self.mode, ("auto", "online", "offline", "disabled"))

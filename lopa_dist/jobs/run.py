@@ -195,8 +195,9 @@ class Job:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
             self.writer = Writer(self.folder, self.attempt, group.data_rank)
-        wandb_log = WandbLog(config, self.folder) if self.first else None
-        observe = wandb_log.observe if wandb_log else (lambda statistics: None)
+        rank = group.world.rank
+        wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
+        observe = wandb_log.observe if wandb_log else (lambda engine: None)
         share = -(-len(self.requests) // group.mesh.data)  # a replica takes no more than its share at once
         in_flight = max(1, min(config.engine.max_sequences, share))
         engine = Engine(
@@ -214,6 +215,8 @@ class Job:
         traffic = group.total(group.comm.traffic.bytes)
         stopped = group.stop.asked
         report = self.finish(engine, traffic, wandb_log, stopped) if self.first else {}
+        if wandb_log is not None and not self.first:
+            wandb_log.close(engine)
         if stopped and report.get("requests") != len(self.items):
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
@@ -285,7 +288,7 @@ class Job:
             plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
         (folder / "report.md").write_text(report_markdown(report, plots))
         if wandb_log is not None:
-            wandb_log.finish(report, statistics, plots)
+            wandb_log.finish(report, engine, plots)
         return report
 
     def rejection(self, index: int) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from lopa_dist.config import Config, EngineConfig, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.statistics import Statistics
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.run import choose_device, find_adapter, make_task
 from lopa_dist.models.checkpoint import DTYPES, load_model
@@ -64,16 +63,14 @@ class Recorder:
     """Watches an engine that has one request in flight."""
 
     def __init__(self) -> None:
-        self.engine: Engine | None = None
         self.steps: list[Step] = []
         self.tokens: list[int] = []
         self._edits: torch.Tensor | None = None
         self._branches = 1
 
-    def __call__(self, statistics: Statistics) -> None:
+    def __call__(self, engine: Engine) -> None:
         """After a step."""
-        assert self.engine is not None
-        state, mask = self.engine.flight.state, self.engine.vocabulary.mask_id
+        state, mask = engine.flight.state, engine.vocabulary.mask_id
         end, winner = int(state.end[0]), int(state.winner[0])
         now = state.generated(0, end)
         before = self.tokens + [mask] * (end - len(self.tokens))
@@ -116,7 +113,6 @@ def trace(folder: Path, which: str) -> Trace:
     assert isinstance(request, Request), request
     recorder = Recorder()
     engine = Engine(model, config.decode, Solo(), 1, config.engine.attention, recorder)
-    recorder.engine = engine
     [generation] = engine.generate([request])
     text = tokenizer.decode(generation.tokens, skip_special_tokens=True)
     prompt = tokenizer.decode(request.prompt)
