@@ -6,7 +6,7 @@
 #SBATCH --time=08:00:00
 #SBATCH --output=%x-%j.log
 # sbatch launch/gsm8k.sh [overrides]      e.g. sbatch --gpus-per-node 8 launch/gsm8k.sh \
-#     model=local model.path=... decode=lopa task=batch task.input=prompts.jsonl
+#     model=local model.path=... decode=lopa
 #
 # Without a model path there is nothing to solve GSM8K with, so the embedded model runs on its own problems.
 set -euo pipefail
@@ -16,10 +16,7 @@ BIN=${BIN:-.venv/bin}
 
 case " $* " in
     *" task="*) ;;
-    *" model.path="*)
-        echo "GSM8K itself is not a task yet: give your prompts with task=batch task.input=prompts.jsonl"
-        exit 2
-        ;;
+    *" model.path="*) set -- task=gsm8k "$@" ;;
     *) echo "no model.path given: running the embedded model on its own word problems" ;;
 esac
 

@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist report`."""
+"""The command line: Hydra's app, `lopa-dist report` and `lopa-dist lm-eval`."""
 
 from __future__ import annotations
 
@@ -133,6 +133,16 @@ def main() -> None:
             try:
                 compare(Path(arguments[1]))
             except ValueError as error:
+                raise UserError(str(error)) from error
+            return
+        if arguments[:1] == ["lm-eval"]:
+            try:
+                from lopa_dist.jobs.lm_eval_adapter import main as evaluate
+            except ModuleNotFoundError as error:
+                raise UserError(f"lm-eval needs {error.name}: pip install 'lopa_dist[eval]'") from error
+            try:
+                evaluate(arguments[1:])
+            except (ValueError, NotImplementedError) as error:
                 raise UserError(str(error)) from error
             return
         check_keys([a for a in arguments if not a.startswith("-")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
@@ -31,10 +31,22 @@ class Encoder:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
         self.wrap = bool(tokenizer.chat_template) and mode != "never"
 
+    def choose(self, item: Item) -> Item:
+        """Of an item that has both forms, the one that fits: messages if prompts are to be wrapped in the template."""
+        if item.prompt is None or item.messages is None:
+            return item
+        return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
+
     def encode(self, index: int, item: Item) -> Request | Rejection:
         """One item as a request."""
         if item.error:
             return Rejection(index, item.error)
+        for name in ("temperature", "top_p", "top_k"):  # one setting for all requests so far
+            asked, given = getattr(item.sampling, name), getattr(self.config.decode, name)
+            if asked is not None and asked != given:
+                return Rejection(
+                    index, f"{name}={asked:g} differs from decode.{name}={given:g}, which holds for the job"
+                )
         messages = item.messages
         if messages is None and self.wrap:
             messages = [{"role": "user", "content": item.prompt or ""}]
@@ -47,6 +59,7 @@ class Encoder:
                 text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             except (TemplateError, ValueError, TypeError) as error:
                 return Rejection(index, f"the chat template refused these messages: {error}")
+            text += item.answer_prefix
         ids = self.tokenizer(text, add_special_tokens=messages is None).input_ids
         if not ids:
             return Rejection(index, "the prompt is empty; give at least one token")
@@ -62,4 +75,11 @@ class Encoder:
                 f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
                 f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )
-        return Request(index, ids, most, request_key(self.config.seed, item.custom_id))
+        return Request(index, ids, most, self.key(item))
+
+    def key(self, item: Item) -> int:
+        """What seeds the item's random numbers. A seed of its own means the same text under any custom_id."""
+        seed = item.sampling.seed
+        if seed is None:
+            return request_key(self.config.seed, item.custom_id)
+        return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")

@@ -33,6 +33,8 @@ def generation_line(
         line["token_ids"] = generation.tokens
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
+        line |= {f"correct_{rule}": right for rule, right in score.also.items()}
+        line |= {"reason": score.reason} if score.reason else {}
     return line
 
 
@@ -67,7 +69,14 @@ class ResultWriter:
 
 def clear(folder: Path) -> None:
     """Remove what an earlier run into the same folder left."""
-    for name in ("results.jsonl", "results.*.jsonl", "figures.*.json", "report.json", "report.md"):
+    for name in (
+        "results.jsonl",
+        "results.*.jsonl",
+        "figures.*.json",
+        "report.json",
+        "report.md",
+        "batch_output.jsonl",
+    ):
         for file in folder.glob(name):
             file.unlink()
 

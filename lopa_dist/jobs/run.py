@@ -19,31 +19,22 @@ from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import report_markdown
 from lopa_dist.jobs.results import ResultWriter, clear, error_line, generation_line, merge_results
+from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models import checkpoint
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import resolve
-from lopa_dist.tasks.arithmetic import Arithmetic
-from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
-
-
-def make_task(config: Config) -> Task:
-    """The task that the configuration names."""
-    task = config.task
-    if task.name == "arithmetic":
-        assert task.limit is not None  # checked by TaskConfig
-        return Arithmetic(task.limit, "train" if task.split == "train" else "held_out", task.problem_seed)
-    assert task.input is not None
-    return Batch(task.input, task.limit)
 
 
 def choose_device(config: Config, world: World) -> torch.device:
@@ -96,6 +87,7 @@ def generate_all(
     tokenizer = checkpoint.load_tokenizer(source)
     model = checkpoint.load_model(source, dtype, device)
     encoder = Encoder(config, model.config, tokenizer)
+    items = [encoder.choose(item) for item in items]
     encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
     requests = [r for r in encoded if isinstance(r, Request)]
     first = world.rank == 0
@@ -134,10 +126,10 @@ def generate_all(
                 display.update(group.tally(done=1))
         for generation in generations:
             item = items[generation.request.index]
-            text = tokenizer.decode(generation.tokens, skip_special_tokens=True)
+            generation, text = finished_text(tokenizer, generation, item.stop)
             score = task.score(item, text)
             writer.write(generation_line(item, generation, text, score, config.logging.token_ids))
-            figure = Figures.of(generation, None if score is None else score.correct)
+            figure = Figures.of(generation, score)
             figures.append(figure)
             judged = {} if figure.correct is None else {"judged": 1, "right": int(figure.correct)}
             display.update(group.tally(done=1, tokens=figure.tokens, forwards=figure.forwards, **judged))
@@ -152,6 +144,7 @@ def generate_all(
         return {}
     decode_s = time.perf_counter() - start
     merge_results(folder, group.mesh.data, len(items))
+    write_batch_output(folder, items, config.model.path)
     for replica in range(1, group.mesh.data):
         file = folder / f"figures.{replica}.json"
         other = json.loads(file.read_text())
