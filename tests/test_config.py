@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from lopa_dist import cli
-from lopa_dist.config import Config
+from lopa_dist.config import TASKS, Config
 
 
 def composed(*overrides: str) -> Config:
@@ -29,6 +29,8 @@ def test_every_choice_of_every_group_composes(group: str) -> None:
     needed = {"local": ["model.path=x"], "batch": ["task.input=x"]}
     choices = [f.stem for f in (cli.CONF / group).glob("*.yaml")]
     assert choices
+    if group == "task":
+        assert set(choices) == set(TASKS)
     for choice in choices:
         composed(f"{group}={choice}", *needed.get(choice, []))
 
@@ -62,6 +64,32 @@ def test_bad_values(override: str, words: list[str]) -> None:
         composed(override)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["task=gsm8k", "task.fewshot=-1"], ["task.fewshot", "at least 0"]),
+        (["task=humaneval", "task.fewshot=2"], ["task.fewshot", "no effect", "gsm8k"]),
+        (["task=gsm8k", "task.allow_code_execution=true"], ["task.allow_code_execution", "humaneval"]),
+        (["task=gsm8k", "task.column=x"], ["task.column", "batch"]),
+        (["task=mbpp", "task.code_timeout_s=0"], ["task.code_timeout_s", "above 0"]),
+        (["task=gsm8k", "task.input=-"], ["task.input", "only task=batch"]),
+        (["task.input=x.jsonl"], ["task.input", "add task=batch"]),
+        (["task=batch"], ["task.input", "needs a file"]),
+    ],
+)
+def test_options_of_other_tasks_are_refused(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is what is tested
+        composed(*overrides)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_dataset_sources_need_no_quoting() -> None:
+    assert composed("task=batch", "task.input=hf://openai/gsm8k:main:test").task.input == "hf://openai/gsm8k:main:test"
+    config = composed("task=mbpp", "task.allow_code_execution=false").task
+    assert (config.name, config.limit, config.allow_code_execution) == ("mbpp", None, False)
 
 
 def test_block_causal_cannot_be_joint() -> None:

@@ -2,7 +2,8 @@
 
 lm-evaluation-harness has no way to find models of other packages by itself, so this module registers `lopa_dist` and
 then runs the harness's own command line; every option of it works. `--model_args` takes `path`, `dtype`, `device`,
-`attention`, `seed` and every key of the `decode` section. One process, one device.
+`attention`, `max_sequences`, `seed` and every key of the `decode` section; `--batch_size` has no effect, as no text
+depends on it. One process, one device.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
 NAME = "lopa_dist"
-OWN = ("path", "dtype", "device", "attention", "seed", "batch_size", "max_batch_size")
+OWN = ("path", "dtype", "device", "attention", "max_sequences", "seed")
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
 REASON = (
     "lopa_dist cannot score given text: a diffusion model has no left-to-right likelihood; choose tasks that generate "
@@ -66,8 +67,9 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         dtype: str = "auto",
         device: str = "auto",
         attention: str = "torch",
+        max_sequences: int = 16,
         seed: int = 0,
-        batch_size: int | str = 16,
+        batch_size: int | str | None = None,  # the harness always gives it
         max_batch_size: int | None = None,
         **decode: Any,
     ) -> None:
@@ -79,11 +81,10 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         world = detect()
         if world.size > 1:
             raise LaunchError(f"lm-eval with {world.size} ranks: run it as one process")
-        size = int(batch_size) if str(batch_size).isdecimal() else 16  # auto
         if device == "cuda:0" and not torch.cuda.is_available():  # what the harness says where the user says nothing
             device = "auto"
         self.options = ModelOptions(path, dtype, device)
-        self.decode, self.engine = DecodeConfig(**decode), EngineConfig(max_sequences=size, attention=attention)
+        self.decode, self.engine = DecodeConfig(**decode), EngineConfig(max_sequences, attention)
         self.seed = seed
         self._device = choose_device(Config(model=self.options), world)
         source = checkpoint.find(path)

@@ -53,7 +53,7 @@ def items_of(raw: dict[str, Any], number: int) -> list[Item]:
                 raise BadLine("custom_id must be a non-empty string")
             custom_id = given
         if wrapped:
-            form = "completion" if "prompt" in (raw.get("body") or ()) else "chat"
+            form = "chat"  # for an error that comes before it is known
             form, request = unwrap(raw)
             model = request.get("model")
         else:

@@ -5,9 +5,10 @@ the working directory, limits of wall time, CPU time, memory (a process), proces
 thrown away, and all processes of the run ended with it. As root, the program runs as *nobody*.
 
 What depends on the machine, see `Confinement`: no network and no process left behind under any circumstances, if
-namespaces may be made (Linux with unprivileged user namespaces, or root); no writing outside the temporary folder, if
-a mount namespace or Landlock allows to forbid it. What is never prevented: reading what the user can read, and using
-the CPU and the memory within the limits.
+namespaces may be made (Linux with unprivileged user namespaces, or root), else no TCP, if Landlock can forbid it; no
+writing outside the temporary folder, by a mount namespace or by Landlock. What is never prevented: reading what the
+user can read (root's files too, where only root can read the interpreter), and using the CPU and the memory within
+the limits.
 
 A program passes only if its tests ran to their end: it is the test runner, after the last test, that says so, with a
 random token. The runner shares the interpreter with the program, as all Python benchmarks do. It survives programs
@@ -64,12 +65,13 @@ class Confinement:
     network: bool
     writes: bool
     leftovers: bool  # no process outlives the run, whatever it does
+    tcp: bool  # where the network cannot be taken away as a whole
 
     def missing(self) -> str:
         """In words, for the user; empty if all of it works."""
         holes = []
         if not self.network:
-            holes.append("it can use the network")
+            holes.append("it can use the network" + (", though not TCP" if self.tcp else ""))
         if not self.writes:
             holes.append("it can write wherever you can")
         if not self.leftovers:
@@ -79,18 +81,18 @@ class Confinement:
 
 @cache
 def confinement() -> Confinement:
-    """Find out, with a run of nothing.
+    """Find out, with a run of next to nothing.
 
     Raises:
         ValueError: not even that runs here.
     """
-    outcome = run_tests("", "", Limits())
+    outcome = run_tests("import random", "", Limits())  # an import shows that the interpreter can be read
     if not outcome.passed:
         raise ValueError(
             f"task.allow_code_execution=true: a program cannot be run confined here ({outcome.reason}); run as an "
             "ordinary user on Linux, with a Python that all users can read"
         )
-    return Confinement(*(what in outcome.achieved for what in ("network", "writes", "leftovers")))
+    return Confinement(*(what in outcome.achieved for what in ("network", "writes", "leftovers", "tcp")))
 
 
 def run_tests(solution: str, tests: str, limits: Limits, namespaces: bool = True) -> Outcome:

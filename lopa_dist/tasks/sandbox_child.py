@@ -16,7 +16,6 @@ import os
 import resource
 import signal
 import sys
-import sysconfig
 import time
 import types
 from pathlib import Path
@@ -99,17 +98,18 @@ def landlock(folder: str) -> bool:
 
 def readable_by_all() -> bool:
     """Whether every user can read the interpreter and its libraries."""
-    places = [Path(p).resolve() for p in (sys.executable, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))]
+    places = [Path(place).resolve() for place in (sys.executable, *sys.path) if os.path.exists(place)]
     return all(os.stat(p).st_mode & 0o005 == 0o005 for place in places for p in (place, *place.parents))
 
 
 def drop_root() -> None:
     """Become nobody; if only root can read the interpreter, keep the capability to read, and nothing else."""
+    keep = (0,) if readable_by_all() else (1 << READ_SEARCH, 0)  # the second where a container forbids the first
     libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    for kept in (0,) if readable_by_all() else (1 << READ_SEARCH, 0):
+    for kept in keep:
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
         sets = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
         if libc.capset(header, sets) == 0:
