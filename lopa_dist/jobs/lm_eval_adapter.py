@@ -189,9 +189,8 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
 
 def main(arguments: list[str]) -> None:
     """Run the harness's command line with `--model lopa_dist`, unless another model is named."""
+    commands = [argument for argument in arguments[:1] if argument in ("run", "ls", "validate")]
     chosen = any(argument.split("=", 1)[0] in ("--model", "-M") for argument in arguments)
-    command = arguments[:1] if arguments[:1] in (["ls"], ["validate"], ["run"]) else ["run"]
-    rest = arguments[len(command) :] if arguments[:1] == command else arguments
-    model = [] if chosen or command != ["run"] else ["--model", NAME]
-    sys.argv = ["lopa-dist lm-eval", *command, *model, *rest]
+    model = [] if chosen or commands in (["ls"], ["validate"]) else ["--model", NAME]
+    sys.argv = ["lopa-dist lm-eval", *commands, *model, *arguments[len(commands) :]]
     cli_evaluate()
