@@ -139,7 +139,8 @@ def main() -> None:
             try:
                 from lopa_dist.jobs.lm_eval_adapter import main as evaluate
             except ModuleNotFoundError as error:
-                raise UserError(f"lm-eval needs {error.name}: pip install 'lopa_dist[eval]'") from error
+                missing = str(error.name).split(".")[0]
+                raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
             try:
                 evaluate(arguments[1:])
             except (ValueError, NotImplementedError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -126,11 +128,15 @@ def test_right_keys_pass() -> None:
         (["model=none_such"], "Could not find 'model/none_such'"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
+        (["lm-eval"], r"needs lm_eval: pip install 'lopa_dist\[eval\]'"),
     ],
 )
 def test_command_line_mistakes_are_one_message(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
+    for name in [name for name in sys.modules if name.startswith("lm_eval.")] + ["lm_eval"]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
+    monkeypatch.delitem(sys.modules, "lopa_dist.jobs.lm_eval_adapter", raising=False)
     monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments])
     with pytest.raises(SystemExit, match=message):
         cli.main()

@@ -24,7 +24,8 @@ def write_batch_output(folder: Path, items: Sequence[Item], model: str) -> None:
     partial = folder / "batch_output.partial"
     with partial.open("w", encoding="utf-8") as file:
         for origin, lines in grouped(folder, items):
-            file.write(json.dumps(response(origin, lines, model, created), ensure_ascii=False) + "\n")
+            chat = origin.form == "chat" or items[lines[0]["index"]].messages is not None
+            file.write(json.dumps(response(origin, lines, chat, model, created), ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / NAME)
@@ -44,14 +45,13 @@ def grouped(folder: Path, items: Sequence[Item]) -> Iterator[tuple[Origin, list[
             yield origin(lines[0]), lines
 
 
-def response(origin: Origin, lines: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:
+def response(origin: Origin, lines: Sequence[dict[str, Any]], chat: bool, model: str, created: int) -> dict[str, Any]:
     """One line's answer: its samples as choices, or its first error."""
     unique = hashlib.sha256(f"{origin.line}/{origin.custom_id}".encode()).hexdigest()[:24]
     answer: dict[str, Any] = {"id": f"batch_req_{unique}", "custom_id": origin.custom_id}
     failed = next((line["error"] for line in lines if line["finish_reason"] == "error"), None)
     if failed is not None:
         return answer | {"response": None, "error": {"code": "invalid_request", "message": failed}}
-    chat = origin.form == "chat"
     prompt, completion = lines[0]["usage"]["prompt_tokens"], sum(line["usage"]["completion_tokens"] for line in lines)
     body = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{unique}",

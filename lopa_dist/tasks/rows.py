@@ -125,7 +125,9 @@ def hub_rows(source: str, key: str) -> Iterator[Row]:
         try:
             loaded = library.load_dataset(name, config or None, split=split)
         except Exception as error:  # the library lets through whatever its parts raise: network, format, names
-            raise ValueError(f"{key}={source}: the dataset cannot be loaded ({error})") from error
+            raise ValueError(
+                f"{key}={source}: the dataset cannot be loaded ({error}); a local file will do too: {key}=FILE"
+            ) from error
         yield from objects(loaded, start)
         start += len(loaded)
 

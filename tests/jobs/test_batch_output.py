@@ -33,6 +33,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"prompt": QUESTION, "max_tokens": 8}),
         line("three", "/v1/chat/completions", messages=chat, n=3, max_tokens=16, seed=5, temperature=1.0),
         line("three again", "/v1/chat/completions", messages=chat, n=3, max_tokens=16, seed=5),
+        json.dumps({"messages": chat, "max_tokens": 8}),
         line("too long", "/v1/completions", prompt="x " * 600),
     ]
     (folder / "in.jsonl").write_text("\n".join(raw))
@@ -46,9 +47,9 @@ def output(folder: Path) -> list[dict[str, Any]]:
 
 def test_one_object_a_line_in_order(job: Path) -> None:
     found = output(job)
-    ids = ["chat", "plain", "bad", "line-5", "line-6", "three", "three again", "too long"]
+    ids = ["chat", "plain", "bad", "line-5", "line-6", "three", "three again", "line-9", "too long"]
     assert [o["custom_id"] for o in found] == ids
-    assert [o["error"] is None for o in found] == [True, True, False, False, True, True, True, False]
+    assert [o["error"] is None for o in found] == [True, True, False, False, True, True, True, True, False]
     assert len({o["id"] for o in found}) == len(found)
     for o in found:
         assert (o["response"] is None) == (o["error"] is not None)
@@ -56,7 +57,9 @@ def test_one_object_a_line_in_order(job: Path) -> None:
     assert found[2]["error"] == {
         "code": "invalid_request", "message": "line 4: temperature=-1 must be a number of at least 0",
     }  # fmt: skip
-    assert "positions" in found[7]["error"]["message"]
+    assert "positions" in found[8]["error"]["message"]
+    kinds = [found[i]["response"]["body"]["object"] for i in (4, 7)]
+    assert kinds == ["text_completion", "chat.completion"]
 
 
 def test_bodies(job: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,9 @@ def test_broken_gzip_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b"{}" * 9999)[:50])
     with pytest.raises(ValueError, match=r"task\.input=.*cannot be read"):
         list(rows(str(tmp_path / "x.jsonl.gz")))
+
+
+def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"needs the datasets library: pip install 'lopa_dist\[eval\]'"):
+        list(rows("hf://openai/gsm8k:main:test"))

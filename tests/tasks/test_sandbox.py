@@ -187,6 +187,10 @@ def test_flooding_the_answer_pipe_fails() -> None:
     assert not run_tests(program, "", QUICK).passed
 
 
+def test_the_runner_is_out_of_easy_reach() -> None:
+    assert run_tests("import __main__", "assert not hasattr(__main__, 'libc')", Limits()).passed
+
+
 def test_environment_holds_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     assert run_tests("import os", "assert 'WANDB_API_KEY' not in os.environ", Limits()).passed
