@@ -2,7 +2,8 @@
 
     python -m benchmarks.host_time
 
-Prints medians over runs, in milliseconds and as a share of the forward, and writes benchmarks/results/host_time.json.
+Prints medians over steps, in milliseconds and as a share of the forward, and writes benchmarks/results/host_time.json.
+Host time is all of a step but the model's forward, the preparation of its attention included.
 """
 
 from __future__ import annotations
@@ -19,12 +20,24 @@ from benchmarks.embedded import RESULTS
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.engine.statistics import PHASES
+from lopa_dist.engine.statistics import PHASES, Statistics
 from lopa_dist.models import checkpoint
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 RUNS = 9
+
+
+class Steps:
+    """Appends what each step spent on each phase, in milliseconds."""
+
+    def __init__(self, steps: list[dict[str, float]]) -> None:
+        self.steps, self.before = steps, dict.fromkeys(PHASES, 0.0)
+
+    def __call__(self, clock: Statistics) -> None:
+        """After a step; what follows it (collecting, admitting) counts with the next."""
+        self.steps.append({phase: 1000 * (clock.seconds[phase] - self.before[phase]) for phase in PHASES})
+        self.before = dict(clock.seconds)
 
 
 def main() -> None:
@@ -41,18 +54,18 @@ def main() -> None:
     for k in (0, 7):
         for sequences in (1, 8, 64):
             config = DecodeConfig(branches=k, block_size=16, max_new_tokens=64)
-            runs = []
+            steps: list[dict[str, float]] = []
             for run in range(RUNS if sequences == 1 else 1):
                 chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
-                engine = Engine(model, config, Solo(), sequences)
+                engine = Engine(model, config, Solo(), sequences, observe=Steps(steps))
                 requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
                 for _ in engine.generate(requests):
                     pass
-                runs.append(engine.statistics.milliseconds())
-            median = {phase: statistics.median(r[phase] for r in runs) for phase in PHASES}
-            host = statistics.median(r["total"] - r["forward"] for r in runs)
-            rows.append({"k": k, "sequences": sequences, "host_ms": host, **median})
-    table = Table(title="Milliseconds a step (median of runs, one thread)")
+            median = {phase: statistics.median(step[phase] for step in steps) for phase in PHASES}
+            host = statistics.median(sum(step.values()) - step["forward"] for step in steps)
+            row = {"k": k, "sequences": sequences, "steps": len(steps), "host_ms": host, **median}
+            rows.append(row)
+    table = Table(title="Milliseconds a step (median of steps, one thread)")
     for name in ("k", "sequences", "host (all but forward)", "share of forward", *PHASES):
         table.add_column(name, justify="right")
     for r in rows:

@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, `lopa-dist report` and `lopa-dist lm-eval`."""
+"""The command line: Hydra's app, and `lopa-dist report`, `merge` and `lm-eval`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lopa_dist.config import Config, register
+from lopa_dist.config import CONF, Config, register
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect
+from lopa_dist.parallel.stop import STOPPED, Stopped
 
 log = logging.getLogger("lopa_dist")
-HERE = Path(__file__).parent
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
 register()
 
@@ -31,7 +31,8 @@ register()
 def app(raw: DictConfig) -> Any:
     """One job. The configuration is composed and typed by then; values are checked here."""
     world = detect()
-    if world.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
+    submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
+    if world.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not submitted:
         raise UserError(
             f"a sweep cannot run inside {world.launcher}: start it from one process, launcher=local or slurm"
         )
@@ -52,6 +53,10 @@ def app(raw: DictConfig) -> Any:
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         report = run(config, folder, world)
+    except Stopped as error:
+        go_on = f"; go on with hydra.run.dir={folder}" if world.rank == 0 else ""
+        sys.stderr.write(f"lopa-dist: {error}{go_on}\n")
+        sys.exit(STOPPED)
     except (LaunchError, OSError, ValueError) as error:
         raise UserError(str(error)) from error
     return summary(report, folder) if report else None
@@ -121,33 +126,69 @@ def leaves(config: Any, prefix: str = "") -> list[str]:
     return names
 
 
+def agent_start(process: int) -> datetime | None:
+    """When a process started (Linux; None elsewhere): torchrun's agent outlives the workers that it restarts."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
+    except (OSError, StopIteration, ValueError):
+        return None
+    return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def report_command(arguments: list[str]) -> None:
+    """`lopa-dist report FOLDER`."""
+    from lopa_dist.jobs.compare import compare
+
+    if len(arguments) != 1:
+        raise UserError("usage: lopa-dist report FOLDER")
+    try:
+        compare(Path(arguments[0]))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def merge_command(arguments: list[str]) -> None:
+    """`lopa-dist merge FOLDER`."""
+    from lopa_dist.jobs.shards import merge_shards
+
+    if len(arguments) != 1:
+        raise UserError("usage: lopa-dist merge FOLDER (of the runs of a job array)")
+    folder = Path(arguments[0])
+    try:
+        report = merge_shards(folder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    print(f"{report['shards']} shards, {report['requests']} requests: {folder / 'results.jsonl'}")
+
+
+def lm_eval_command(arguments: list[str]) -> None:
+    """`lopa-dist lm-eval ...`: lm-evaluation-harness with this package's model."""
+    try:
+        from lopa_dist.jobs.lm_eval_adapter import main as evaluate
+    except ModuleNotFoundError as error:
+        missing = str(error.name).split(".")[0]
+        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
+    try:
+        evaluate(arguments)
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(str(error)) from error
+
+
+COMMANDS = {"report": report_command, "merge": merge_command, "lm-eval": lm_eval_command}
+
+
 def main() -> None:
     """Entry point of `lopa-dist` and `python -m lopa_dist`."""
     arguments = sys.argv[1:]
     try:
-        if arguments[:1] == ["report"]:
-            from lopa_dist.jobs.compare import compare
-
-            if len(arguments) != 2:
-                raise UserError("usage: lopa-dist report FOLDER")
-            try:
-                compare(Path(arguments[1]))
-            except ValueError as error:
-                raise UserError(str(error)) from error
-            return
-        if arguments[:1] == ["lm-eval"]:
-            try:
-                from lopa_dist.jobs.lm_eval_adapter import main as evaluate
-            except ModuleNotFoundError as error:
-                missing = str(error.name).split(".")[0]
-                raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
-            try:
-                evaluate(arguments[1:])
-            except (ValueError, NotImplementedError) as error:
-                raise UserError(str(error)) from error
-            return
+        if arguments[:1] and arguments[0] in COMMANDS:
+            return COMMANDS[arguments[0]](arguments[1:])
         check_keys([a for a in arguments if not a.startswith("-")])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
+        began = agent_start(os.getppid()) if detect().launcher == "torchrun" else None
+        if began and not any(a.startswith("hydra.run.dir=") for a in arguments):
+            sys.argv.append(f"hydra.run.dir=outputs/{began:%Y-%m-%d/%H-%M-%S}")  # the same after a restart: it goes on
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
         app()
@@ -157,3 +198,5 @@ def main() -> None:
         sys.exit(f"lopa-dist: {error}")
     except HydraException as error:
         sys.exit(f"lopa-dist: {composition(error)}")
+    except KeyboardInterrupt:
+        sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")

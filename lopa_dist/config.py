@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
 from lopa_dist.decode.config import DecodeConfig
+
+HERE = Path(__file__).parent
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
 
 def require(key: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -61,6 +65,8 @@ class TaskConfig:
     allow_code_execution: bool | None = None  # humaneval, mbpp and +: run the model's code; false: generate only
     code_timeout_s: float = 10.0  # for one program and its tests
     split: str = "held_out"  # arithmetic: held_out or train problems
+    shard: int = 0  # which part of the requests: every `shards`-th, from this one on
+    shards: int = 1  # parts; a job each, joined by `lopa-dist merge`
     problem_seed: int = 1  # arithmetic: which stream of problems; 2 is the final test, not for tuning
 
     def __post_init__(self) -> None:
@@ -68,6 +74,9 @@ class TaskConfig:
         require("task.split", self.split, ("held_out", "train"))
         if self.limit is not None:
             require_count("task.limit", self.limit)
+        require_count("task.shards", self.shards)
+        if not 0 <= self.shard < self.shards:
+            raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.fewshot is not None:
             require_count("task.fewshot", self.fewshot, 0)
         if self.code_timeout_s <= 0:
@@ -118,11 +127,29 @@ class EngineConfig:
     """How the model is run."""
 
     max_sequences: int = 16  # in flight at once
+    max_rows: int | None = None  # of one forward on one rank, which bounds its memory; sequences beyond it wait a step
+    kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
     attention: str = "torch"  # torch: segments of one shape together; plain: the oracle, one at a time
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
+        for key in ("max_rows", "kv_tokens"):
+            if getattr(self, key) is not None:
+                require_count(f"engine.{key}", getattr(self, key))
         require("engine.attention", self.attention, ("torch", "plain"))
+
+
+@dataclass
+class JobConfig:
+    """How a job that was stopped goes on in its run folder."""
+
+    resume: str = "auto"  # auto: go on where the run folder's journal ends; new: set that aside and start over
+    grace_s: float = 20.0  # after SIGTERM or SIGUSR1: finish what is in flight for so long, then drop it
+
+    def __post_init__(self) -> None:
+        require("job.resume", self.resume, ("auto", "new"))
+        if self.grace_s < 0:
+            raise ValueError(f"job.grace_s={self.grace_s}: must be at least 0 seconds")
 
 
 @dataclass
@@ -163,6 +190,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    job: JobConfig = field(default_factory=JobConfig)
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:

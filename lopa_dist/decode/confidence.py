@@ -22,22 +22,22 @@ def branch_scores(config: DecodeConfig, confidence: Tensor, open_: Tensor, creat
     Returns:
         ``[S, K]`` fp64: the mean (or its variant) over a branch's open positions, mixed with `created` by `alpha`.
     """
-    confidence = confidence.double()  # sums are then exact: how wide the batch's windows are changes no rounding
+    # sums in fp64 are exact: how wide the batch's windows are changes no rounding
     count = open_.sum(-1)  # [S, K]
-    known = torch.where(open_, confidence, 0.0)
     if config.score == "mean":
-        level = known.sum(-1) / count
+        level = confidence.masked_fill(~open_, 0.0).sum(-1, dtype=torch.float64) / count
     elif config.score == "gain":
-        level = torch.where(open_, confidence - confidence[:, :1], 0.0).sum(-1) / count
+        rise = confidence.double() - confidence[:, :1].double()
+        level = rise.masked_fill(~open_, 0.0).sum(-1) / count
     elif config.score == "lowest_fraction":
-        lowest = torch.where(open_, confidence, torch.inf).sort(-1).values
+        lowest = confidence.double().masked_fill(~open_, torch.inf).sort(-1).values
         # round before the floor: in binary, 100 * 0.29 is below 29
         keep = torch.floor((count.double() * config.score_fraction * 1e9).round() / 1e9).long().clamp(min=1)
         ranks = torch.arange(open_.shape[-1], device=open_.device)
         level = torch.where(ranks < keep[..., None], lowest, 0.0).sum(-1) / keep
     else:
-        level = _weakest_run(known, open_, count, config.score_window)
-    level = torch.where(count > 0, level, ALL_FILLED)
+        level = _weakest_run(confidence.double().masked_fill(~open_, 0.0), open_, count, config.score_window)
+    level = level.masked_fill(count == 0, ALL_FILLED)
     return config.alpha * created + (1 - config.alpha) * level if config.alpha else level
 
 

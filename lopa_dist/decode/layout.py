@@ -37,10 +37,11 @@ class Batch:
     positions: Tensor  # [R'] absolute
     head_rows: Tensor  # [H] rows whose prediction is wanted
     head_slots: Tensor  # [H] where in the record buffer it goes
-    head_keys: Tensor  # [H] key of its random numbers
+    head_sequence: Ints  # [H] slot whose position it is
+    head_keys: Tensor | None  # [H] keys of their random numbers, where any are drawn
     local_branches: int  # records are a [local_branches, masked] buffer
     masked: int  # masked positions of all sequences (of their anchors)
-    where: Tensor  # [masked, 2] (sequence, offset in `State.span`) of each
+    where: Tensor  # [masked, 2] (sequence, offset in `State.window`) of each
     width: int  # W, of the dense records
 
 
@@ -65,52 +66,60 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     # segments
     sequence = np.repeat(np.arange(state.slots), count)
     nth = within(count)
-    branch = np.where(owned[sequence] > 0, rank + ranks * nth, 0)
     mine = owned[sequence] > 0  # else a prefill of the anchor that another rank reports
+    branch = np.where(mine, rank + ranks * nth, 0)
+    prompt = lengths.prompt[sequence]
     first = first_rows(state, lengths, prefill)[sequence]
     rows = lengths.end[sequence] - first
     start = np.cumsum(rows) - rows
-    shared = np.where(prefill[sequence], 0, lengths.prompt[sequence] + first)
+    shared = np.where(prefill[sequence], 0, prompt + first)
+    segments = np.arange(len(rows))
 
-    # rows
-    owner = np.repeat(np.arange(len(rows)), rows)
-    position = within(rows) + first[owner]
-    hi = visible_end(state, lengths, position, sequence[owner]) - first[owner]
-    total = len(position)
+    # rows: what a segment adds to the packed row number r gives its position, its column and its absolute position
+    total = int(rows.sum())
     padded = -(-max(total, 1) // ROW_TILE) * ROW_TILE
-    cell = sequence[owner] * state.canvas.shape[1] + state.origin + position
-    absolute = lengths.prompt[sequence[owner]] + position
-    tokens = torch.full((padded + 1,), state.vocabulary.eos_ids[0], device=device)  # one more, for edits of nothing
-    tokens[:total] = state.canvas.view(-1)[torch.from_numpy(cell).to(device)]
-    if len(rows):
-        picked = torch.from_numpy(np.stack([sequence, branch, start - first])).to(device)
-        at = state.edit_position[picked[0], picked[1]]  # [G, E]
-        target = torch.where(at >= 0, at + picked[2][:, None], padded)
-        tokens[target.view(-1)] = state.edit_token[picked[0], picked[1]].view(-1)
-    positions = torch.zeros(padded, dtype=torch.long, device=device)
-    positions[:total] = torch.from_numpy(absolute).to(device)
+    column = sequence * state.canvas.shape[1] + state.origin
+    owner = np.repeat(segments, rows)
+    position = np.arange(total) + (first - start)[owner]
+    cell = position + column[owner]
+    absolute = position + prompt[owner]
+    hi = visible_end(state, lengths, position, sequence, owner) - first[owner]
 
     # masked positions, one record per branch each
     masked = lengths.masked * (lengths.branches > 0)
     width = -(-int((lengths.end - lengths.finished).max(initial=1)) // config.block_size) * config.block_size
     amount = int(masked.sum())
-    running = state.masked(width) & ~state.done[:, None]
-    where = torch.nonzero_static(running, size=amount)  # [masked, 2], no synchronisation
-    offset = np.cumsum(masked) - masked
+    where = torch.nonzero_static(state.window(width).masked, size=amount)  # [masked, 2], no synchronisation
+    before = np.cumsum(masked) - masked
     wanted = masked[sequence] * mine
-    segment = np.repeat(np.arange(len(rows)), wanted)
-    entry = within(wanted) + offset[sequence[segment]]
+    head = np.repeat(segments, wanted)
+    head_sequence = sequence[head]
+    entry = within(wanted) + before[head_sequence]
     shift = int(state.vocabulary.shift)
-    base = (start - first - shift)[segment] + lengths.finished[sequence[segment]]
-    lists = np.stack([entry, base, start[segment], (branch // ranks)[segment] * amount + entry, sequence[segment]])
-    on_device = torch.from_numpy(lists).to(device)
-    place = where[on_device[0], 1]
+    base = (lengths.finished[sequence] + start - first - shift)[head]
+    slot = entry + (branch // ranks * amount)[head]
+
+    # on the device, in one transfer
+    parts = (cell, absolute, sequence, branch, start - first, entry, base, start[head], slot, head_sequence)
+    sent = torch.from_numpy(np.concatenate(parts)).to(device)
+    cells, absolutes, sequences, branches, offsets, entries, bases, starts, slots, owners = sent.split(
+        [len(part) for part in parts]
+    )
+    tokens = torch.full((padded + 1,), state.vocabulary.eos_ids[0], device=device)  # one more, for edits of nothing
+    tokens[:total] = state.canvas.view(-1)[cells]
+    if len(rows):
+        at, token = state.edits[:, sequences, branches]  # [G, E]
+        tokens[torch.where(at >= 0, at + offsets[:, None], padded).view(-1)] = token.view(-1)
+    positions = torch.zeros(padded, dtype=torch.long, device=device)
+    positions[:total] = absolutes
+    place = where[:, 1][entries]
     # without a fresh boundary row the first masked position has no row of its own; its kept record replaces this one
-    head_rows = torch.maximum(on_device[1] + place, on_device[2])
-    keys = row_keys(state, on_device[4], place)
+    head_rows = torch.maximum(bases + place, starts)
+    random = bool(state.sampled[head_sequence].any())
+    keys = row_keys(state, owners, place) if random else None
     return Batch(
-        sequence, branch, start, rows, shared, first, hi, tokens[:padded], positions, head_rows, on_device[3], keys,
-        -(-config.max_branches // ranks), amount, where, width,
+        sequence, branch, start, rows, shared, first, hi, tokens[:padded], positions, head_rows, slots, head_sequence,
+        keys, -(-config.max_branches // ranks), amount, where, width,
     )  # fmt: skip
 
 
@@ -143,13 +152,13 @@ def kept_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
     return waiting & ~fresh_boundary(state, lengths)
 
 
-def visible_end(state: State, lengths: Lengths, position: Ints, sequence: Ints) -> Ints:
-    """The position behind the last one that a row sees (spec section 4)."""
-    config, end = state.config, lengths.end[sequence]
+def visible_end(state: State, lengths: Lengths, position: Ints, sequence: Ints, owner: Ints) -> Ints:
+    """The position behind the last one that each row sees (spec section 4), ``[R]``; `owner` are the rows' segments."""
+    config, end = state.config, lengths.end[sequence][owner]
     if config.window_attention == "block_causal":
         end = np.minimum((position // config.block_size + 1) * config.block_size, end)
     if config.prompt_attention == "self":
-        end = np.where(position < 0, 0, end)
+        end[position < 0] = 0
     return end
 
 
@@ -160,7 +169,7 @@ def row_keys(state: State, sequence: Tensor, place: Tensor) -> Tensor:
 
 
 def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Records:
-    """Spread gathered records over ``[S, K, W]``.
+    """Spread gathered records over ``[S, K, W]`` of `State.window`.
 
     Args:
         state, lengths, batch: of this step.
@@ -170,14 +179,13 @@ def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Re
     flat = gathered.transpose(0, 1).flatten(0, 1)[:branches]  # branch j lies at rank j mod ranks, j div ranks
     dense = torch.zeros(state.slots, batch.width, branches, 3, dtype=torch.int32, device=gathered.device)
     dense[batch.where[:, 0], batch.where[:, 1]] = flat.transpose(0, 1)
-    dense = dense.permute(3, 0, 2, 1).contiguous()
-    records = Records(dense[0], dense[1].view(torch.float32), dense[2].view(torch.float32))
+    packed = dense.permute(3, 0, 2, 1).contiguous()
     kept = kept_boundary(state, lengths)
     if kept.any():
         which = torch.from_numpy(kept).to(gathered.device)[:, None]
-        for record, remembered in zip(records, state.boundary, strict=True):
-            record[:, :, 0] = torch.where(which, remembered[:, None], record[:, :, 0])
-    return records
+        first, remembered = packed[..., 0], state.boundary.packed[..., None]
+        first.copy_(torch.where(which, remembered, first))
+    return Records(packed)
 
 
 def within(counts: Ints) -> Ints:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.confidence import branch_scores
-from lopa_dist.decode.state import Records, State
+from lopa_dist.decode.state import Records, State, places
 
 
 def select(state: State, records: Records) -> tuple[Tensor, Tensor]:
@@ -23,11 +23,12 @@ def select(state: State, records: Records) -> tuple[Tensor, Tensor]:
         ``winner [S]`` and ``scores [S, K]``, -inf for branches that did not run.
     """
     width = records.token.shape[-1]
-    open_ = state.masked(width)[:, None] & ~state.edited(width)
+    window = state.window(width)
+    k = places(state.config.max_branches, window.span.device)
+    filled = (state.edit_position[..., None] == window.span[:, None, None]).any(2)  # by the branch's own edits
+    open_ = window.masked[:, None] & ~filled
     scores = branch_scores(state.config, records.confidence, open_, state.edit_confidence)
-    k = torch.arange(scores.shape[1], device=scores.device)
-    scores = torch.where(k < state.branches[:, None], scores, -torch.inf)
-    tie_order = torch.where(k == 0, len(k), k)  # lookaheads by rank, then the anchor
-    best = scores == scores.amax(1, keepdim=True)
-    winner = torch.where(best, tie_order, len(k) + 1).amin(1) % len(k)
+    scores = scores.masked_fill(k >= state.branches[:, None], -torch.inf)
+    # argmax takes the first of equals: the lookaheads by rank, then the anchor
+    winner = (scores.roll(-1, 1).argmax(1) + 1) % len(k)
     return winner, scores

@@ -6,7 +6,8 @@ All sequences' generated tokens begin in the same column of `canvas`, so block a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,17 +27,36 @@ class Vocabulary:
     shift: bool
 
 
-class Records(NamedTuple):
-    """What the model said of masked positions. Three tensors of one shape: int32, fp32, fp32."""
+class Records:
+    """What the model said of masked positions: token (int32), probability and confidence (fp32), of one shape.
 
+    They are kept as one int32 tensor ``packed [3, ...]``, as they travel, so that one operation moves all three.
+    """
+
+    def __init__(self, packed: Tensor) -> None:
+        self.packed = packed
+        self.token = packed[0]
+        self.probability, self.confidence = packed[1:].view(torch.float32)
+
+    @classmethod
+    def of(cls, token: Tensor, probability: Tensor, confidence: Tensor) -> Records:
+        """From three tensors."""
+        return cls(torch.stack([token, probability.view(torch.int32), confidence.view(torch.int32)]))
+
+
+class Window(NamedTuple):
+    """The positions ``[finished, finished + width)`` of every sequence, all ``[S, width]``."""
+
+    span: Tensor  # positions
+    columns: Tensor  # of `canvas`
     token: Tensor
-    probability: Tensor
-    confidence: Tensor
+    inside: Tensor  # bool: appended, and its sequence is running
+    masked: Tensor  # bool: inside and not filled
 
 
 @dataclass
 class Lengths:
-    """The one host copy of a step: integers per sequence, numpy [S]."""
+    """The one host copy of a step: integers per sequence, numpy [S]. Rows of `State.integers`, in this order."""
 
     prompt: NDArray[np.int64]
     committed: NDArray[np.int64]  # -1: the prompt is not in the cache
@@ -47,6 +67,13 @@ class Lengths:
     first_masked: NDArray[np.int64]  # 1 if position `finished` is masked
     winner: NDArray[np.int64]  # branch that the last step chose
     done: NDArray[np.int64]
+
+    def take(self, slots: NDArray[np.int64]) -> Lengths:
+        """Of some slots."""
+        return Lengths(*(values[slots] for values in vars(self).values()))
+
+
+BY_SLOT = ("canvas", "limit", "key", "full", "eos", "step", "edit_confidence")  # tensors that begin with S
 
 
 @dataclass
@@ -61,22 +88,29 @@ class State:
     vocabulary: Vocabulary
     origin: int  # column of position 0 in `canvas`
     canvas: Tensor  # [S, origin + N] prompts right-aligned before `origin`, mask ids where nothing is filled
-    prompt: Tensor  # [S] tokens of the prompt
+    eos_ids: Tensor  # [number of EOS ids]
+    integers: Tensor  # [9, S] what the host must know, as `Lengths` names it
     limit: Tensor  # [S] most new tokens
     key: Tensor  # [S] int64, the request's random key
-    committed: Tensor  # [S]
-    finished: Tensor  # [S]
-    end: Tensor  # [S]
     full: Tensor  # [S, blocks] bool: fully activated (sticky)
     eos: Tensor  # [S] bool: an EOS was filled (sticky)
-    done: Tensor  # [S] bool
     step: Tensor  # [S] forwards so far
-    branches: Tensor  # [S] branches of the next forward
-    edit_position: Tensor  # [S, K, E] positions where a branch differs from the anchor, -1 for none
-    edit_token: Tensor  # [S, K, E]
+    edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence a branch was created with; 1 for the anchor
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
-    winner: Tensor  # [S] branch chosen in the last step
+    sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
+
+    def __post_init__(self) -> None:
+        # rows of `integers`: written in place, so that the host copy is one transfer
+        self.prompt, self.committed, self.finished, self.end = self.integers[:4]
+        self.masked, self.branches, self.first_masked, self.winner, self.ended = self.integers[4:]
+        self.edit_position, self.edit_token = self.edits
+        self._window: Window | None = None
+
+    @property
+    def done(self) -> Tensor:
+        """[S] bool: finished, or empty."""
+        return self.ended != 0
 
     @property
     def slots(self) -> int:
@@ -95,46 +129,41 @@ class State:
         def long(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
-        def flag(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.bool, device=device)
-
-        def real(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float32, device=device)
-
+        integers = long(9, slots)
+        integers[1], integers[8] = -1, 1  # no prompt in the cache; done
+        edits = long(2, slots, k, e)
+        edits[0] = -1
         return cls(
             config=config,
             vocabulary=vocabulary,
             origin=max_prompt,
             canvas=torch.full((slots, max_prompt + blocks * config.block_size), vocabulary.mask_id, device=device),
-            prompt=long(slots),
+            eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
+            integers=integers,
             limit=long(slots),
             key=long(slots),
-            committed=long(slots) - 1,
-            finished=long(slots),
-            end=long(slots),
-            full=flag(slots, blocks),
-            eos=flag(slots),
-            done=~flag(slots),
+            full=torch.zeros(slots, blocks, dtype=torch.bool, device=device),
+            eos=torch.zeros(slots, dtype=torch.bool, device=device),
             step=long(slots),
-            branches=long(slots),
-            edit_position=long(slots, k, e) - 1,
-            edit_token=long(slots, k, e),
-            edit_confidence=real(slots, k).double() + 1,
-            boundary=Records(long(slots).int(), real(slots), real(slots)),
-            winner=long(slots),
+            edits=edits,
+            edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
+            boundary=Records(long(3, slots).int()),
+            sampled=np.zeros(slots, bool),
         )
 
-    def admit(self, slot: int, prompt: list[int], max_new_tokens: int, key: int) -> None:
+    def admit(self, slot: int, prompt: list[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
         """Put a request into an empty slot: one block, fully active, and the anchor as its only branch."""
+        self._window = None
+        end = min(self.config.block_size, max_new_tokens)
         self.canvas[slot] = self.vocabulary.mask_id
         self.canvas[slot, self.origin - len(prompt) : self.origin] = torch.tensor(prompt, device=self.canvas.device)
-        self.prompt[slot], self.limit[slot], self.key[slot] = len(prompt), max_new_tokens, key
-        self.committed[slot], self.finished[slot] = -1, 0
-        self.end[slot] = min(self.config.block_size, max_new_tokens)
+        self.limit[slot], self.key[slot], self.sampled[slot] = max_new_tokens, key, sampled
+        # in the order of `Lengths`: nothing cached or finished, one block, all of it masked, one branch
+        values = (len(prompt), -1, 0, end, end, 1, 1, 0, 0)
+        self.integers[:, slot] = torch.tensor(values, device=self.canvas.device)
         self.full[slot] = False
         self.full[slot, 0] = True
-        self.eos[slot], self.done[slot] = False, False
-        self.step[slot], self.branches[slot], self.winner[slot] = 0, 1, 0
+        self.eos[slot], self.step[slot] = False, 0
         self.edit_position[slot] = -1
         self.edit_confidence[slot] = 1.0
 
@@ -142,36 +171,49 @@ class State:
         """Tokens [0, end) of a slot."""
         return self.canvas[slot, self.origin : self.origin + end].tolist()
 
-    def span(self, width: int) -> Tensor:
-        """The positions [finished, finished + width) of every sequence, ``[S, width]``."""
-        return self.finished[:, None] + torch.arange(width, device=self.canvas.device)
+    def window(self, width: int) -> Window:
+        """The windows, at most `width` positions of each; worked out once a step."""
+        if self._window is None or self._window.span.shape[1] != width:
+            span = self.finished[:, None] + places(width, self.canvas.device)
+            columns = span + self.origin
+            token = self.canvas.gather(1, columns)
+            inside = (span < self.end[:, None]) & (self.ended == 0)[:, None]
+            masked = (token == self.vocabulary.mask_id) & inside
+            self._window = Window(span, columns, token, inside, masked)
+        return self._window
 
-    def masked(self, width: int) -> Tensor:
-        """Which positions of `span` are appended and still masked, ``[S, width]`` bool."""
-        span = self.span(width)
-        return (self.canvas.gather(1, self.origin + span) == self.vocabulary.mask_id) & (span < self.end[:, None])
+    def take(self, slots: NDArray[np.int64]) -> State:
+        """A state of some slots, copied: for a step in which the others wait."""
+        at = torch.from_numpy(slots).to(self.canvas.device)
+        parts = {name: getattr(self, name)[at] for name in BY_SLOT}
+        return replace(
+            self,
+            **parts,
+            integers=self.integers[:, at],
+            edits=self.edits[:, at],
+            boundary=Records(self.boundary.packed[:, at]),
+            sampled=self.sampled[slots],
+        )
+
+    def put(self, slots: NDArray[np.int64], part: State) -> None:
+        """Write back what `take` gave out, after its step."""
+        at = torch.from_numpy(slots).to(self.canvas.device)
+        for name in BY_SLOT:
+            getattr(self, name)[at] = getattr(part, name)
+        self.integers[:, at], self.edits[:, at] = part.integers, part.edits
+        self.boundary.packed[:, at] = part.boundary.packed
+        self._window = None
+
+    def close_window(self) -> None:
+        """The step is over: the next `window` is another."""
+        self._window = None
 
     def lengths(self) -> Lengths:
         """Copy what the host must know: 9 integers a sequence, one transfer."""
-        c = self.canvas
-        generated = torch.arange(c.shape[1] - self.origin, device=c.device)
-        inside = (generated >= self.finished[:, None]) & (generated < self.end[:, None])
-        masked = ((c[:, self.origin :] == self.vocabulary.mask_id) & inside).sum(1)
-        first = c.gather(1, self.origin + self.finished[:, None])[:, 0]
-        rows = (
-            self.prompt,
-            self.committed,
-            self.finished,
-            self.end,
-            masked,
-            self.branches * ~self.done,
-            (first == self.vocabulary.mask_id).long(),
-            self.winner,
-            self.done.long(),
-        )
-        return Lengths(*torch.stack(rows).cpu().numpy())
+        return Lengths(*self.integers.to("cpu", copy=True).numpy())
 
-    def edited(self, width: int) -> Tensor:
-        """Which positions of `span` each branch has filled beyond the anchor, ``[S, K, width]`` bool."""
-        offset = self.edit_position - self.finished[:, None, None]
-        return (offset[..., None] == torch.arange(width, device=offset.device)).any(2)
+
+@lru_cache(maxsize=256)
+def places(count: int, device: torch.device) -> Tensor:
+    """``[0, count)``, made once."""
+    return torch.arange(count, device=device)

@@ -10,25 +10,30 @@ from __future__ import annotations
 import numpy as np
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import Batch, Ints, within
+from lopa_dist.decode.layout import Ints, within
 from lopa_dist.decode.state import Lengths
 from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.runner import Prepared
 from lopa_dist.parallel.communicator import Communicator
 
 
-def commit(pool: KVPool, config: DecodeConfig, batch: Batch, before: Lengths, winner: Ints, comm: Communicator) -> None:
+def commit(
+    prepared: Prepared, pool: KVPool, config: DecodeConfig, before: Lengths, winner: Ints, comm: Communicator
+) -> None:
     """Store what the last forward finished.
 
     Args:
-        pool: its scratch still holds the last forward's rows.
+        prepared: the last forward's batch.
+        pool: its scratch still holds that forward's rows.
         config: `cache` and `window_attention` are read.
-        batch, before: as laid out for that forward.
+        before: as laid out for that forward.
         winner: ``[S]`` the branches that were chosen.
         comm: the branch group.
     """
     pending = (before.finished > before.committed) & (before.branches > 0)
     if config.cache == "none" or not pending.any():
         return
+    batch = prepared.batch
     segment = np.full((len(winner), config.max_branches), -1)
     segment[batch.sequence, batch.branch] = np.arange(len(batch.rows))
     first = np.where(before.committed < 0, -before.prompt, before.committed)
@@ -36,7 +41,7 @@ def commit(pool: KVPool, config: DecodeConfig, batch: Batch, before: Lengths, wi
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
 
     def slots(sequences: Ints) -> Ints:
-        begin = pool.base(sequences) + before.prompt[sequences] + first[sequences]
+        begin = pool.base(prepared.slot(sequences)) + before.prompt[sequences] + first[sequences]
         return np.repeat(begin, count[sequences]) + within(count[sequences])
 
     def rows(sequences: Ints, segments: Ints) -> Ints:

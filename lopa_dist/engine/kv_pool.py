@@ -1,8 +1,9 @@
 """K/V of all sequences: one flat pool of token slots.
 
-Every sequence slot owns a region for what is committed; behind the regions lies scratch space, where each forward's
-rows write their K/V in packed order (pre-write). Committing copies the winner's finished rows from scratch into its
-sequence's region, here or, when another rank ran the winner, from one packed buffer (LoPA-Dist's two-phase protocol).
+Every sequence in flight owns a range for what is committed, as long as its prompt and its longest answer; behind the
+ranges lies scratch space, where each forward's rows write their K/V in packed order (pre-write). Committing copies the
+winner's finished rows from scratch into its sequence's range, here or, when another rank ran the winner, from one
+packed buffer (LoPA-Dist's two-phase protocol).
 """
 
 from __future__ import annotations
@@ -18,27 +19,46 @@ Ints = NDArray[np.int64]
 
 
 class KVPool:
-    """Keys and values ``[layers, slots, kv_heads, head_dim]``; `region` slots a sequence, scratch behind them."""
+    """Keys and values ``[layers, tokens, kv_heads, head_dim]``: `budget` tokens for sequences, scratch behind them."""
 
     def __init__(
-        self, model: ModelConfig, sequences: int, region: int, dtype: torch.dtype, device: torch.device
+        self, model: ModelConfig, sequences: int, budget: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.region, self.scratch = region, sequences * region
-        shape = (model.layers, self.scratch, model.kv_heads, model.head_dim)
+        self.scratch = budget
+        self.bases = np.zeros(sequences, np.int64)  # first token of each sequence's range
+        self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin, end
+        shape = (model.layers, budget, model.kv_heads, model.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
+    def allocate(self, sequence: int, tokens: int) -> bool:
+        """Give a sequence a range, the first that is long enough; false where there is none now."""
+        begin = 0
+        for low, high in [*sorted(self.ranges.values()), (self.scratch, self.scratch)]:
+            if low - begin >= tokens:
+                self.ranges[sequence] = (begin, begin + tokens)
+                self.bases[sequence] = begin
+                return True
+            begin = max(begin, high)
+        return False
+
+    def free(self, sequence: int) -> None:
+        """Take the range back."""
+        del self.ranges[sequence]
+
     def base(self, sequence: Ints) -> Ints:
-        """First slot of sequences' regions."""
-        return sequence * self.region
+        """First token of sequences' ranges."""
+        return self.bases[sequence]
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows of scratch."""
-        missing = self.scratch + rows - self.keys.shape[1]
-        if missing > 0:
-            extra = self.keys.new_zeros(self.keys.shape[0], missing, *self.keys.shape[2:])
-            self.keys = torch.cat([self.keys, extra], 1)
-            self.values = torch.cat([self.values, extra], 1)
+        """Make room for `rows` rows of scratch, and some more: what lies there is of the last step, and not kept."""
+        if self.scratch + rows > self.keys.shape[1]:
+            layers, _, heads, dim = self.keys.shape
+            keys, values = self.keys, self.values
+            self.keys = keys.new_zeros(layers, self.scratch + rows * 3 // 2, heads, dim)
+            self.values = torch.zeros_like(self.keys)
+            self.keys[:, : self.scratch] = keys[:, : self.scratch]
+            self.values[:, : self.scratch] = values[:, : self.scratch]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Pre-write: this forward's rows ``[R, kv_heads, head_dim]`` into scratch."""

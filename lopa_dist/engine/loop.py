@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,11 +15,13 @@ from lopa_dist.decode import Batch, DecodeConfig, Lengths, State, Vocabulary, ad
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.engine.scheduler import Scheduler, kv_budget
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, PeerFailure
+from lopa_dist.parallel.stop import Wish
 
 Take = Callable[[int], list[int]]
 """The numbers of the next requests, at most so many; none when there are no more. The same on all branch ranks."""
@@ -44,8 +47,13 @@ class Engine:
         max_sequences: int = 16,
         attention: str = "torch",
         observe: Callable[[Statistics], None] = lambda statistics: None,
+        wish: Callable[[], Wish] = lambda: Wish.RUN,
+        max_rows: int | None = None,
+        kv_tokens: int | None = None,
     ) -> None:
+        self.max_rows, self.kv_tokens = max_rows, kv_tokens
         self.observe = observe  # called after every step
+        self.wish = wish  # asked in every step: whether this rank was told to stop
         self.model, self.config, self.comm = model, config, comm
         self.max_sequences, self.attention = max_sequences, attention
         self.device = model.head_weight.device
@@ -63,83 +71,114 @@ class Engine:
         if not requests:
             return
         config, comm, clock = self.config, self.comm, self.statistics
-        take = take or in_order(len(requests))
-        longest = max(len(r.prompt) for r in requests)
-        slots = min(self.max_sequences, len(requests))
-        state = State.empty(config, self.vocabulary, slots, longest, self.device)
-        region = 0 if config.cache == "none" else longest + config.max_new_tokens
-        pool = KVPool(self.model.config, slots, region, self.model.head_weight.dtype, self.device)
-        runner = Runner(self.model, pool, self.sampling, self.attention)
-        admitted: dict[int, Admission] = {}
+        flight = Flight(self, requests, take or in_order(len(requests)))
+        pool, runner, schedule = flight.pool, flight.runner, flight.scheduler
         clock.start()
-        lengths = self.admit(state, requests, take, admitted, state.lengths())
+        lengths = flight.admit(flight.state.lengths())
 
-        while admitted:
-            batch = layout(state, lengths, comm.rank, comm.size)
+        while flight.admitted:
+            slots = schedule.choose(lengths)
+            state = flight.state if slots is None else flight.state.take(slots)
+            before = lengths if slots is None else lengths.take(slots)
+            batch = layout(state, before, comm.rank, comm.size)
+            prepared = runner.prepare(batch, slots)
             clock.lap("host")
-            records, error = attempt(runner, batch, comm)
+            records, error = attempt(runner, prepared, comm)
             clock.lap("forward")
-            records = comm.all_gather(records)
-            check(records, error)
+            records, wish = exchange(records, Wish.FAIL if error else self.wish(), comm, error)
             clock.lap("all_gather")
-            spread = unpack(state, lengths, batch, records)
+            if wish == Wish.DROP:
+                return
+            spread = unpack(state, before, batch, records)
             winner, _ = select(state, spread)
             advance(state, spread, winner)
+            if slots is not None:
+                flight.state.put(slots, state)
             clock.lap("decode")
-            before, lengths = lengths, state.lengths()
+            lengths = flight.state.lengths()
+            after = lengths if slots is None else lengths.take(slots)
             clock.lap("host")
-            commit(pool, config, batch, before, lengths.winner, comm)
+            commit(prepared, pool, config, before, after.winner, comm)
             clock.lap("commit")
-            clock.masked_records += batch.masked * batch.local_branches * comm.size
-            running = before.branches > 0
-            filled = ((before.masked + lengths.end - before.end) - lengths.masked)[running]
-            if not filled.all():
-                raise FloatingPointError(
-                    "the model's predictions are not numbers, so nothing can be filled; fp16 overflows in many models: "
-                    "use model.dtype=bf16 or fp32"
-                )
-            clock.step(before.branches, lengths.winner, int(filled.sum()))
+            self.account(batch, before, after)
             self.observe(clock)
-            yield from self.collect(state, lengths, admitted)
-            lengths = self.admit(state, requests, take, admitted, lengths)
+            yield from flight.collect(lengths)
+            if wish == Wish.RUN:
+                lengths = flight.admit(lengths)
             clock.lap("host")
 
-    def admit(
-        self, state: State, requests: Sequence[Request], take: Take, admitted: dict[int, Admission], lengths: Lengths
-    ) -> Lengths:
-        """Fill empty slots from the queue; returns the lengths that then hold."""
-        empty = [slot for slot in range(state.slots) if slot not in admitted]
-        numbers = take(len(empty)) if empty else []
-        if not numbers:
-            return lengths
-        for slot, number in zip(empty, numbers, strict=False):
-            request = requests[number]
-            state.admit(slot, request.prompt, request.max_new_tokens, request.key)
-            admitted[slot] = Admission(request, time.perf_counter())
-        return state.lengths()
+    def account(self, batch: Batch, before: Lengths, after: Lengths) -> None:
+        """Count the step, and see that it got somewhere."""
+        running = before.branches > 0
+        filled = ((before.masked + after.end - before.end) - after.masked)[running]
+        if not filled.all():
+            raise FloatingPointError(
+                "the model's predictions are not numbers, so nothing can be filled; fp16 overflows in many models: "
+                "use model.dtype=bf16 or fp32"
+            )
+        self.statistics.masked_records += batch.masked * batch.local_branches * self.comm.size
+        self.statistics.step(before.branches, after.winner, int(filled.sum()))
 
-    def collect(self, state: State, lengths: Lengths, admitted: dict[int, Admission]) -> Iterator[Generation]:
+
+class Flight:
+    """The sequences in flight of one `generate`: their state, their K/V, and how requests come and go."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Request], take: Take) -> None:
+        config, model, device = engine.config, engine.model, engine.device
+        slots = min(engine.max_sequences, len(requests))
+        cached = config.cache != "none"
+        longest = max(len(r.prompt) for r in requests)
+        self.engine, self.requests, self.take = engine, requests, take
+        self.state = State.empty(config, engine.vocabulary, slots, longest, device)
+        budget = kv_budget(requests, slots, engine.kv_tokens) if cached else 0
+        self.pool = KVPool(model.config, slots, budget, model.head_weight.dtype, device)
+        self.runner = Runner(model, self.pool, engine.sampling, engine.attention)
+        self.scheduler = Scheduler(self.pool, engine.max_rows, engine.comm.size, cached)
+        self.admitted: dict[int, Admission] = {}
+        self.waiting: deque[int] = deque()  # taken from the queue, but without K/V space yet
+
+    def admit(self, lengths: Lengths) -> Lengths:
+        """Fill empty slots from the queue; returns the lengths that then hold."""
+        empty = [slot for slot in range(self.state.slots) if slot not in self.admitted]
+        missing = len(empty) - len(self.waiting)
+        self.waiting.extend(self.take(missing) if missing > 0 else [])
+        came = False
+        for slot in empty:
+            if not self.waiting or not self.scheduler.fits(slot, self.requests[self.waiting[0]]):
+                break
+            came = True
+            request = self.requests[self.waiting.popleft()]
+            sampling = request.sampling or self.engine.sampling
+            if sampling != self.engine.sampling:
+                self.runner.own[slot] = sampling
+            self.state.admit(slot, request.prompt, request.max_new_tokens, request.key, sampling.temperature > 0)
+            self.admitted[slot] = Admission(request, time.perf_counter())
+        return self.state.lengths() if came else lengths
+
+    def collect(self, lengths: Lengths) -> Iterator[Generation]:
         """Take finished requests out of their slots."""
         now = time.perf_counter()
-        for slot in list(admitted):
-            admission = admitted[slot]
+        for slot in list(self.admitted):
+            admission = self.admitted[slot]
             admission.first_step = admission.first_step or now - admission.began
             if lengths.done[slot]:
-                del admitted[slot]
-                yield self.finish(state, slot, int(lengths.end[slot]), admission, now)
+                del self.admitted[slot]
+                self.runner.own.pop(slot, None)
+                self.scheduler.leave(slot)
+                yield self.finish(slot, int(lengths.end[slot]), admission, now)
 
-    def finish(self, state: State, slot: int, end: int, admission: Admission, now: float) -> Generation:
+    def finish(self, slot: int, end: int, admission: Admission, now: float) -> Generation:
         """What the user gets: tokens up to the first EOS."""
-        tokens = state.generated(slot, end)
-        stops = [i for i, t in enumerate(tokens) if t in self.vocabulary.eos_ids]
+        tokens, vocabulary = self.state.generated(slot, end), self.engine.vocabulary
+        stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]
         return Generation(
             request=admission.request,
             tokens=tokens[: stops[0]] if stops else tokens,
             finish_reason="stop" if stops else "length",
-            forwards=int(state.step[slot]),
+            forwards=int(self.state.step[slot]),
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
-            filled=sum(t != self.vocabulary.mask_id for t in tokens),
+            filled=sum(t != vocabulary.mask_id for t in tokens),
         )
 
 
@@ -149,21 +188,29 @@ def in_order(total: int) -> Take:
     return lambda most: list(islice(numbers, most))
 
 
-def attempt(runner: Runner, batch: Batch, comm: Communicator) -> tuple[Tensor, Exception | None]:
-    """The forward's records, or its exception and records that tell the other ranks of it (token -1)."""
+def attempt(runner: Runner, prepared: Prepared, comm: Communicator) -> tuple[Tensor, Exception | None]:
+    """The forward's records, or its exception and empty records in their place."""
     try:
-        return runner.forward(batch), None
+        return runner.forward(prepared), None
     except Exception as error:
         if comm.size == 1:
             raise
+        batch = prepared.batch
         shape = (batch.local_branches, batch.masked, 3)
-        return torch.full(shape, -1, dtype=torch.int32, device=batch.tokens.device), error
+        return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
 
 
-def check(gathered: Tensor, error: Exception | None) -> None:
-    """Stop all ranks at the same step when one's forward failed."""
+def exchange(records: Tensor, wish: Wish, comm: Communicator, error: Exception | None) -> tuple[Tensor, Wish]:
+    """All ranks' records ``[ranks, local_branches, masked, 3]``, and the gravest of their wishes, which travel along.
+
+    So all ranks stop at the same step, whichever was asked to or failed.
+    """
+    if comm.size == 1:
+        return records[None], wish
+    told = comm.all_gather(torch.cat([records.flatten(), records.new_tensor([wish])]))
+    wishes = told[:, -1].tolist()
     if error is not None:
         raise error
-    failed = torch.nonzero(gathered[:, 0, 0, 0] < 0).flatten().tolist() if len(gathered) > 1 else []
-    if failed:
-        raise PeerFailure(f"the forward of branch rank {failed[0]} failed")
+    if Wish.FAIL in wishes:
+        raise PeerFailure(f"the forward of branch rank {wishes.index(Wish.FAIL)} failed")
+    return told[:, :-1].view(comm.size, *records.shape), Wish(max(wishes))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from lopa_dist.kernels.record_head import Sampling
+
 
 @dataclass(frozen=True)
 class Request:
@@ -14,6 +16,7 @@ class Request:
     prompt: list[int]
     max_new_tokens: int
     key: int
+    sampling: Sampling | None = None  # null: as the decode config says
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from lopa_dist.decode.layout import Batch
-from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.kernels.record_head import Sampling, record_head
-from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain, plan
+from lopa_dist.kernels.segment_attention import Group, Segments, attend_grouped, attend_plain, plan
 from lopa_dist.models.transformer import Transformer
+
+
+@dataclass
+class Prepared:
+    """A batch and what its attention needs: the host's part of a forward."""
+
+    batch: Batch
+    slots: Ints | None  # of the sequences in the batch; null where they are all there are
+    segments: Segments
+    groups: list[Group]
+
+    def slot(self, sequence: Ints) -> Ints:
+        """The slots of the batch's sequences."""
+        return sequence if self.slots is None else self.slots[sequence]
 
 
 class Runner:
@@ -17,28 +35,50 @@ class Runner:
 
     def __init__(self, model: Transformer, pool: KVPool, sampling: Sampling, attention: str = "torch") -> None:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
+        self.own: dict[int, Sampling] = {}  # by slot, for requests that bring their own
+
+    def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
+        """Find the batch's K/V in the pool; `slots` are its sequences' where some wait."""
+        config, pool = self.model.config, self.pool
+        pool.reserve(len(batch.tokens))
+        base = pool.base(batch.sequence if slots is None else slots[batch.sequence])
+        segments = Segments(batch.start, batch.rows, base, batch.shared, pool.scratch + batch.start, batch.hi)
+        return Prepared(batch, slots, segments, plan(segments, config.heads // config.kv_heads, batch.tokens.device))
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, prepared: Prepared) -> Tensor:
         """Records of this rank's branches, ``[local_branches, masked, 3]`` int32; zeros where none was asked for."""
-        config, pool = self.model.config, self.pool
+        batch, pool = prepared.batch, self.pool
         records = torch.zeros(batch.local_branches * batch.masked, 3, dtype=torch.int32, device=batch.tokens.device)
         shape = (batch.local_branches, batch.masked, 3)
         if not len(batch.rows):
             return records.view(shape)
-        pool.reserve(len(batch.tokens))
-        own = pool.scratch + batch.start
-        segments = Segments(batch.start, batch.rows, pool.base(batch.sequence), batch.shared, own, batch.hi)
-        groups = plan(segments, config.heads // config.kv_heads, batch.tokens.device)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pool.write(layer, k, v)
             keys, values = pool.keys[layer], pool.values[layer]
             if self.attention == "plain":
-                return attend_plain(q, keys, values, segments)
-            return attend_grouped(q, keys, values, groups)
+                return attend_plain(q, keys, values, prepared.segments)
+            return attend_grouped(q, keys, values, prepared.groups)
 
         hidden = self.model(batch.tokens, batch.positions, attend)[batch.head_rows]
-        found = record_head(hidden, self.model.head_weight, config.mask_id, batch.head_keys, self.sampling)
-        records[batch.head_slots] = found
+        weight, mask_id = self.model.head_weight, self.model.config.mask_id
+        for sampling, rows in self.by_sampling(prepared):
+            keys = None if batch.head_keys is None else batch.head_keys[rows]
+            records[batch.head_slots[rows]] = record_head(hidden[rows], weight, mask_id, keys, sampling)
         return records.view(shape)
+
+    def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
+        """Head rows by how their requests choose tokens: one kind, unless requests in flight bring their own."""
+        if not self.own:
+            yield self.sampling, slice(None)
+            return
+        kinds = [self.sampling, *dict.fromkeys(self.own.values())]
+        kind_of = np.zeros(len(self.pool.bases), int)
+        for slot, sampling in self.own.items():
+            kind_of[slot] = kinds.index(sampling)
+        found = kind_of[prepared.slot(prepared.batch.head_sequence)]
+        for kind, sampling in enumerate(kinds):
+            rows = np.nonzero(found == kind)[0]
+            if len(rows):
+                yield sampling, torch.from_numpy(rows).to(prepared.batch.tokens.device)

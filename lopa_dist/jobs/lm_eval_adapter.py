@@ -84,7 +84,10 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         if device == "cuda:0" and not torch.cuda.is_available():  # what the harness says where the user says nothing
             device = "auto"
         self.options = ModelOptions(path, dtype, device)
-        self.decode, self.engine = DecodeConfig(**decode), EngineConfig(max_sequences, attention)
+        self.decode, self.engine = (
+            DecodeConfig(**decode),
+            EngineConfig(max_sequences=max_sequences, attention=attention),
+        )
         self.seed = seed
         self._device = choose_device(Config(model=self.options), world)
         source = checkpoint.find(path)

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.tasks.task import Item
 
@@ -41,12 +42,6 @@ class Encoder:
         """One item as a request."""
         if item.error:
             return Rejection(index, item.error)
-        for name in ("temperature", "top_p", "top_k"):  # one setting for all requests so far
-            asked, given = getattr(item.sampling, name), getattr(self.config.decode, name)
-            if asked is not None and asked != given:
-                return Rejection(
-                    index, f"{name}={asked:g} differs from decode.{name}={given:g}, which holds for the job"
-                )
         messages = item.messages
         if messages is None and self.wrap:
             messages = [{"role": "user", "content": item.prompt or ""}]
@@ -75,7 +70,15 @@ class Encoder:
                 f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
                 f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )
-        return Request(index, ids, most, self.key(item))
+        return Request(index, ids, most, self.key(item), self.sampling(item))
+
+    def sampling(self, item: Item) -> Sampling | None:
+        """How the item's tokens are drawn; null where that is as for the whole job."""
+        decode = self.config.decode
+        asked = {name: getattr(item.sampling, name) for name in ("temperature", "top_p", "top_k")}
+        given = {name: getattr(decode, name) for name in asked}
+        own = {name: given[name] if value is None else value for name, value in asked.items()}
+        return None if own == given else Sampling(decode.confidence, **own)
 
     def key(self, item: Item) -> int:
         """What seeds the item's random numbers. A seed of its own means the same text under any custom_id."""

@@ -33,6 +33,11 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         f"# {report['task']['name']} with {report['model']['path']}",
         table(("figure", "value"), rows),
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
+        *(
+            [f"Attempts: {report['attempts']}. Branch wins, step times and bytes are those of the last one."]
+            if report["attempts"] > 1
+            else []
+        ),
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
         "Bytes that all ranks together give to collectives per step: "

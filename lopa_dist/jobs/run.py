@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import platform
 import time
+import zlib
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +22,24 @@ import torch
 from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Request
+from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.batch_output import write_batch_output
+from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import report_markdown
-from lopa_dist.jobs.results import ResultWriter, clear, error_line, generation_line, merge_results
+from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models import checkpoint
+from lopa_dist.models.revision import revision
+from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import resolve
+from lopa_dist.parallel.stop import Stop, Stopped
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
@@ -61,106 +69,222 @@ def versions() -> dict[str, str]:
 
 
 def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
-    """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing."""
+    """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing.
+
+    Raises:
+        Stopped: on a signal, after what was in flight has been finished or dropped.
+    """
     began = time.perf_counter()
     device = choose_device(config, world)
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
-    items = list(task.items())
+    items = list(islice(task.items(), config.task.shard, None, config.task.shards))
     parallel = config.parallel
     mesh = resolve(parallel.data, parallel.branch, world.size, len(items), config.decode.max_branches)
-    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device)
+    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.guard():
-        folder = Path(group.agree(str(folder)))  # its name holds the time, and clocks tick between ranks
-        return generate_all(config, folder, task, items, group, device, began)
+        folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
+        return Job(config, folder, task, items, group, device, began).run()
 
 
-def generate_all(
-    config: Config, folder: Path, task: Task, items: list[Item], group: Group, device: torch.device, began: float
-) -> dict[str, Any]:
+class Job:
     """The job between joining and leaving the group."""
-    comm, world = group.comm, group.world
-    source = checkpoint.find(config.model.path)
-    default = "bf16" if device.type == "cuda" else "fp32"
-    dtype = checkpoint.DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
-    tokenizer = checkpoint.load_tokenizer(source)
-    model = checkpoint.load_model(source, dtype, device)
-    encoder = Encoder(config, model.config, tokenizer)
-    items = [encoder.choose(item) for item in items]
-    encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
-    requests = [r for r in encoded if isinstance(r, Request)]
-    first = world.rank == 0
-    wandb_log = WandbLog(config, folder) if first else None
-    observe = wandb_log.observe if wandb_log else (lambda statistics: None)
-    share = -(-len(requests) // group.mesh.data)  # a replica takes no more than its share at once
-    in_flight = max(1, min(config.engine.max_sequences, share))
-    engine = Engine(model, config.decode, comm, in_flight, config.engine.attention, observe)
-    if first:
-        parameters = sum(p.numel() for p in model.parameters())
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        task: Task,
+        items: list[Item],
+        group: Group,
+        device: torch.device,
+        began: float,
+    ) -> None:
+        self.config, self.folder, self.task, self.group = config, folder, task, group
+        self.first, self.began = group.world.rank == 0, began
+        self.source, self.device = checkpoint.find(config.model.path), device
+        default = "bf16" if device.type == "cuda" else "fp32"
+        self.dtype = default if config.model.dtype == "auto" else config.model.dtype
+        self.tokenizer = checkpoint.load_tokenizer(self.source)
+        encoder = Encoder(config, checkpoint.read_config(self.source), self.tokenizer)
+        self.items = items = [encoder.choose(item) for item in items]
+        encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
+        self.rejections = {r.index: r.message for r in encoded if isinstance(r, Rejection)}
+        self.ids = [
+            request_id(item.custom_id, r, item.stop) if isinstance(r, Request) else None
+            for item, r in zip(items, encoded, strict=True)
+        ]
+        self.journal, self.attempt = Journal(folder), 1
+        self.done = bytearray(len(items))
+        if self.first:
+            self.journal.open(self.settings(), config.job.resume)
+            self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
+        self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
+        self.attempt = int(group.agree("attempt", str(self.attempt)))
+        self.requests = [r for r in encoded if isinstance(r, Request) and not self.done[r.index]]
+
+    def settings(self) -> dict[str, Any]:
+        """What the texts depend on besides the requests."""
+        chat_template = self.config.model.chat_template
+        model = {"revision": revision(self.source), "dtype": self.dtype, "chat_template": chat_template}
+        decode, task = self.config.to_dict()["decode"], self.config.task
+        told = {"model": model, "decode": decode, "seed": self.config.seed, "task": task.name}
+        if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
+            told["allow_code_execution"] = task.allow_code_execution
+        return told
+
+    def announce(self, model: Transformer) -> None:
+        """Say what begins."""
+        config, mesh = self.config, self.group.mesh
         log.info(
             "%s: %d requests, model %s (%.1fM parameters, %s on %s), %d branches, data %d x branch %d ranks, into %s",
-            task.name, len(items), config.model.path, parameters / 1e6, dtype, device, config.decode.max_branches,
-            group.mesh.data, group.mesh.branch, folder,
+            self.task.name, len(self.items), config.model.path, sum(p.numel() for p in model.parameters()) / 1e6,
+            self.dtype, self.device, config.decode.max_branches, mesh.data, mesh.branch, self.folder,
         )  # fmt: skip
-    if first:
-        clear(folder)
-    group.ready()
-    start = time.perf_counter()
-    generations = engine.generate(requests, partial(group.take, total=len(requests)))
-    if not group.leads:
-        for _ in generations:
-            pass
-        group.total(comm.traffic.bytes)
-        return {}
+        if any(self.done):
+            log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)
 
-    writer = ResultWriter(folder, group.data_rank if group.mesh.data > 1 else None)
-    figures: list[Figures] = []
-    errors = 0
-    progress = config.logging.progress if first else "never"
-    with ProgressDisplay(progress, len(items), engine.statistics, config.logging.every_s) as display:
-        if first:
-            for rejection in (r for r in encoded if isinstance(r, Rejection)):
-                writer.write(error_line(items[rejection.index], rejection.index, rejection.message))
-                errors += 1
-                display.update(group.tally(done=1))
-        for generation in generations:
-            item = items[generation.request.index]
-            generation, text = finished_text(tokenizer, generation, item.stop)
-            score = task.score(item, text)
-            writer.write(generation_line(item, generation, text, score, config.logging.token_ids))
-            figure = Figures.of(generation, score)
-            figures.append(figure)
-            judged = {} if figure.correct is None else {"judged": 1, "right": int(figure.correct)}
-            display.update(group.tally(done=1, tokens=figure.tokens, forwards=figure.forwards, **judged))
-        writer.close()
-        if not first:  # through a file: the store takes small values only
-            mine = {"figures": [asdict(f) for f in figures], "statistics": engine.statistics.totals()}
-            (folder / f"figures.{group.data_rank}.json").write_text(json.dumps(mine))
-        traffic = group.total(comm.traffic.bytes)
-        if first:
-            display.update(group.tally())
-    if not first:
-        return {}
-    decode_s = time.perf_counter() - start
-    merge_results(folder, group.mesh.data, len(items))
-    write_batch_output(folder, items, config.model.path)
-    for replica in range(1, group.mesh.data):
-        file = folder / f"figures.{replica}.json"
-        other = json.loads(file.read_text())
-        engine.statistics.absorb(other["statistics"])
-        figures += [Figures(**f) for f in other["figures"]]
-        file.unlink()
-    report = build_report(
-        config, figures, errors, engine.statistics, traffic, group, versions(), decode_s, time.perf_counter() - began
-    )
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    plots: list[str] = []
-    if config.logging.plots:
-        from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
+    def finished_before(self) -> dict[str, Any] | None:
+        """The report of an earlier attempt that left nothing to do."""
+        file = self.folder / "report.json"
+        if self.requests or not file.exists():
+            return None
+        report: dict[str, Any] = json.loads(file.read_text())
+        if report["requests"] != len(self.items):
+            return None
+        merge(self.journal, self.folder, self.ids, self.rejection, self.number)  # the input's order may be another
+        self.write_batch_output()
+        log.info("all %d requests were done before", len(self.items))
+        return report
 
-        plots = run_plots(folder, [f.seconds for f in figures], engine.statistics, config.decode.branches)
-    (folder / "report.md").write_text(report_markdown(report, plots))
-    if wandb_log is not None:
-        wandb_log.finish(report, engine.statistics, plots)
-    return report
+    def run(self) -> dict[str, Any]:
+        """Generate, write, report; the report on rank 0."""
+        config, group = self.config, self.group
+        before = self.finished_before() if self.first else None
+        if group.agree("finished", "yes" if before else "no") == "yes":
+            return before or {}
+        model = checkpoint.load_model(self.source, checkpoint.DTYPES[self.dtype], self.device)
+        if self.first:
+            self.announce(model)
+        if group.leads:  # so that a signal from here on finds a journal to write into
+            self.writer = Writer(self.folder, self.attempt, group.data_rank)
+        wandb_log = WandbLog(config, self.folder) if self.first else None
+        observe = wandb_log.observe if wandb_log else (lambda statistics: None)
+        share = -(-len(self.requests) // group.mesh.data)  # a replica takes no more than its share at once
+        in_flight = max(1, min(config.engine.max_sequences, share))
+        engine = Engine(
+            model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
+            config.engine.max_rows, config.engine.kv_tokens,
+        )  # fmt: skip
+        group.ready()
+        self.start = time.perf_counter()
+        generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
+        if group.leads:
+            self.write(generations, engine)
+        else:
+            for _ in generations:
+                pass
+        traffic = group.total(group.comm.traffic.bytes)
+        stopped = group.stop.asked
+        report = self.finish(engine, traffic, wandb_log, stopped) if self.first else {}
+        if stopped and report.get("requests") != len(self.items):
+            raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
+        return report
+
+    def write(self, generations: Iterable[Generation], engine: Engine) -> None:
+        """Journal what this replica finishes."""
+        group, config = self.group, self.config
+        progress = config.logging.progress if self.first else "never"
+        with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display:
+            if self.first:
+                display.update(group.tally(done=len(self.rejections) + sum(self.done)))
+            for generation in generations:
+                item = self.items[generation.request.index]
+                generation, text = finished_text(self.tokenizer, generation, item.stop)
+                score = self.task.score(item, text)
+                figures = Figures.of(generation, score)
+                self.writer.write(
+                    {
+                        "id": self.ids[generation.request.index],
+                        "at": round(time.perf_counter() - self.start, 6),
+                        "figures": asdict(figures),
+                        "line": generation_line(item, generation, text, score, config.logging.token_ids),
+                    }
+                )
+                judged = {} if figures.correct is None else {"judged": 1, "right": int(figures.correct)}
+                display.update(group.tally(done=1, tokens=figures.tokens, forwards=figures.forwards, **judged))
+            told = {"statistics": engine.statistics.totals(), "replica": group.data_rank}
+            self.writer.write(told | {"at": round(time.perf_counter() - self.start, 6)})
+            self.writer.close()
+            if self.first:
+                display.update(group.tally())
+
+    def finish(
+        self, engine: Engine, traffic: dict[str, int], wandb_log: WandbLog | None, stopped: bool
+    ) -> dict[str, Any]:
+        """Merge all attempts' results into input order and report on them."""
+        config, folder, statistics = self.config, self.folder, engine.statistics
+        lines, told = merge(self.journal, folder, self.ids, self.rejection, self.number)
+        if len(lines) + len(self.rejections) != len(self.items) and not stopped:
+            raise RuntimeError(
+                f"{len(lines) + len(self.rejections)} result lines of {len(self.items)} requests in {folder}; "
+                "is it one folder for all ranks?"
+            )
+        if not stopped or len(lines) + len(self.rejections) == len(self.items):
+            self.write_batch_output()
+        for replica in told:
+            if replica["attempt"] == self.attempt and replica["replica"] > 0:
+                statistics.absorb(replica["statistics"])
+        spent: dict[int, float] = {}  # seconds of each attempt, up to the last that it wrote
+        for entry in [*lines, *told]:
+            spent[entry["attempt"]] = max(spent.get(entry["attempt"], 0.0), entry["at"])
+        figures = [Figures(**{name: line[name] for name in Figures.__annotations__}) for line in lines]
+        wall_s = time.perf_counter() - self.began
+        report = build_report(
+            config,
+            figures,
+            len(self.rejections),
+            statistics,
+            traffic,
+            self.group,
+            versions(),
+            sum(spent.values()),
+            wall_s,
+        )
+        report["attempts"] = self.attempt
+        (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        plots: list[str] = []
+        if config.logging.plots:
+            from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
+
+            plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
+        (folder / "report.md").write_text(report_markdown(report, plots))
+        if wandb_log is not None:
+            wandb_log.finish(report, statistics, plots)
+        return report
+
+    def rejection(self, index: int) -> dict[str, Any]:
+        """The line of an item that could not run."""
+        return error_line(self.items[index], self.rejections[index])
+
+    def write_batch_output(self) -> None:
+        """The answers in OpenAI's form too, if the input was; a share of an input has not all samples of a line."""
+        if self.config.task.shards == 1:
+            write_batch_output(self.folder, self.items, self.config.model.path)
+        elif any(item.origin and item.origin.form != "simple" for item in self.items):
+            log.warning("no batch_output.jsonl from a share of the input (task.shards); results.jsonl has all texts")
+
+    def number(self, index: int) -> int:
+        """An item's place in the whole input, of which this job may have a share."""
+        return self.config.task.shard + index * self.config.task.shards
+
+
+def pack_flags(flags: bytearray) -> str:
+    """Flags as short text: a million of them, mostly equal, take a few kilobytes."""
+    return base64.b64encode(zlib.compress(bytes(flags))).decode()
+
+
+def unpack_flags(text: str) -> bytearray:
+    """The inverse of `pack_flags`."""
+    return bytearray(zlib.decompress(base64.b64decode(text)))

@@ -33,7 +33,7 @@ class Sampling:
         return self.top_p < 1 or self.top_k > 0
 
 
-def record_head(hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor, sampling: Sampling) -> Tensor:
+def record_head(hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling) -> Tensor:
     """Records of rows.
 
     The mask token itself is never predicted. Confidence is the token's probability, the distance to the runner-up
@@ -43,7 +43,7 @@ def record_head(hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor, samp
         hidden: ``[H, d]`` rows behind the final norm.
         weight: ``[vocabulary, d]`` of the LM head.
         mask_id: id of the mask token.
-        keys: ``[H]`` int64, random keys of the rows (read with temperature > 0).
+        keys: ``[H]`` int64, random keys of the rows (needed with temperature > 0).
         sampling: the rules.
 
     Returns:
@@ -52,7 +52,8 @@ def record_head(hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor, samp
     records = torch.empty(len(hidden), 3, dtype=torch.int32, device=hidden.device)
     for begin in range(0, len(hidden), ROWS):
         rows = hidden[begin : begin + ROWS]
-        token, probability, confidence = _tile(rows, weight, mask_id, keys[begin : begin + ROWS], sampling)
+        some = None if keys is None else keys[begin : begin + ROWS]
+        token, probability, confidence = _tile(rows, weight, mask_id, some, sampling)
         records[begin : begin + ROWS, 0] = token
         records[begin : begin + ROWS, 1] = probability.float().view(torch.int32)
         records[begin : begin + ROWS, 2] = confidence.float().view(torch.int32)
@@ -60,12 +61,12 @@ def record_head(hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor, samp
 
 
 def _tile(
-    rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor, sampling: Sampling
+    rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor]:
     count = len(rows)
     if count % PAD_ROWS:  # reductions, too, may give a lone row other bits than a row among others
         extra = PAD_ROWS - count % PAD_ROWS
-        rows, keys = F.pad(rows, (0, 0, 0, extra)), F.pad(keys, (0, extra))
+        rows, keys = F.pad(rows, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     size = len(weight) if sampling.filtered else VOCABULARY
     state: tuple[Tensor, ...] | None = None
     for low in range(0, len(weight), size):
@@ -89,7 +90,7 @@ def _tile(
     return token[:count], probability[:count], confidence[:count]
 
 
-def _reduce(logits: Tensor, low: int, keys: Tensor, sampling: Sampling) -> tuple[Tensor, ...]:
+def _reduce(logits: Tensor, low: int, keys: Tensor | None, sampling: Sampling) -> tuple[Tensor, ...]:
     """Running sums of one tile: greatest and second logit, sum of exponentials, their first moment, the choice."""
     top, token = logits.max(1)
     second = top
@@ -100,6 +101,7 @@ def _reduce(logits: Tensor, low: int, keys: Tensor, sampling: Sampling) -> tuple
     exponential = shifted.exp()
     moment = (exponential * shifted).sum(1) if sampling.confidence == "neg_entropy" else top
     if sampling.temperature > 0:
+        assert keys is not None
         ids = torch.arange(low, low + logits.shape[1], device=logits.device)
         preference, token = (logits + gumbel(keys, ids)).max(1)
         best = logits.gather(1, token[:, None])[:, 0]

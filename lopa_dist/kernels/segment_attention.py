@@ -55,7 +55,7 @@ class Group:
 
     rows: Tensor  # [N, n] query rows
     columns: Tensor  # [N, C] pool slots
-    visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool
+    visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool; one row of it where all are alike
 
 
 def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Group]:
@@ -65,18 +65,24 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
     query heads that share a K/V head are stacked as rows, so K/V are never repeated.
     """
     columns = -(-(segments.shared + segments.rows) // COLUMN_TILE) * COLUMN_TILE
-    shapes = segments.rows * (1 << 32) + columns
+    last = segments.hi[segments.start + segments.rows - 1] if len(segments.rows) else segments.rows
+    lowest = np.minimum.reduceat(segments.hi, segments.start) if len(segments.rows) else segments.rows
+    alike = lowest == last  # every row sees the same: one row of the mask serves them all
+    shapes = (segments.rows * (1 << 32) + columns) * 2 + alike
     groups = []
     for shape in np.unique(shapes):
         of = np.nonzero(shapes == shape)[0]
-        n, c = int(shape >> 32), np.arange(shape & 0xFFFFFFFF)
+        n, c = int(shape >> 33), np.arange((int(shape) >> 1) & 0xFFFFFFFF)
         rows = segments.start[of, None] + np.arange(n)
         own = c - segments.shared[of, None]  # [N, C] own column of each column
         at = np.where(own < 0, segments.shared_base[of, None] + c, segments.own_base[of, None] + own)
         at = np.where(own < n, at, segments.own_base[of, None])
-        visible = own[:, None] < segments.hi[rows][..., None]  # [N, n, C]; cached columns are below any hi
-        visible = np.tile(visible, (1, heads_per_kv, 1))[:, None]
-        visible = np.pad(visible, ((0, 0), (0, 0), (0, -visible.shape[2] % ROW_TILE), (0, 0)), mode="edge")
+        if shape & 1:
+            visible = (own < last[of, None])[:, None, None]
+        else:
+            visible = own[:, None] < segments.hi[rows][..., None]  # [N, n, C]; cached columns are below any hi
+            visible = np.tile(visible, (1, heads_per_kv, 1))[:, None]
+            visible = np.pad(visible, ((0, 0), (0, 0), (0, -visible.shape[2] % ROW_TILE), (0, 0)), mode="edge")
         groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
 
@@ -91,7 +97,7 @@ def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group])
         k, v = keys[group.columns].transpose(1, 2), values[group.columns].transpose(1, 2)  # [N, Hkv, C, D]
         query = query.flatten(2, 3)
         stacked = query.shape[2]
-        query = F.pad(query, (0, 0, 0, group.visible.shape[2] - stacked))
+        query = F.pad(query, (0, 0, 0, -stacked % ROW_TILE))
         result = F.scaled_dot_product_attention(query, k, v, group.visible)[:, :, :stacked]
         result = result.reshape(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count, n, -1, dim)
         out[group.rows] = result

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -22,6 +20,7 @@ from lopa_dist.parallel.heartbeat import Heartbeat
 from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi, rendezvous, rendezvous_file
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.mpi_communicator import MpiCommunicator
+from lopa_dist.parallel.stop import Stop, Stopped
 
 
 class RankError(RuntimeError):
@@ -31,8 +30,10 @@ class RankError(RuntimeError):
 class Group:
     """The job as one of its ranks sees it. Made once; `with group.guard():` around the work."""
 
-    def __init__(self, world: World, mesh: Mesh, backend: str, timeout_s: float, device: torch.device) -> None:
-        self.world, self.mesh, self.timeout_s = world, mesh, timeout_s
+    def __init__(
+        self, world: World, mesh: Mesh, backend: str, timeout_s: float, device: torch.device, stop: Stop
+    ) -> None:
+        self.world, self.mesh, self.timeout_s, self.stop = world, mesh, timeout_s, stop
         self.data_rank, self.branch_rank = mesh.place(world.rank)
         self.store: Store | None = None
         self.backend = choose_backend(world, backend, device)
@@ -69,6 +70,7 @@ class Group:
         Every branch rank of a replica calls this at the same step; the leader asks, the others are told.
         """
         self._stop_if_failed()
+        self._share_stop()
         if self._taken >= total:
             return []
         if self.mesh.data == 1:
@@ -83,6 +85,15 @@ class Group:
         mine: list[int] = self._tell(numbers).tolist()
         self._taken = mine[-1] + 1
         return [n for n in mine if n < total]
+
+    def _share_stop(self) -> None:
+        """What one replica was told, all should know: schedulers do not signal every process."""
+        if self.store is None:
+            return
+        if self.stop.asked:
+            self.store.set("stop", self.stop.signal)
+        elif self.store.check(["stop"]):
+            self.stop.ask(self.store.get("stop").decode())
 
     def _tell(self, numbers: torch.Tensor) -> torch.Tensor:
         """The leader's numbers on all ranks of the replica."""
@@ -111,13 +122,16 @@ class Group:
             time.sleep(0.02)
             count = self.store.add(what, 0)
 
-    def agree(self, value: str) -> str:
+    def agree(self, name: str, value: str) -> str:
         """Rank 0's value, on every rank."""
         if self.store is None:
             return value
         if self.world.rank == 0:
-            self.store.set("agree", value)
-        return str(self.store.get("agree").decode())
+            self.store.set(f"agree/{name}", value)
+        while not self.store.check([f"agree/{name}"]):
+            self._stop_if_failed()
+            time.sleep(0.02)
+        return str(self.store.get(f"agree/{name}").decode())
 
     def tally(self, **amounts: int) -> dict[str, int]:
         """Add to the job's counters of finished requests; rank 0 gets what all replicas added."""
@@ -163,15 +177,18 @@ class Group:
         An error of this rank is announced before it leaves, so that the others can name it; a broken or overdue
         collective becomes a `RankError` that names who is missing.
         """
+        with contextlib.suppress(ValueError):  # not in the main thread
+            self.stop.install(self._end_if_lost)
         if self.store is None:
             yield
             return
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGTERM, self._on_terminate)
         try:
             yield
             self._leave()
         except RankError:
+            raise
+        except Stopped:
+            self._leave()
             raise
         except PeerFailure as error:
             raise RankError(self.roll_call(error)) from error
@@ -216,14 +233,17 @@ class Group:
         verb = "does" if len(missing) == 1 else "do"
         return f"{names} of {self.world.size} {verb} not answer: killed, hanging or unreachable ({why})"
 
-    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        """SIGTERM. torchrun sends it to the survivors of a dead rank, often before their collective has failed: so
-        the roll is called here, too. Without anyone missing the job was simply ended from outside.
+    def _end_if_lost(self) -> None:
+        """At SIGTERM. torchrun sends it to the survivors of a dead rank, often before their collective has failed: so
+        the roll is called here, too. With nobody missing the job is being ended from outside, and may do so in order.
         """
+        if self.store is None:
+            return
         verdict = None
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
-        die(f"lopa-dist: {verdict or f'rank {self.world.rank} was told to end (SIGTERM)'}", 143)
+        if verdict:
+            die(f"lopa-dist: {verdict}", 143)
 
     def _leave(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""

@@ -54,7 +54,7 @@ def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
     coarse = int(rng.choice([4, 16, GRID]))
     probability = rng.integers(0, coarse + 1, shape) / coarse
     confidence = -rng.integers(0, coarse + 1, shape) / coarse
-    return Records(
+    return Records.of(
         torch.from_numpy(token).int(),
         torch.from_numpy(probability).float(),
         torch.from_numpy(confidence).float(),
@@ -103,11 +103,11 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         lengths = state.lengths()
         width = -(-int((lengths.end - lengths.finished).max()) // config.block_size) * config.block_size
         records = scripted(rng, state, width)
-        fresh = Records(*(r.clone() for r in records))
+        fresh = Records(records.packed.clone())
         kept = kept_boundary(state, lengths)
         if kept.any():  # the runner's part of boundary=stale, as `unpack` does it
-            for record, old in zip(records, state.boundary, strict=True):
-                record[:, :, 0] = torch.where(torch.from_numpy(kept)[:, None], old[:, None], record[:, :, 0])
+            first, old = records.packed[..., 0], state.boundary.packed[..., None]
+            first.copy_(torch.where(torch.from_numpy(kept)[:, None], old, first))
         running = [s for s in range(slots) if not bool(state.done[s])]
         winner, scores = select(state, records)
         before = {s: int(state.finished[s]) for s in running}

@@ -34,7 +34,7 @@ def records(state: State, token: int = 7, probability: float = LOW, confidence: 
     size = state.config.block_size
     width = -(-int(state.end[0] - state.finished[0]) // size) * size
     shape = (1, state.config.max_branches, width)
-    return Records(
+    return Records.of(
         torch.full(shape, token, dtype=torch.int32), torch.full(shape, probability), torch.full(shape, confidence)
     )
 

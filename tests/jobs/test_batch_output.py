@@ -101,11 +101,27 @@ def test_samples_are_choices_and_a_seed_repeats_them(job: Path) -> None:
     assert three["usage"]["completion_tokens"] == sum(line["usage"]["completion_tokens"] for line in mine)
 
 
-def test_sampling_that_the_job_does_not_have_is_refused(tmp_path: Path) -> None:
-    raw = [{"prompt": QUESTION, "temperature": 0.7}, {"prompt": QUESTION, "temperature": 0, "max_tokens": 4}]
+def test_sampling_of_a_line_s_own(tmp_path: Path) -> None:
+    """Greedy lines in a sampling job are those of a greedy job, and the other way round."""
+    raw = [
+        {"custom_id": f"{kind}{i}", "prompt": QUESTION, "max_tokens": 24, "seed": i, "temperature": t}
+        for kind, t in (("greedy", 0), ("hot", 1.0), ("plain", None))
+        for i in range(3)
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(r) + "\n" for r in raw))
-    run(config(TaskConfig("batch", None, str(tmp_path / "in.jsonl"))), tmp_path, World("python"))
-    first, second = lines(tmp_path)
-    assert "decode.temperature" in first["error"]
-    assert second["finish_reason"] != "error"
-    assert not (tmp_path / "batch_output.jsonl").exists()
+    texts = {}
+    for temperature in (0.0, 1.0):
+        folder = tmp_path / str(temperature)
+        folder.mkdir()
+        run(
+            config(TaskConfig("batch", None, str(tmp_path / "in.jsonl")), temperature=temperature),
+            folder,
+            World("python"),
+        )
+        texts[temperature] = {line["custom_id"]: line["text"] for line in lines(folder)}
+        assert not (folder / "batch_output.jsonl").exists()
+    cold, hot = texts[0.0], texts[1.0]
+    for i in range(3):
+        assert cold[f"greedy{i}"] == hot[f"greedy{i}"] == cold[f"plain{i}"]
+        assert cold[f"hot{i}"] == hot[f"hot{i}"] == hot[f"plain{i}"]
+    assert len({cold["greedy0"], *(cold[f"hot{i}"] for i in range(3))}) > 1

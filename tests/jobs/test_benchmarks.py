@@ -42,9 +42,11 @@ def test_humaneval_without_running_code_is_not_judged(tmp_path: Path) -> None:
     assert "accuracy" not in report
     assert "correct" not in lines(tmp_path)[0]
     task.allow_code_execution = True
-    report = run(config(task, max_new_tokens=16), tmp_path, World("python"))
+    with pytest.raises(ValueError, match="allow_code_execution was False, is True"):  # its results have no verdicts
+        run(config(task, max_new_tokens=16), tmp_path, World("python"))
+    report = run(config(task, max_new_tokens=16), tmp_path / "judged", World("python"))
     assert report["accuracy"] == 0
-    assert "Error" in lines(tmp_path)[0]["reason"]
+    assert "Error" in lines(tmp_path / "judged")[0]["reason"]
 
 
 def test_the_job_keeps_the_form_that_fits(embedded_model: Any, embedded_tokenizer: Any) -> None:

@@ -14,6 +14,7 @@ from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.group import Group, RankError, choose_backend
 from lopa_dist.parallel.launcher import LaunchError, World, detect, rendezvous
 from lopa_dist.parallel.mesh import Mesh, resolve
+from lopa_dist.parallel.stop import Stop
 
 CPU = torch.device("cpu")
 
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 def test_one_process() -> None:
     world = detect({})
     assert world == World("python")
-    group = Group(world, Mesh(1, 1), "auto", 5, CPU)
+    group = Group(world, Mesh(1, 1), "auto", 5, CPU, Stop(5))
     assert isinstance(group.comm, Solo)
     records = torch.arange(6).view(2, 3)
     assert torch.equal(group.comm.all_gather(records), records[None])

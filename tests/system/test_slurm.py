@@ -60,7 +60,7 @@ def test_sbatch_on_two_nodes(cluster: dict[str, str], one_process: list[str], tm
         ask = ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T"]
         state = subprocess.run(ask, env=cluster, capture_output=True, text=True, check=True).stdout.strip()
     assert state == "COMPLETED", log.read_text()[-3000:]
-    assert "no model.path given" in log.read_text()
+    assert "the embedded model runs on its own word problems" in log.read_text()
     assert texts(tmp_path / "run") == one_process
     world = json.loads((tmp_path / "run" / "report.json").read_text())["world"]
     assert (world["size"], world["data"], world["branch"]) == (4, 2, 2)
@@ -74,3 +74,131 @@ def test_srun_without_torchrun(cluster: dict[str, str], one_process: list[str], 
     assert texts(tmp_path) == one_process
     assert json.loads((tmp_path / "report.json").read_text())["world"]["launcher"] == "srun"
     assert not list(ROOT.glob(".lopa_dist-rendezvous*"))
+
+
+def submit(cluster: dict[str, str], log: Path, *arguments: str) -> str:
+    command = ["sbatch", "--parsable", f"--output={log}", *arguments]
+    return subprocess.run(command, env=cluster, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def state_of(cluster: dict[str, str], job: str) -> set[str]:
+    ask = ["squeue", "-h", "-a", "-r", "-t", "all", "-j", job, "-o", "%T"]
+    return set(subprocess.run(ask, env=cluster, capture_output=True, text=True, check=False).stdout.split())
+
+
+def wait_until_done(cluster: dict[str, str], job: str, limit_s: float = 200) -> set[str]:
+    over, end = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}, time.monotonic() + limit_s
+    while not (states := state_of(cluster, job)) <= over and time.monotonic() < end:
+        time.sleep(1)
+    return states
+
+
+def entries(folder: Path) -> int:
+    return sum(part.read_bytes().count(b"\n") for part in folder.glob("journal/*.jsonl"))
+
+
+def wait_for_entries(folder: Path, count: int, limit_s: float = 120) -> None:
+    end = time.monotonic() + limit_s
+    while entries(folder) < count and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def running(folder: Path) -> bool:
+    return subprocess.run(["pgrep", "-f", f"hydra.run.dir={folder}"], capture_output=True, check=False).returncode == 0
+
+
+SLOW = ["task.limit=60", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false"]
+
+
+def test_requeued_three_times_gives_the_same_results(cluster: dict[str, str], tmp_path: Path) -> None:
+    """Twice by `scontrol requeue`, once by the signal that Slurm sends before a time limit."""
+    one = [sys.executable, "-m", "lopa_dist", *SLOW, f"hydra.run.dir={tmp_path / 'one'}"]
+    subprocess.run(one, check=True, timeout=200, cwd=ROOT, capture_output=True)
+    folder, log = tmp_path / "run", tmp_path / "log"
+    job = submit(cluster, log, "launch/gsm8k.sh", *SLOW, f"hydra.run.dir={folder}", "engine.max_sequences=2")
+    for round_ in range(3):
+        wait_for_entries(folder, 1 + 12 * round_)
+        how = ["scancel", "--batch", "-s", "USR1", job] if round_ == 1 else ["scontrol", "requeue", job]
+        subprocess.run(how, env=cluster, check=True)
+        end = time.monotonic() + 60
+        while "RUNNING" in state_of(cluster, job) and time.monotonic() < end:
+            time.sleep(0.2)
+    assert wait_until_done(cluster, job) == {"COMPLETED"}, log.read_text()[-3000:]
+    assert "not finished: back into the queue" in log.read_text()
+    assert texts(folder) == texts(tmp_path / "one")
+    assert json.loads((folder / "report.json").read_text())["attempts"] >= 3
+
+
+def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:
+    environment = {**cluster, "RANKS": "1"}
+    command = ["sbatch", "--parsable", f"--output={tmp_path}/log-%a", "--array=0-2", "launch/gsm8k.sh", *OVERRIDES]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    job = done.stdout.strip()
+    folder = ROOT / "outputs" / f"slurm-{job}"
+    try:
+        logs = "".join(path.read_text() for path in tmp_path.glob("log-*"))
+        assert wait_until_done(cluster, job) == {"COMPLETED"}, logs[-3000:]
+        merged = [sys.executable, "-m", "lopa_dist", "merge", str(folder)]
+        subprocess.run(merged, check=True, timeout=60, cwd=ROOT)
+        assert texts(folder) == one_process
+        assert json.loads((folder / "report.json").read_text())["shards"] == 3
+        shutil.rmtree(folder / "shard-1")
+        refused = subprocess.run(merged, timeout=60, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert "no finished run of shard 1 of 3" in refused.stderr
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_scancel_leaves_no_process_and_two_jobs_share_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
+    long = ["task.limit=2000", *SLOW[1:]]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    jobs = [
+        submit(cluster, tmp_path / f"log-{f.name}", "--nodelist=n1", "launch/gsm8k.sh", *long, f"hydra.run.dir={f}")
+        for f in folders
+    ]
+    for folder in folders:
+        wait_for_entries(folder, 3)
+        assert entries(folder) >= 3
+    for job in jobs:
+        subprocess.run(["scancel", job], env=cluster, check=True)
+    end = time.monotonic() + 10
+    while any(map(running, folders)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not any(map(running, folders))
+
+
+def test_a_sweep_through_slurm_ends_with_one_plot(cluster: dict[str, str], tmp_path: Path) -> None:
+    environment = {**cluster, "PATH": f"{Path(cluster['SLURM_CONF']).parent / 'bin'}:{cluster['PATH']}"}
+    environment["FOLDER"] = str(tmp_path / "sweep")
+    command = [
+        "launch/sweep.sh", "launcher=slurm", "hydra.launcher.cpus_per_task=1", "decode.branches=0,1,2,3",
+        "decode.tau_conf=0.8,0.9,0.95", "task.limit=6", "parallel.threads=1", "logging.wandb.mode=disabled",
+        "logging.plots=false", "logging.progress=never",
+    ]  # fmt: skip
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    reports = sorted((tmp_path / "sweep").glob("*/report.json"))
+    assert len(reports) == 12
+    assert (tmp_path / "sweep" / "pareto.png").stat().st_size > 10_000
+    stamps = {path: path.stat().st_mtime_ns for path in reports}
+    reports[3].unlink()
+    shutil.rmtree(reports[3].parent / "journal")
+    again = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert again.returncode == 0, (again.stdout + again.stderr)[-3000:]
+    assert [p for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == [reports[3]]
+
+
+def test_submit_from_python_on_two_tasks(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from lopa_dist.jobs.submit import submit;"
+        f"job = submit({OVERRIDES!r} + ['parallel.branch=2', 'parallel.threads=1'], sys.argv[1], cluster='slurm',"
+        " timeout_min=5, tasks_per_node=2, cpus_per_task=1); print(job.results()[0]['world'])"
+    )
+    environment = {**cluster, "PATH": f"{Path(cluster['SLURM_CONF']).parent / 'bin'}:{cluster['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "'branch': 2" in done.stdout
+    assert texts(tmp_path / "run") == one_process

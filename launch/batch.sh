@@ -1,0 +1,20 @@
+#!/bin/bash
+#SBATCH --job-name=lopa-batch
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=08:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+# Your own prompts: JSONL, OpenAI Batch lines or a Hugging Face dataset.
+#
+#   sbatch --gpus-per-node 8 launch/batch.sh model=dream_instruct task.input=prompts.jsonl
+#   sbatch --array=0-7 launch/batch.sh model=dream_instruct task.input=prompts.jsonl     8 jobs, each its share;
+#                                          then: lopa-dist merge outputs/slurm-<job>     one file in input order
+#   bash launch/batch.sh --dry-run [overrides]                                           what would run
+#
+# Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.
+source "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}/slurm/prolog.sh"
+lopa_launch task=batch -- "$@"

@@ -1,0 +1,19 @@
+#!/bin/bash
+#SBATCH --job-name=lopa-humaneval
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=08:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+# HumanEval. The model's programs are run, in a sandbox, to be scored.
+#
+#   sbatch launch/humaneval.sh                                                   the embedded model, to see that all works
+#   sbatch --nodes 2 --gpus-per-node 8 launch/humaneval.sh model=d2f_dream_base parallel.branch=8
+#   bash launch/humaneval.sh --dry-run [overrides]                               what would run
+#
+# Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.
+source "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}/slurm/prolog.sh"
+lopa_launch task=humaneval task.allow_code_execution=true -- "$@"

@@ -1,0 +1,30 @@
+#!/bin/bash
+# A sweep: one job for every combination, then one table and the speed-accuracy plot.
+#
+#   launch/sweep.sh decode.branches=0,3,7,15 decode.tau_conf=0.8,0.9,0.95
+#   launch/sweep.sh launcher=slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=8 \
+#       hydra.launcher.tasks_per_node=8 model=d2f_dream_base task=gsm8k decode.branches=0,3,7,15
+#   launch/sweep.sh --dry-run ...
+#
+# Where Slurm is, jobs go through it (launcher=slurm); else they run here, one after the other. Run it again with the same
+# FOLDER to go on with a sweep that was interrupted: what is finished is not run again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+BIN=${BIN:-.venv/bin}
+FOLDER=${FOLDER:-multirun/$(date +%Y-%m-%d/%H-%M-%S)}
+
+launcher=()
+case " $* " in
+    *" launcher="* | *" hydra/launcher="*) ;;
+    *) command -v sbatch >/dev/null && launcher=(launcher=slurm) ;;
+esac
+dry=0 overrides=()
+for argument; do if [ "$argument" = --dry-run ]; then dry=1; else overrides+=("$argument"); fi; done
+command=("$BIN/lopa-dist" --multirun "${launcher[@]}" "hydra.sweep.dir=$FOLDER" "${overrides[@]}")
+if [ "$dry" = 1 ]; then
+    printf '%q ' "${command[@]}"
+    echo "&& $BIN/lopa-dist report $FOLDER"
+    exit
+fi
+"${command[@]}"
+"$BIN/lopa-dist" report "$FOLDER"

@@ -1,0 +1,75 @@
+"""Which sequences are in flight, and which of them take part in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lopa_dist.decode import Lengths
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.request import Request
+
+Ints = NDArray[np.int64]
+
+
+class Scheduler:
+    """Decides from what every branch rank knows alike, so that all decide the same.
+
+    `max_rows` bounds the rows of a forward on one rank (null: no bound), and with them its memory. Sequences that do
+    not fit wait for another step; a sequence that is larger than the bound runs alone.
+    """
+
+    def __init__(self, pool: KVPool, max_rows: int | None, ranks: int, cached: bool) -> None:
+        self.pool, self.max_rows, self.ranks, self.cached = pool, max_rows, ranks, cached
+        self.last_run = np.zeros(len(pool.bases), np.int64)  # the step in which each slot ran last
+        self.step = 0
+
+    def fits(self, slot: int, request: Request) -> bool:
+        """Give the slot its K/V space, if there is enough."""
+        return not self.cached or self.pool.allocate(slot, len(request.prompt) + request.max_new_tokens)
+
+    def leave(self, slot: int) -> None:
+        """The slot's sequence is finished."""
+        if self.cached:
+            self.pool.free(slot)
+
+    def choose(self, lengths: Lengths) -> Ints | None:
+        """The slots of the next step in ascending order, or null for all.
+
+        Windows go before prefills, and those before others that have waited longest; so nobody starves, as windows end.
+        """
+        self.step += 1
+        if self.max_rows is None:
+            return None
+        prefill = lengths.committed < 0
+        if self.cached:
+            rows = lengths.end - np.where(prefill, -lengths.prompt, lengths.committed - 1)
+        else:
+            rows = lengths.end + lengths.prompt
+        rows = rows * -(-lengths.branches // self.ranks)
+        if rows.sum() <= self.max_rows:
+            return None
+        order = np.lexsort((self.last_run, prefill, rows == 0))
+        fitting = np.cumsum(rows[order]) <= self.max_rows
+        fitting[0] = True
+        chosen: Ints = np.sort(order[fitting & (rows[order] > 0)])
+        self.last_run[chosen] = self.step
+        return chosen
+
+
+def kv_budget(requests: Sequence[Request], slots: int, limit: int | None) -> int:
+    """Tokens of K/V space: for the longest `slots` requests at once, or `limit` where that is less.
+
+    Raises:
+        ValueError: the longest request alone does not fit.
+    """
+    needs = sorted((len(r.prompt) + r.max_new_tokens for r in requests), reverse=True)
+    if limit is None:
+        return sum(needs[:slots])
+    if needs[0] > limit:
+        raise ValueError(
+            f"engine.kv_tokens={limit}: a request needs {needs[0]}; raise it or shorten prompts or answers"
+        )
+    return min(limit, sum(needs[:slots]))

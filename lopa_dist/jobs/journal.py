@@ -1,0 +1,199 @@
+"""The journal: finished requests, durable as they finish, from which a job that was stopped or killed goes on.
+
+`journal/` in the run folder holds one file a replica and attempt, appended line by line; a line that a kill tore is no
+line. What counts as done is decided by an id of each request, so that a restarted job repeats nothing, runs anew what
+has changed in its input, and puts the lines into today's order. `journal/settings.json` keeps what the texts depend
+on: an attempt with other settings is refused rather than mixed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from lopa_dist.engine.request import Request
+
+PART = re.compile(r"(\d+)-(\d+)\.jsonl")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a finished request's entry stands."""
+
+    part: Path
+    offset: int
+    length: int
+
+
+def request_id(custom_id: str, request: Request, stop: Sequence[str] = ()) -> str:
+    """What makes a finished request the same one: its name and everything that its text depends on but the settings."""
+    told: list[Any] = [custom_id, request.prompt, request.max_new_tokens, request.key]
+    if request.sampling is not None:
+        told.append(asdict(request.sampling))
+    if stop:
+        told.append(list(stop))
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
+
+
+class Journal:
+    """The journal of one run folder, as rank 0 reads it at the start and at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "journal"
+
+    def open(self, settings: dict[str, Any], resume: str) -> None:
+        """Begin an attempt under `settings`; `resume` is ``auto`` or ``new``, which sets earlier attempts aside.
+
+        Raises:
+            ValueError: earlier attempts ran under other settings; the message shows the difference.
+        """
+        if resume == "new" and self.folder.exists():
+            self.folder.rename(free_name(self.folder))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "settings.json"
+        if file.exists():
+            changes = difference(json.loads(file.read_text()), settings)
+            if changes:
+                raise ValueError(
+                    f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
+                    "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
+                )
+            return
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(settings, indent=1) + "\n")
+        partial.replace(file)
+
+    def parts(self) -> list[Path]:
+        """The files of all attempts and replicas, oldest attempt first."""
+        found = [(match, path) for path in self.folder.iterdir() if (match := PART.fullmatch(path.name))]
+        return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
+
+    def next_attempt(self) -> int:
+        """The number of an attempt that begins now."""
+        return 1 + max((attempt_of(part) for part in self.parts()), default=0)
+
+    def entries(self) -> Iterator[tuple[dict[str, Any], Place]]:
+        """All whole entries, and where they stand; what a kill tore is passed over."""
+        for part in self.parts():
+            offset = 0
+            with part.open("rb") as lines:
+                for line in lines:
+                    place = Place(part, offset, len(line))
+                    offset += len(line)
+                    try:
+                        entry = json.loads(line) if line.endswith(b"\n") else None
+                    except ValueError:
+                        entry = None
+                    if isinstance(entry, dict):
+                        yield entry, place
+
+    def done(self, ids: list[str | None]) -> bytearray:
+        """1 for each request whose id has an entry, 0 for the others (and for rejected ones, null)."""
+        known = {entry["id"] for entry, _ in self.entries() if "id" in entry}
+        return bytearray(name in known for name in ids)
+
+
+class Writer:
+    """One replica's file of one attempt."""
+
+    def __init__(self, folder: Path, attempt: int, replica: int) -> None:
+        self.file = (folder / "journal" / f"{attempt:03d}-{replica}.jsonl").open("x", encoding="utf-8")
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Append one entry and make sure it is on disk."""
+        self.file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """No more entries."""
+        self.file.close()
+
+
+def merge(
+    journal: Journal,
+    folder: Path,
+    ids: list[str | None],
+    rejected: Callable[[int], dict[str, Any]],
+    number: Callable[[int], int],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Write `results.jsonl` in input order, atomically, from what is done.
+
+    Args:
+        ids: by input index, the request's id, or null where the item was rejected.
+        rejected: the line of a rejected item, by its index.
+        number: what a line's `index` shall be, by its index here.
+
+    Returns:
+        The figures of the finished requests in input order, and what each replica told of itself at its end.
+    """
+    at = {name: index for index, name in enumerate(ids) if name is not None}
+    places: dict[int, Place] = {}
+    told = []
+    for entry, place in journal.entries():
+        if "statistics" in entry:
+            told.append(entry | {"attempt": attempt_of(place.part)})
+        index = at.get(entry.get("id", ""))
+        if index is not None:
+            places.setdefault(index, place)
+    figures = []
+    files: dict[Path, Any] = {}
+    ordered = folder / "results.partial"
+    try:
+        with ordered.open("w", encoding="utf-8") as out:
+            for index, name in enumerate(ids):
+                if name is None:
+                    write_line(out, rejected(index) | {"index": number(index)})
+                elif index in places:
+                    place = places[index]
+                    if place.part not in files:
+                        files[place.part] = place.part.open("rb")
+                    source = files[place.part]
+                    source.seek(place.offset)
+                    entry = json.loads(source.read(place.length))
+                    write_line(out, entry["line"] | {"index": number(index)})
+                    figures.append(entry["figures"] | {"attempt": attempt_of(place.part), "at": entry["at"]})
+            out.flush()
+            os.fsync(out.fileno())
+    finally:
+        for source in files.values():
+            source.close()
+    ordered.replace(folder / "results.jsonl")
+    return figures, told
+
+
+def write_line(out: TextIO, line: dict[str, Any]) -> None:
+    """One line of `results.jsonl`."""
+    out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def attempt_of(part: Path) -> int:
+    """The attempt's number in a part's name."""
+    return int(part.name.split("-")[0])
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """What changed, as ``key: was 1, is 2``."""
+    changes = []
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            changes += difference(was, now, f"{prefix}{key}.")
+        elif was != now:
+            changes.append(f"{prefix}{key} was {was!r}, is {now!r}")
+    return changes
+
+
+def free_name(folder: Path) -> Path:
+    """`folder.old`, or the first of `folder.old.2` ... that is free."""
+    number, name = 1, folder.with_name(folder.name + ".old")
+    while name.exists():
+        number += 1
+        name = folder.with_name(f"{folder.name}.old.{number}")
+    return name

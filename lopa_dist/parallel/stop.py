@@ -1,0 +1,58 @@
+"""Being asked to stop (preemption, a time limit, `scancel`) and answering in time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TEMPFAIL)
+
+
+class Wish(IntEnum):
+    """What a rank wants of the next steps. Ranks tell each other in the all-gather; the gravest wish counts."""
+
+    RUN = 0
+    DRAIN = 1  # admit nothing more
+    DROP = 2  # leave now; what is in flight is run again by the next attempt
+    FAIL = 3  # this rank's forward failed
+
+
+class Stopped(Exception):
+    """The job was asked to stop and has done so in order; it can go on in the same run folder."""
+
+
+class Stop:
+    """One rank's wish. A signal turns it into DRAIN, and `grace_s` seconds later into DROP."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s, self.asked_at, self.signal = grace_s, float("inf"), ""
+
+    def ask(self, why: str) -> None:
+        """Stop within the grace; asked again, the first time counts."""
+        if self.asked_at == float("inf"):
+            self.asked_at, self.signal = time.monotonic(), why
+
+    @property
+    def asked(self) -> bool:
+        """Whether anyone asked."""
+        return self.asked_at < float("inf")
+
+    def wish(self) -> Wish:
+        """What this rank wants now."""
+        waited = time.monotonic() - self.asked_at
+        return Wish.DROP if waited >= self.grace_s else Wish.DRAIN if waited >= 0 else Wish.RUN
+
+    def install(self, before: Callable[[], None] = lambda: None) -> None:
+        """Answer SIGTERM and SIGUSR1 from now on; `before` runs first at each (and may end the process)."""
+
+        def answer(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGTERM:
+                before()
+            self.ask(signal.Signals(number).name)
+
+        for number in SIGNALS:
+            signal.signal(number, answer)

@@ -1,0 +1,121 @@
+# What every launch script does first: sourced by launch/*.sh, in a batch job, in an allocation or on a plain machine.
+#
+#   lopa_launch TASK_OVERRIDES -- USER_OVERRIDES       one job, on all nodes of the allocation
+#
+# Environment: BIN (folder of the programs, default .venv/bin), RANKS (processes a node where there are no GPUs, default 2),
+# LAUNCH=torchrun|srun|mpirun (default torchrun), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
+# folder for temporary files). The job goes on where it was when Slurm requeues it: its run folder bears the job's number.
+set -euo pipefail
+
+ROOT=${SLURM_SUBMIT_DIR:-$(cd "$(dirname "${BASH_SOURCE[1]}")/.." && pwd)}
+cd "$ROOT"
+BIN=${BIN:-.venv/bin}
+DRY=0
+
+say() { echo "[$(date +%H:%M:%S)] $*"; }
+
+# The value of KEY= among overrides, or nothing.
+value_of() {
+    local key=$1 argument
+    shift
+    for argument; do case $argument in "$key="*) echo "${argument#*=}"; return ;; esac; done
+}
+
+# Whether a port of this machine is free is known only when it is bound: so it is chosen by the machine itself.
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'; }
+
+first_host() {
+    local host
+    host=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null | head -n 1 || true)
+    # one-machine clusters have node names that do not resolve
+    if [ -n "$host" ] && getent hosts "$host" >/dev/null; then echo "$host"; else echo "${SLURM_LAUNCH_NODE_IPADDR:-127.0.0.1}"; fi
+}
+
+# Without a model there is nothing to solve a benchmark with: the embedded model then shows its own problems.
+choose_work() {
+    local task=()
+    while [ "$1" != -- ]; do task+=("$1"); shift; done
+    shift
+    WORK=("${task[@]}" "$@")
+    if [ -z "$(value_of model "$@")$(value_of model.path "$@")" ]; then
+        if [ -n "$(value_of task.input "$@")" ]; then
+            say "no model= or model.path= given: the embedded model runs"
+        else
+            say "no model= or model.path= given: the embedded model runs on its own word problems instead"
+            WORK=("$@")
+        fi
+    fi
+}
+
+# Overrides that follow from where the job runs: its folder, and its share of an array.
+place() {
+    local folder="outputs/slurm-${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-}}"
+    if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+        local least=${SLURM_ARRAY_TASK_MIN:-0}
+        WORK+=("task.shard=$((SLURM_ARRAY_TASK_ID - least))" "task.shards=$((SLURM_ARRAY_TASK_MAX - least + 1))")
+        folder+="/shard-$SLURM_ARRAY_TASK_ID"
+    fi
+    if [ -n "${SLURM_JOB_ID:-}" ] && [ -z "$(value_of hydra.run.dir "$@")" ]; then WORK+=("hydra.run.dir=$folder"); fi
+}
+
+# The command of the job in `COMMAND`, by LAUNCH.
+command_line() {
+    local nodes=${SLURM_JOB_NUM_NODES:-1} per_node=${SLURM_GPUS_ON_NODE:-${RANKS:-2}} step=()
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HYDRA_FULL_ERROR=1
+    [ -n "${SCRATCH:-}" ] && export TMPDIR="$SCRATCH" TRITON_CACHE_DIR="$SCRATCH/triton" TORCHINDUCTOR_CACHE_DIR="$SCRATCH/inductor"
+    local common=(--nodes "$nodes" --kill-on-bad-exit=1 --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}")
+    case ${LAUNCH:-torchrun} in
+        torchrun)
+            [ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 "${common[@]}")
+            COMMAND=("${step[@]}" "$BIN/torchrun" --nnodes "$nodes" --nproc-per-node "$per_node"
+                --max-restarts "${RESTARTS:-0}" --rdzv-id "${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}"
+                --rdzv-backend c10d --rdzv-endpoint "$(first_host):$(free_port)" -m lopa_dist)
+            ;;
+        srun) COMMAND=(srun --ntasks $((nodes * per_node)) --ntasks-per-node "$per_node" --overcommit "${common[@]}" "$BIN/python" -m lopa_dist) ;;
+        mpirun) COMMAND=("${MPIRUN:-mpirun}" -n $((nodes * per_node)) "$BIN/python" -m lopa_dist) ;;
+        *) echo "LAUNCH=$LAUNCH: must be torchrun, srun or mpirun" >&2; exit 2 ;;
+    esac
+    COMMAND+=("${WORK[@]}")
+}
+
+# Before the time limit or a preemption Slurm signals this shell: the ranks finish or drop what they are at, and the job
+# goes back into the queue, to go on in the same folder.
+on_signal() {
+    ASKED=1
+    say "told to stop: letting the ranks end in order"
+    if [ -n "${SLURM_JOB_ID:-}" ] && [ "${LAUNCH:-torchrun}" != mpirun ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID.0" 2>/dev/null || kill -TERM "$CHILD"
+    else
+        kill -TERM "$CHILD"
+    fi
+}
+
+lopa_launch() {
+    local given=("$@") all=() argument status=0
+    for argument in "${given[@]}"; do if [ "$argument" = --dry-run ]; then DRY=1; else all+=("$argument"); fi; done
+    choose_work "${all[@]}"
+    place "${all[@]}"
+    command_line
+    if [ "$DRY" = 1 ]; then
+        echo "in $ROOT, with OMP_NUM_THREADS=$OMP_NUM_THREADS:"
+        printf '%q ' "${COMMAND[@]}"
+        echo
+        return
+    fi
+    [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
+    ASKED=0
+    "${COMMAND[@]}" &
+    CHILD=$!
+    trap on_signal USR1 TERM
+    wait "$CHILD" || status=$?
+    while kill -0 "$CHILD" 2>/dev/null; do # a trapped signal ends `wait`, not the child
+        status=0
+        wait "$CHILD" || status=$?
+    done
+    trap - USR1 TERM
+    if [ "$ASKED" = 1 ] && [ "$status" != 0 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
+        say "not finished: back into the queue"
+        scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this shell
+    fi
+    return "$status"
+}

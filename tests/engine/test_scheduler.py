@@ -1,0 +1,114 @@
+"""Who takes part in a step changes no text, and keeps the bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.engine.scheduler import kv_budget
+from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
+from tests.engine.ranks import on_ranks
+from tests.engine.test_loop import BASE, configs, random_requests, texts
+
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def bounded(
+    model: Transformer,
+    config: DecodeConfig,
+    requests: list[Request],
+    max_rows: int | None,
+    kv_tokens: int | None,
+    comm: Communicator | None = None,
+) -> dict[int, tuple[list[int], int]]:
+    engine = Engine(model, config, comm or Solo(), 4, max_rows=max_rows, kv_tokens=kv_tokens)
+    return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+
+
+@QUICK
+@given(
+    config=configs(),
+    seed=st.integers(0, 10**6),
+    max_rows=st.sampled_from([1, 20, 50]),
+    spare=st.sampled_from([0, 9, 40]),
+)
+def test_waiting_changes_no_text(
+    small_model: Transformer, config: DecodeConfig, seed: int, max_rows: int, spare: int
+) -> None:
+    requests = random_requests(seed, 7, 18)
+    tight = max(len(r.prompt) + r.max_new_tokens for r in requests) + spare
+    assert bounded(small_model, config, requests, max_rows, tight) == texts(small_model, config, requests)
+
+
+def test_waiting_ranks_agree(small_model: Transformer) -> None:
+    requests = random_requests(5, 7, 18)
+    expected = texts(small_model, BASE, requests)
+    for found in on_ranks(2, lambda comm: bounded(small_model, BASE, requests, 24, 60, comm)):
+        assert found == expected
+
+
+def test_rows_stay_below_the_bound(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[int, int]] = []
+    forward = Runner.forward
+
+    def counted(self: Runner, prepared: Prepared) -> torch.Tensor:
+        rows.append((int(prepared.batch.rows.sum()), len(np.unique(prepared.batch.sequence))))
+        return forward(self, prepared)
+
+    monkeypatch.setattr(Runner, "forward", counted)
+    requests = random_requests(1, 12, 18)
+    bounded(small_model, BASE, requests, None, None)
+    free, most = len(rows), max(r for r, _ in rows)
+    rows.clear()
+    bounded(small_model, BASE, requests, 20, None)
+    assert most > 20
+    assert all(total <= 20 or sequences == 1 for total, sequences in rows)
+    assert len(rows) > free
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40))
+def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, int]]) -> None:
+    pool = KVPool(small_model.config, 6, 24, torch.float32, torch.device("cpu"))
+    for sequence, tokens in moves:
+        if sequence in pool.ranges:
+            pool.free(sequence)
+        elif not pool.allocate(sequence, tokens):
+            taken = sorted(pool.ranges.values())
+            gaps = np.diff([0, *(x for pair in taken for x in pair), 24])[::2]
+            assert gaps.max() < tokens
+        owners = np.zeros(24, int)
+        for low, high in pool.ranges.values():
+            owners[low:high] += 1
+        assert owners.max(initial=0) <= 1
+
+
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"engine\.kv_tokens=20: a request needs 25"):
+        kv_budget([Request(0, [1] * 5, 20, 0)], 1, 20)
+
+
+def test_requests_bring_their_own_sampling(small_model: Transformer) -> None:
+    """A mixed batch gives each request what it gets alone under its own rules."""
+    kinds = [None, Sampling(temperature=0.8), Sampling(temperature=1.3, top_k=5), Sampling(temperature=0.8, top_p=0.7)]
+    requests = [replace(r, sampling=kinds[r.index % 4]) for r in random_requests(3, 8, 18)]
+    config = replace(BASE, confidence="neg_entropy")
+    mixed = texts(small_model, config, requests)
+    for kind in kinds[1:]:
+        assert kind is not None
+        own = replace(config, temperature=kind.temperature, top_p=kind.top_p, top_k=kind.top_k)
+        alike = [replace(r, sampling=None) for r in requests if r.sampling == kind]
+        assert texts(small_model, own, alike) == {r.index: mixed[r.index] for r in alike}
+    greedy = [r for r in requests if r.sampling is None]
+    assert texts(small_model, config, greedy) == {r.index: mixed[r.index] for r in greedy}

@@ -1,0 +1,107 @@
+"""The journal: what is done stays done, once, in today's order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.journal import Journal, Writer, difference, merge, request_id
+
+SETTINGS: dict[str, Any] = {"decode": {"branches": 3}, "seed": 0}
+
+
+def entry(name: str, text: str = "x") -> dict[str, Any]:
+    return {"id": name, "at": 1.0, "figures": {"tokens": 1}, "line": {"custom_id": name, "index": 99, "text": text}}
+
+
+def started(folder: Path) -> Journal:
+    journal = Journal(folder)
+    journal.open(SETTINGS, "auto")
+    return journal
+
+
+def append(folder: Path, attempt: int, replica: int, *entries: dict[str, Any]) -> Path:
+    writer = Writer(folder, attempt, replica)
+    for one in entries:
+        writer.write(one)
+    writer.close()
+    return folder / "journal" / f"{attempt:03d}-{replica}.jsonl"
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().split("\n") if line]
+
+
+def test_lines_come_in_input_order_with_rejected_ones_between(tmp_path: Path) -> None:
+    journal = started(tmp_path)
+    append(tmp_path, 1, 0, entry("c"), entry("a"))
+    append(tmp_path, 1, 1, entry("b"), {"statistics": {}, "replica": 1, "at": 2.0})
+    figures, told = merge(journal, tmp_path, ["a", None, "b", "c"], lambda i: {"custom_id": "bad", "index": 7}, int)
+    assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [("a", 0), ("bad", 1), ("b", 2), ("c", 3)]
+    assert len(figures) == 3
+    assert [t["replica"] for t in told] == [1]
+    assert not (tmp_path / "results.partial").exists()
+
+
+@given(cut=st.integers(0, 200))
+def test_a_torn_line_is_no_line(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    journal = started(folder)
+    part = append(folder, 1, 0, entry("a", "ä\u2028b"), entry("b"))
+    whole = part.read_bytes()
+    kept = whole[: max(0, len(whole) - cut)]
+    part.write_bytes(kept)
+    assert journal.done(["a", "b", None]) == bytearray([kept.count(b"\n") >= 1, kept.count(b"\n") == 2, 0])
+    assert journal.next_attempt() == 2
+    append(folder, 2, 0, *(entry(n, "new") for n, d in zip("ab", journal.done(["a", "b"]), strict=True) if not d))
+    merge(journal, folder, ["a", "b"], lambda i: {}, int)
+    assert [r["custom_id"] for r in results(folder)] == ["a", "b"]
+
+
+def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
+    journal = started(tmp_path)
+    append(tmp_path, 1, 0, entry("a", "first"))
+    append(tmp_path, 10, 0, entry("a", "later"))
+    append(tmp_path, 2, 0, entry("a", "second"))
+    merge(journal, tmp_path, ["a"], lambda i: {}, int)
+    assert [r["text"] for r in results(tmp_path)] == ["first"]
+    assert journal.next_attempt() == 11
+
+
+def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
+    started(tmp_path)
+    append(tmp_path, 1, 0, entry("a"))
+    changed = {"decode": {"branches": 7}, "seed": 0}
+    with pytest.raises(ValueError, match=r"decode\.branches was 3, is 7.*job\.resume=new"):
+        Journal(tmp_path).open(changed, "auto")
+    started(tmp_path)  # the same ones go on
+    fresh = Journal(tmp_path)
+    fresh.open(changed, "new")
+    assert fresh.done(["a"]) == bytearray([0])
+    assert (tmp_path / "journal.old" / "001-0.jsonl").exists()
+    fresh.open(SETTINGS, "new")
+    assert (tmp_path / "journal.old.2").exists()
+
+
+def test_a_request_is_the_same_when_its_text_would_be() -> None:
+    request = Request(4, [1, 2], 8, 77)
+    same = request_id("a", Request(0, [1, 2], 8, 77))
+    assert request_id("a", request) == same
+    others = [Request(4, [1, 3], 8, 77), Request(4, [1, 2], 9, 77), Request(4, [1, 2], 8, 78)]
+    assert len({same, request_id("b", request), *(request_id("a", o) for o in others)}) == 5
+
+
+def test_difference_names_nested_keys() -> None:
+    assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3, "d": 4}) == ["c was 2, is 3", "d was None, is 4"]
+
+
+def test_other_stop_strings_make_another_request() -> None:
+    request = Request(0, [1, 2], 5, 3)
+    assert request_id("a", request) == request_id("a", request, ())
+    assert len({request_id("a", request), request_id("a", request, ["x"]), request_id("a", request, ["y"])}) == 3

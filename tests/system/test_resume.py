@@ -1,0 +1,142 @@
+"""A job that is killed or stopped goes on in its folder and ends as if nothing had happened.
+
+`LOPA_KILLS=20` kills the job as often as that before it may finish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+KILLS = int(os.environ.get("LOPA_KILLS", "3"))
+REQUESTS = 300 if "LOPA_KILLS" in os.environ else 60
+
+
+def start(folder: Path, *extra: str, ranks: int = 2) -> subprocess.Popen[str]:
+    overrides = [
+        f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled",
+        "logging.plots=false", "logging.progress=never", "parallel.threads=1", "parallel.timeout_s=10", *extra,
+    ]  # fmt: skip
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    return subprocess.Popen(
+        [sys.executable, *launch, "-m", "lopa_dist", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(job: subprocess.Popen[str], folder: Path) -> str:
+    printed, _ = job.communicate(timeout=300)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={folder}"], check=False)
+    return printed
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "latency_s"} for line in lines]
+
+
+def entries(folder: Path) -> int:
+    return sum(part.read_bytes().count(b"\n") for part in (folder / "journal").glob("*.jsonl"))
+
+
+def wait_for(folder: Path, count: int, job: subprocess.Popen[str]) -> None:
+    while job.poll() is None and entries(folder) < count:
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job = start(folder, ranks=1)
+    printed = finish(job, folder)
+    assert job.returncode == 0, printed[-3000:]
+    return results(folder)
+
+
+def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
+    rng = random.Random(0)
+    for kill in range(KILLS):
+        job = start(tmp_path)
+        wait_for(tmp_path, 1 + kill * REQUESTS // (KILLS + 1), job)  # further every time: the job makes way
+        time.sleep(rng.random() * 0.3)
+        if kill % 2:  # all of it
+            os.killpg(job.pid, signal.SIGKILL)
+            subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={tmp_path}"], check=False)
+        else:  # one rank; the others and torchrun must end by themselves
+            workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+            os.kill(int(rng.choice(workers)), signal.SIGKILL)
+        assert job.wait(60) != 0
+        finish(job, tmp_path)
+    before = entries(tmp_path)
+    assert 0 < before < REQUESTS + 2 * KILLS
+    job = start(tmp_path)
+    printed = finish(job, tmp_path)
+    assert job.returncode == 0, printed[-3000:]
+    assert "were done before" in printed
+    assert results(tmp_path) == undisturbed
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["attempts"] == KILLS + 1
+    assert report["forwards"] == sum(line["usage"]["forwards"] for line in undisturbed)
+    names = [json.loads(line).get("id") for part in (tmp_path / "journal").glob("*.jsonl")
+             for line in part.read_text().split("\n") if line and line.endswith("}")]  # fmt: skip
+    finished = [name for name in names if name]
+    assert len(finished) == len(set(finished)) == REQUESTS
+
+
+@pytest.mark.parametrize(("ranks", "number", "grace"), [(1, "USR1", 20), (2, "TERM", 0)])
+def test_a_signal_stops_in_order_and_the_job_goes_on(
+    tmp_path: Path, undisturbed: list[dict[str, Any]], ranks: int, number: str, grace: int
+) -> None:
+    job = start(tmp_path, f"job.grace_s={grace}", ranks=ranks)
+    wait_for(tmp_path, 5, job)
+    os.kill(job.pid, getattr(signal, f"SIG{number}"))
+    printed = finish(job, tmp_path)
+    assert f"stopped by SIG{number}" in printed, printed[-3000:]
+    assert job.returncode == 75 if ranks == 1 else job.returncode != 0  # torchrun has a status of its own
+    some = results(tmp_path)
+    assert 5 <= len(some) < REQUESTS
+    assert [line for line in undisturbed if line in some] == some
+    again = start(tmp_path, ranks=1)
+    printed = finish(again, tmp_path)
+    assert again.returncode == 0, printed[-3000:]
+    assert results(tmp_path) == undisturbed
+
+
+def test_torchrun_restarts_go_on(tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
+    overrides = [
+        f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false",
+        "parallel.threads=1", "logging.progress=never", "parallel.timeout_s=10",
+    ]  # fmt: skip
+    job = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "-m",
+         "lopa_dist", *overrides],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    while job.poll() is None and not (found := list(tmp_path.glob("outputs/*/*/journal"))):
+        time.sleep(0.05)
+    wait_for(found[0].parent, 10, job)
+    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    printed = finish(job, tmp_path)
+    assert job.returncode == 0, printed[-3000:]
+    (folder,) = tmp_path.glob("outputs/*/*")
+    assert results(folder) == undisturbed
