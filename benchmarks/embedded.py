@@ -30,7 +30,9 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.plots import draw
-from lopa_dist.models import checkpoint
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
 
@@ -97,8 +99,8 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     """Run one setting in this process, on one thread."""
     torch.set_num_threads(1)
     config = DecodeConfig(**{**BASE, **setting})
-    model = checkpoint.load_model(checkpoint.EMBEDDED, torch.float32, torch.device("cpu"))
-    tokenizer = checkpoint.load_tokenizer(checkpoint.EMBEDDED)
+    model = load_model(EMBEDDED, torch.float32, torch.device("cpu"))
+    tokenizer = load_tokenizer(EMBEDDED)
     task = Arithmetic(problems, "held_out", seed)
     items = list(task.items())
     requests = []
@@ -137,7 +139,7 @@ def key(setting: Setting, problems: int, seed: int) -> str:
 
 def model_hash() -> str:
     """The weights that the results belong to."""
-    return hashlib.sha256((checkpoint.EMBEDDED / "model.safetensors").read_bytes()).hexdigest()[:16]
+    return hashlib.sha256((EMBEDDED / "model.safetensors").read_bytes()).hexdigest()[:16]
 
 
 def load() -> dict[str, Any]:

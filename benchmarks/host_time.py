@@ -21,7 +21,9 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.statistics import PHASES, Statistics
-from lopa_dist.models import checkpoint
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
 
@@ -43,8 +45,8 @@ class Steps:
 def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
-    model = checkpoint.load_model(checkpoint.EMBEDDED, torch.float32, torch.device("cpu"))
-    tokenizer = checkpoint.load_tokenizer(checkpoint.EMBEDDED)
+    model = load_model(EMBEDDED, torch.float32, torch.device("cpu"))
+    tokenizer = load_tokenizer(EMBEDDED)
     prompts = [
         tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
         for item in Arithmetic(64).items()

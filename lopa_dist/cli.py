@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist report`, `merge` and `lm-eval`."""
+"""The command line: Hydra's app, and `lopa-dist report`, `merge`, `trace` and `lm-eval`."""
 
 from __future__ import annotations
 
@@ -175,7 +175,26 @@ def lm_eval_command(arguments: list[str]) -> None:
         raise UserError(str(error)) from error
 
 
-COMMANDS = {"report": report_command, "merge": merge_command, "lm-eval": lm_eval_command}
+def trace_command(arguments: list[str]) -> None:
+    """`lopa-dist trace RUN ID [--html FILE]`."""
+    if not (len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--html")):
+        raise UserError("usage: lopa-dist trace RUN ID [--html FILE]   (ID: a custom_id or an index)")
+    from rich.console import Console
+
+    from lopa_dist.jobs.trace import show, trace
+    from lopa_dist.jobs.trace_page import write_page
+
+    try:
+        found = trace(Path(arguments[0]), arguments[1])
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    show(found, Console())
+    if len(arguments) == 4:
+        write_page(found, Path(arguments[3]))
+        print(f"page: {arguments[3]}")
+
+
+COMMANDS = {"report": report_command, "merge": merge_command, "trace": trace_command, "lm-eval": lm_eval_command}
 
 
 def main() -> None:

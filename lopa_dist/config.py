@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.config import CHOICES, DecodeConfig
+from lopa_dist.models.families import PATTERNS, Native
 
 HERE = Path(__file__).parent
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
@@ -35,6 +36,8 @@ class ModelOptions:
     """Which checkpoint. `path` is ``embedded``, a folder, or a Hugging Face id."""
 
     path: str = "embedded"
+    lora: str | None = None  # a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded
+    pattern: str = "auto"  # how it was trained, which decode options set to auto follow; auto: as its family
     dtype: str = "auto"  # auto: fp32 on a CPU, bf16 on a GPU
     device: str = "auto"
     chat_template: str = "auto"  # auto: wrap plain prompts when the tokenizer has a template
@@ -42,6 +45,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
+        require("model.pattern", self.pattern, ("auto", *PATTERNS))
         require("model.dtype", self.dtype, ("auto", "fp32", "bf16", "fp16"))
         require("model.chat_template", self.chat_template, ("auto", "always", "never"))
 
@@ -49,6 +53,39 @@ class ModelOptions:
 CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
 FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")
 TASKS = ("arithmetic", "batch", "gsm8k", "math", *CODE_TASKS)
+
+
+@dataclass
+class DecodeOptions(DecodeConfig):
+    """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
+
+    These are window_attention, prompt_attention, cache, block_size and max_active_blocks.
+    """
+
+    block_size: int | str = 32  # type: ignore[assignment]
+    max_active_blocks: int | str | None = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        for key in ("window_attention", "prompt_attention", "cache"):
+            require(f"decode.{key}", getattr(self, key), ("auto", *CHOICES[key]))
+        for key in ("block_size", "max_active_blocks"):
+            value = _number(getattr(self, key))
+            setattr(self, key, value)
+            if isinstance(value, str) and value != "auto":
+                raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
+        concrete(self, PATTERNS["vanilla"])
+
+
+def concrete(decode: DecodeConfig, native: Native) -> DecodeConfig:
+    """The options with every ``auto`` replaced by the model's own value.
+
+    Raises:
+        ValueError: as `DecodeConfig`.
+    """
+    values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
+    if values["window_attention"] == "block_causal" and values["prompt_attention"] == "auto":
+        values["prompt_attention"] = "self"  # the only one that goes with it, whatever the model
+    return DecodeConfig(**{key: getattr(native, key) if v == "auto" else v for key, v in values.items()})
 
 
 @dataclass
@@ -186,7 +223,7 @@ class Config:
 
     model: ModelOptions = field(default_factory=ModelOptions)
     task: TaskConfig = field(default_factory=TaskConfig)
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    decode: DecodeConfig = field(default_factory=DecodeOptions)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -198,7 +235,7 @@ class Config:
         return asdict(self)
 
 
-def _number(value: str | int) -> str | int:
+def _number(value: Any) -> Any:
     """Integers that arrive as text (a field may be an int or 'auto') become integers."""
     return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.models import checkpoint
+from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 
 torch.set_num_threads(1)
@@ -34,10 +36,10 @@ def small_model() -> Transformer:
 @pytest.fixture(scope="session")
 def embedded_model() -> Transformer:
     """The shipped model."""
-    return checkpoint.load_model(checkpoint.EMBEDDED, torch.float32, torch.device("cpu"))
+    return load_model(EMBEDDED, torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")
 def embedded_tokenizer() -> PreTrainedTokenizerFast:
     """Its tokenizer."""
-    return checkpoint.load_tokenizer(checkpoint.EMBEDDED)
+    return load_tokenizer(EMBEDDED)

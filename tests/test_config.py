@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from lopa_dist import cli
-from lopa_dist.config import TASKS, Config
+from lopa_dist.config import TASKS, Config, concrete
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.models.families import PATTERNS
 
 
 def composed(*overrides: str) -> Config:
@@ -41,7 +45,74 @@ def test_paper_settings() -> None:
     """S1 and S12 of the paper: BP counts the anchor as a branch, so 4 ranks are k = 3."""
     first, last = composed("experiment=s1").decode, composed("experiment=s12").decode
     assert (first.branches, first.tau_conf, first.tau_act, first.tau_add) == (3, 0.95, 0.95, 0.1)
+    last = concrete(last, PATTERNS["d2f"])
     assert (last.branches, last.tau_conf, last.block_size, last.max_new_tokens) == (7, 0.7, 32, 512)
+    assert (last.window_attention, last.prompt_attention, last.cache) == ("full", "self", "block")
+    assert last.max_active_blocks is None
+
+
+def test_ascend_settings() -> None:
+    """S13 to S18: the thresholds of S1 to S6, block-causal windows."""
+    for i in range(1, 7):
+        ours, ascend = (composed(f"experiment=s{n}").decode for n in (i, i + 12))
+        assert ascend == replace(ours, window_attention="block_causal")
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [  # k, block, tau_add, tau_act, tau_conf
+        ("gsm8k", (14, 32, 0.1, 0.95, 0.9)),
+        ("math", (7, 16, 0.1, 0.95, 0.9)),
+        ("humaneval", (7, 32, 0.3, 0.95, 0.95)),
+        ("mbpp", (7, 32, 0.3, 0.95, 0.95)),
+        ("humaneval_plus", (6, 32, 0.3, 0.95, 0.95)),
+        ("mbpp_plus", (14, 32, 0.3, 0.95, 0.9)),
+    ],
+)
+def test_table_5(name: str, numbers: tuple[float, ...]) -> None:
+    config = composed(f"experiment=table5_{name}")
+    at = config.decode
+    assert (at.branches, at.block_size, at.tau_add, at.tau_act, at.tau_conf) == numbers
+    plus = name.endswith("_plus")
+    assert at.confidence == ("probability" if plus else "neg_entropy")
+    assert (config.model.path == "apple/DiffuCoder-7B-Instruct") == plus
+    assert composed(f"experiment=table5_{name}", "model=d2f_dream_base").model.path == "Dream-org/Dream-v0-Base-7B"
+
+
+def test_every_model_is_a_hub_id_and_adapters_come_with_their_pattern() -> None:
+    for file in (cli.CONF / "model").glob("*.yaml"):
+        if file.stem in ("embedded", "local"):
+            continue
+        model = composed(f"model={file.stem}").model
+        assert re.fullmatch(r"[\w-]+/[\w.-]+", model.path)
+        assert (model.lora is not None) == (model.pattern == "d2f") == file.stem.startswith("d2f_")
+        assert model.chat_template == ("never" if file.stem.endswith("_base") else "auto")
+
+
+def test_auto_follows_the_model() -> None:
+    """LoPA's options that depend on the model, on three kinds of models; what the user says stays."""
+    auto = composed("decode=lopa").decode
+    assert (auto.window_attention, auto.cache, auto.block_size, auto.max_active_blocks) == ("auto",) * 4
+    vanilla, d2f = (concrete(auto, PATTERNS[name]) for name in ("vanilla", "d2f"))
+    assert (vanilla.cache, vanilla.prompt_attention) == ("none", "joint")
+    assert (d2f.cache, d2f.prompt_attention) == ("block", "self")
+    blocks = concrete(auto, replace(PATTERNS["block_diffusion"], block_size=4))
+    assert type(blocks) is DecodeConfig
+    assert (blocks.window_attention, blocks.cache, blocks.block_size, blocks.max_active_blocks) == (
+        "block_causal", "block", 4, 1,
+    )  # fmt: skip
+    chosen = composed("decode=lopa", "decode.cache=none", "decode.block_size=8", "decode.max_active_blocks=null").decode
+    blocks = concrete(chosen, PATTERNS["block_diffusion"])
+    assert (blocks.cache, blocks.block_size, blocks.max_active_blocks) == ("none", 8, None)
+
+
+def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
+    auto = composed("decode=lopa", "decode.prompt_attention=joint").decode
+    assert concrete(auto, PATTERNS["d2f"]).prompt_attention == "joint"
+    with pytest.raises(ValueError, match=r"needs decode\.window_attention=full"):
+        concrete(auto, PATTERNS["block_diffusion"])
+    asked = composed("decode=lopa", "decode.window_attention=block_causal").decode
+    assert concrete(asked, PATTERNS["vanilla"]).prompt_attention == "self"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +123,11 @@ def test_paper_settings() -> None:
         ("decode.tau_conf=1.5", ["decode.tau_conf", "between 0 and 1"]),
         ("decode.top_p=0", ["decode.top_p"]),
         ("decode.max_active_blocks=0", ["decode.max_active_blocks", "null"]),
+        ("decode.max_active_blocks=some", ["decode.max_active_blocks", "integer", "auto"]),
+        ("decode.block_size=0", ["decode.block_size", "at least 1"]),
+        ("decode.block_size=small", ["decode.block_size", "integer", "auto"]),
+        ("decode.window_attention=causal", ["decode.window_attention", "block_causal", "auto"]),
+        ("model.pattern=d3f", ["model.pattern", "auto", "vanilla", "d2f", "block_diffusion"]),
         ("parallel.branch=zero", ["parallel.branch", "auto"]),
         ("parallel.timeout_s=0", ["parallel.timeout_s"]),
         ("engine.attention=flash", ["engine.attention", "torch", "plain"]),

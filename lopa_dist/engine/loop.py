@@ -71,7 +71,7 @@ class Engine:
         if not requests:
             return
         config, comm, clock = self.config, self.comm, self.statistics
-        flight = Flight(self, requests, take or in_order(len(requests)))
+        self.flight = flight = Flight(self, requests, take or in_order(len(requests)))
         pool, runner, schedule = flight.pool, flight.runner, flight.scheduler
         clock.start()
         lengths = flight.admit(flight.state.lengths())

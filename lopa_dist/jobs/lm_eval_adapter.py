@@ -1,9 +1,9 @@
 """lopa_dist as a model of lm-evaluation-harness: `lopa-dist lm-eval --model_args path=... --tasks gsm8k`.
 
 lm-evaluation-harness has no way to find models of other packages by itself, so this module registers `lopa_dist` and
-then runs the harness's own command line; every option of it works. `--model_args` takes `path`, `dtype`, `device`,
-`attention`, `max_sequences`, `seed` and every key of the `decode` section; `--batch_size` has no effect, as no text
-depends on it. One process, one device.
+then runs the harness's own command line; every option of it works. `--model_args` takes `path`, `lora`, `pattern`,
+`dtype`, `device`, `attention`, `max_sequences`, `seed` and every key of the `decode` section; `--batch_size` has no
+effect, as no text depends on it. One process, one device.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
-from lopa_dist.config import Config, EngineConfig, ModelOptions
+from lopa_dist.config import Config, DecodeOptions, EngineConfig, ModelOptions, concrete
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.jobs.run import choose_device
+from lopa_dist.jobs.run import choose_device, find_adapter
 from lopa_dist.jobs.stopping import finished_text
-from lopa_dist.models import checkpoint
+from lopa_dist.models.checkpoint import DTYPES, load_model
+from lopa_dist.models.families import native
+from lopa_dist.models.files import find
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
 NAME = "lopa_dist"
-OWN = ("path", "dtype", "device", "attention", "max_sequences", "seed")
+OWN = ("path", "lora", "pattern", "dtype", "device", "attention", "max_sequences", "seed")
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
 REASON = (
     "lopa_dist cannot score given text: a diffusion model has no left-to-right likelihood; choose tasks that generate "
@@ -64,6 +67,8 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
     def __init__(
         self,
         path: str = "embedded",
+        lora: str | None = None,
+        pattern: str = "auto",
         dtype: str = "auto",
         device: str = "auto",
         attention: str = "torch",
@@ -83,19 +88,16 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             raise LaunchError(f"lm-eval with {world.size} ranks: run it as one process")
         if device == "cuda:0" and not torch.cuda.is_available():  # what the harness says where the user says nothing
             device = "auto"
-        self.options = ModelOptions(path, dtype, device)
-        self.decode, self.engine = (
-            DecodeConfig(**decode),
-            EngineConfig(max_sequences=max_sequences, attention=attention),
-        )
-        self.seed = seed
-        self._device = choose_device(Config(model=self.options), world)
-        source = checkpoint.find(path)
+        self.options = ModelOptions(path, lora, pattern, dtype, device)
+        self.engine, self.seed = EngineConfig(max_sequences=max_sequences, attention=attention), seed
+        config = Config(model=self.options)
+        self._device = choose_device(config, world)
+        source = find(path)
         default = "bf16" if self._device.type == "cuda" else "fp32"
-        self.model = checkpoint.load_model(
-            source, checkpoint.DTYPES[default if dtype == "auto" else dtype], self._device
-        )
-        self.tokenizer = checkpoint.load_tokenizer(source)
+        precision = DTYPES[default if dtype == "auto" else dtype]
+        self.model = load_model(source, precision, self._device, find_adapter(config, warn=True))
+        self.decode = concrete(DecodeOptions(**decode), native(self.model.config, pattern))
+        self.tokenizer = load_tokenizer(source)
         self.templated = False  # contexts then hold the template's special tokens already
         self.tokens = self.forwards = 0
 

@@ -59,7 +59,8 @@ class Encoder:
         if not ids:
             return Rejection(index, "the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
-            return Rejection(index, f"the prompt contains the mask token {self.tokenizer.mask_token!r}; remove it")
+            mask = self.tokenizer.convert_ids_to_tokens(self.model.mask_id)  # not every tokenizer calls it mask_token
+            return Rejection(index, f"the prompt contains the mask token {mask!r}; remove it")
         limit = self.config.decode.max_new_tokens
         most = item.max_new_tokens or limit
         if most > limit:

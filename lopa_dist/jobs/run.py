@@ -10,7 +10,7 @@ import platform
 import time
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lopa_dist import __version__
-from lopa_dist.config import Config
+from lopa_dist.config import Config, concrete
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.batch_output import write_batch_output
@@ -33,8 +33,12 @@ from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
-from lopa_dist.models import checkpoint
+from lopa_dist.models.adapter import Adapter, load_adapter
+from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
+from lopa_dist.models.families import native
+from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
@@ -60,6 +64,17 @@ def choose_device(config: Config, world: World) -> torch.device:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(config.parallel.threads or max(1, cores // world.local_size))
     return torch.device(name)
+
+
+def find_adapter(config: Config, warn: bool) -> Adapter | None:
+    """The LoRA adapter of `model.lora`; `warn` if it was made for another model."""
+    if config.model.lora is None:
+        return None
+    adapter = load_adapter(find(config.model.lora, "model.lora"))
+    message = adapter.mismatch(config.model.path)
+    if warn and message:
+        log.warning("WARNING: %s", message)
+    return adapter
 
 
 def versions() -> dict[str, str]:
@@ -101,13 +116,15 @@ class Job:
         device: torch.device,
         began: float,
     ) -> None:
+        self.source, self.device = find(config.model.path), device
+        model = read_config(self.source)
+        config = replace(config, decode=concrete(config.decode, native(model, config.model.pattern)))
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
-        self.source, self.device = checkpoint.find(config.model.path), device
         default = "bf16" if device.type == "cuda" else "fp32"
         self.dtype = default if config.model.dtype == "auto" else config.model.dtype
-        self.tokenizer = checkpoint.load_tokenizer(self.source)
-        encoder = Encoder(config, checkpoint.read_config(self.source), self.tokenizer)
+        self.tokenizer = load_tokenizer(self.source)
+        encoder = Encoder(config, model, self.tokenizer)
         self.items = items = [encoder.choose(item) for item in items]
         encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
         self.rejections = {r.index: r.message for r in encoded if isinstance(r, Rejection)}
@@ -127,7 +144,8 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """What the texts depend on besides the requests."""
         chat_template = self.config.model.chat_template
-        model = {"revision": revision(self.source), "dtype": self.dtype, "chat_template": chat_template}
+        lora = self.config.model.lora and revision(find(self.config.model.lora, "model.lora"))
+        model = {"revision": revision(self.source), "lora": lora, "dtype": self.dtype, "chat_template": chat_template}
         decode, task = self.config.to_dict()["decode"], self.config.task
         told = {"model": model, "decode": decode, "seed": self.config.seed, "task": task.name}
         if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
@@ -138,9 +156,12 @@ class Job:
         """Say what begins."""
         config, mesh = self.config, self.group.mesh
         log.info(
-            "%s: %d requests, model %s (%.1fM parameters, %s on %s), %d branches, data %d x branch %d ranks, into %s",
-            self.task.name, len(self.items), config.model.path, sum(p.numel() for p in model.parameters()) / 1e6,
-            self.dtype, self.device, config.decode.max_branches, mesh.data, mesh.branch, self.folder,
+            "%s: %d requests, model %s (%s, %.1fM parameters, %s on %s), %d branches, %s windows of %d-token blocks, "
+            "cache %s, data %d x branch %d ranks, into %s",
+            self.task.name, len(self.items), config.model.path, model.config.family,
+            sum(p.numel() for p in model.parameters()) / 1e6, self.dtype, self.device, config.decode.max_branches,
+            config.decode.window_attention, config.decode.block_size, config.decode.cache, mesh.data, mesh.branch,
+            self.folder,
         )  # fmt: skip
         if any(self.done):
             log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)
@@ -164,7 +185,8 @@ class Job:
         before = self.finished_before() if self.first else None
         if group.agree("finished", "yes" if before else "no") == "yes":
             return before or {}
-        model = checkpoint.load_model(self.source, checkpoint.DTYPES[self.dtype], self.device)
+        adapter = find_adapter(config, warn=self.first)
+        model = load_model(self.source, DTYPES[self.dtype], self.device, adapter)
         if self.first:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ModelConfig:
     """Shape and conventions of one diffusion language model.
 
-    `shift` is the Dream family's logit shift: the row of position p-1 predicts the token at position p.
+    `family` is a key of `families.FAMILIES`. With `shift`, the row of position p-1 predicts the token at position p.
     """
 
     family: str
@@ -26,6 +26,8 @@ class ModelConfig:
     tied: bool
     shift: bool
     mask_id: int
-    eos_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]  # the checkpoint's own first, then its end-of-turn tokens
     pad_id: int
     max_positions: int
+    qk_norm: bool = False  # queries and keys are normalised per head before the rotation
+    block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with

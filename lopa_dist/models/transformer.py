@@ -1,8 +1,9 @@
-"""The transformer: one module in Qwen2's layout, over packed rows, with attention handed in from outside.
+"""The transformer: one module for every family, over packed rows, with attention handed in from outside.
 
 It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
-Training hands in dense masked attention, the engine its K/V pool and segments. Parameter names are the checkpoint's
-own (Hugging Face Qwen2 / Dream), so loading is a plain name match.
+Training hands in dense masked attention, the engine its K/V pool and segments. The layout is LLaMA's with two options:
+biases on q, k and v (Qwen2) and normalised q and k (Qwen3). Parameter names are transformers' for those models;
+`families.py` says what else a checkpoint may call them.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(d, kv, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q, d, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        q = apply_rope(self.q_proj(x).unflatten(-1, (-1, self.head_dim)), *rope)  # [R, H, D]
-        k = apply_rope(self.k_proj(x).unflatten(-1, (-1, self.head_dim)), *rope)  # [R, Hkv, D]
+        q = apply_rope(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)  # [R, H, D]
+        k = apply_rope(self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)  # [R, Hkv, D]
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 

@@ -13,7 +13,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import build
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.models.checkpoint import EMBEDDED
+from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic

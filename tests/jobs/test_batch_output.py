@@ -10,6 +10,7 @@ import pytest
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run import run
+from lopa_dist.jobs.trace import trace
 from lopa_dist.parallel.launcher import World
 from tests.jobs.test_run import config, lines
 
@@ -87,6 +88,10 @@ def test_stop_strings_end_the_text(job: Path) -> None:
     assert "has" not in result["text"]
     assert result["finish_reason"] == "stop"
     assert result["usage"]["completion_tokens"] == len(result["token_ids"]) < 30
+
+
+def test_a_cut_text_can_be_traced(job: Path) -> None:
+    assert trace(job, "plain").same
 
 
 def test_samples_are_choices_and_a_seed_repeats_them(job: Path) -> None:

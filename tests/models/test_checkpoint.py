@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,12 @@ from torch import Tensor
 
 from lopa_dist.embedded import tokenizer
 from lopa_dist.embedded.checkpoint import dream_config, save
-from lopa_dist.models.checkpoint import (
-    EMBEDDED,
-    CheckpointError,
-    find,
-    load_model,
-    load_tokenizer,
-    read_config,
-    weight_files,
-)
+from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
+from tests.models import small_checkpoints
 
 CPU = torch.device("cpu")
 
@@ -282,3 +280,88 @@ def test_a_hub_that_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_can_be_no_hub_id() -> None:
     with pytest.raises(CheckpointError, match=r"model\.path=outputs/embedded/checkpoint"):
         find("outputs/embedded/checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("dream", {"use_sliding_window": True}, "use_sliding_window=True is not supported, only False"),
+        ("dream", {"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling of type 'yarn'"),
+        ("llada", {"block_type": "sequential"}, "block_type='sequential' is not supported, only 'llama'"),
+        ("llada", {"include_qkv_bias": True}, "include_qkv_bias=True"),
+        ("illada", {"layer_norm_eps": 1e-5}, "layer_norm_eps"),
+        ("sdar", {"attention_bias": True}, "attention_bias=True"),
+    ],
+)
+def test_variants_that_would_compute_something_else_are_refused(
+    kind: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    small_checkpoints.write(tmp_path, small_checkpoints.KINDS[kind], {})
+    read_config(tmp_path)
+    edit_config(tmp_path, **change)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_config(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_theta_in_rope_parameters(folder: Path) -> None:
+    edit_config(folder, rope_theta=..., rope_parameters={"rope_type": "default", "rope_theta": 123.0})
+    assert read_config(folder).rope_theta == 123.0
+
+
+def test_the_tokenizer_names_mask_and_end_of_turn(folder: Path) -> None:
+    """Ids that config.json has not: SDAR-4B and iLLaDA name no mask there, and no config has the end of a turn."""
+    edit_config(folder, mask_token_id=...)
+    (folder / "added_tokens.json").write_text(json.dumps({"<|mask|>": 9, "<|im_end|>": 11, "<|im_start|>": 12}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [13, 2]}))
+    config = read_config(folder)
+    assert config.mask_id == 9
+    assert config.eos_ids == (2, 13, 11)
+    edit_config(folder, mask_token_id=1, eos_token_id=...)
+    assert (read_config(folder).mask_id, read_config(folder).eos_ids) == (1, (13, 2, 11))
+
+
+def test_names_are_compared_before_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = weights_of(config_of())
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors")
+    monkeypatch.setattr(Tensor, "to", lambda *_: pytest.fail("a weight was loaded"))
+    with pytest.raises(CheckpointError, match="1 tensors missing"):
+        load_model(folder, torch.float32, CPU)
+
+
+LOAD = """
+import sys, torch
+from pathlib import Path
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.files import EMBEDDED
+def peak():
+    with open("/proc/self/status") as lines:
+        status = dict(line.split(":", 1) for line in lines)
+    return int(status["VmHWM"].split()[0]) * 1024
+load_model(EMBEDDED, torch.float32, torch.device("cpu"))  # what torch and others take when they are first used
+before = peak()
+model = load_model(Path(sys.argv[1]), torch.float16, torch.device("cpu"))
+print(peak() - before, sum(p.numel() * p.element_size() for p in model.parameters()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+def test_loading_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:
+    """In a process of its own: 300 MB of bf16 in 4 shards, all of it converted to fp16."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 10, "num_attention_heads": 8, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 3072, "vocab_size": 16384}
+    kind = small_checkpoints.KINDS["dream"]
+    kind = replace(kind, config=kind.config | sizes)
+    small_checkpoints.write(tmp_path, kind, {})
+    with torch.device("meta"):
+        shapes = Transformer(read_config(tmp_path)).state_dict()
+    weights = {n: torch.full(p.shape, 0.5, dtype=torch.bfloat16) for n, p in shapes.items()}
+    small_checkpoints.write(tmp_path, kind, weights, shards=4)
+    stored = sum(file.stat().st_size for file in tmp_path.glob("*-of-*.safetensors"))
+    assert stored > 250e6
+    command = [sys.executable, "-c", LOAD, str(tmp_path)]
+    taken, size = map(int, subprocess.check_output(command, text=True).split())
+    assert size == pytest.approx(stored, rel=0.01)
+    assert taken > 0.9 * stored  # else nothing was measured
+    assert taken < 1.2 * stored

@@ -1,0 +1,216 @@
+"""The model families: all that sets one `model_type` of `config.json` apart, in one table.
+
+A new family in one of these layouts is a new entry of `FAMILIES`. What a checkpoint says itself (sizes, ids, tied
+embeddings) is read from its files and never stands here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lopa_dist.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Native:
+    """How a model was trained to see text, as values of the decode options of the same names."""
+
+    window_attention: str
+    prompt_attention: str
+    cache: str
+    max_active_blocks: int | None
+    block_size: int = 32
+
+
+PATTERNS = {
+    # Every row sees all others, so K/V change with every token that is filled: caching them would be an approximation.
+    "vanilla": Native("full", "joint", cache="none", max_active_blocks=None),
+    # Discrete diffusion forcing: finished blocks are cached, several blocks are decoded at a time.
+    "d2f": Native("full", "self", cache="block", max_active_blocks=None),
+    # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other.
+    "block_diffusion": Native("block_causal", "self", cache="block", max_active_blocks=1),
+}
+
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>")  # these end an answer, besides the eos_token_id of the files
+
+HF_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate_size": "intermediate_size",
+    "rms_eps": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
+}
+"""Our field -> key of `config.json`, as transformers' Llama, Qwen2 and Qwen3 have them."""
+
+HF_ONLY: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
+"""Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One `model_type`."""
+
+    pattern: str  # key of PATTERNS
+    shift: bool  # row p-1 predicts position p
+    mask_token: str  # as its tokenizer spells it
+    mask_id: int  # of the published checkpoints; used where neither config.json nor the tokenizer has it
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    keys: dict[str, str] = field(default_factory=lambda: HF_KEYS)
+    only: dict[str, Any] = field(default_factory=lambda: HF_ONLY)
+    tied_key: str = "tie_word_embeddings"
+    block_size: int = 32  # it was trained with, or is usually decoded with
+    block_key: str | None = None  # key of config.json that knows better
+    names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
+
+
+FAMILIES = {
+    "Dream": Family(  # Dream-v0, DiffuCoder, and the embedded model: Qwen2's layout
+        pattern="vanilla", shift=True, mask_token="<|mask|>", mask_id=151666, qkv_bias=True,
+    ),
+    "llada": Family(  # LLaDA-8B and LLaDA-1.5: LLaMA's layout under OLMo's names
+        pattern="vanilla", shift=False, mask_token="<|mdm_mask|>", mask_id=126336,
+        keys={
+            "vocab_size": "embedding_size",
+            "hidden_size": "d_model",
+            "layers": "n_layers",
+            "heads": "n_heads",
+            "kv_heads": "n_kv_heads",
+            "intermediate_size": "mlp_hidden_size",
+            "rms_eps": "rms_norm_eps",
+            "max_positions": "max_sequence_length",
+        },
+        only={
+            "activation_type": "silu", "alibi": False, "attention_layer_norm": False, "bias_for_layer_norm": False,
+            "block_group_size": 1, "block_type": "llama", "clip_qkv": None, "include_bias": False,
+            "include_qkv_bias": False, "input_emb_norm": False, "layer_norm_type": "rms",
+            "layer_norm_with_affine": True, "multi_query_attention": False, "rope": True, "scale_logits": False,
+        },
+        tied_key="weight_tying",
+        names={
+            "model.embed_tokens": "model.transformer.wte",
+            "model.layers.*.input_layernorm": "model.transformer.blocks.*.attn_norm",
+            "model.layers.*.self_attn.q_proj": "model.transformer.blocks.*.q_proj",
+            "model.layers.*.self_attn.k_proj": "model.transformer.blocks.*.k_proj",
+            "model.layers.*.self_attn.v_proj": "model.transformer.blocks.*.v_proj",
+            "model.layers.*.self_attn.o_proj": "model.transformer.blocks.*.attn_out",
+            "model.layers.*.post_attention_layernorm": "model.transformer.blocks.*.ff_norm",
+            "model.layers.*.mlp.gate_proj": "model.transformer.blocks.*.ff_proj",
+            "model.layers.*.mlp.up_proj": "model.transformer.blocks.*.up_proj",
+            "model.layers.*.mlp.down_proj": "model.transformer.blocks.*.ff_out",
+            "model.norm": "model.transformer.ln_f",
+            "lm_head": "model.transformer.ff_out",
+        },
+    ),
+    "illada": Family(  # iLLaDA-8B: LLaMA's layout
+        pattern="vanilla", shift=False, mask_token="<[MASK]>", mask_id=5,
+        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "layer_norm_eps": None},
+    ),
+    "sdar": Family(  # SDAR: Qwen3's layout
+        pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False}, block_size=4, block_key="block_size",
+    ),
+    "Fast_dLLM_Qwen": Family(  # Fast-dLLM v2: Qwen2's layout
+        pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
+        block_key="bd_size",
+    ),
+}  # fmt: skip
+
+
+def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int]) -> ModelConfig:
+    """A checkpoint's configuration.
+
+    Args:
+        raw: its `config.json`.
+        generation: its `generation_config.json`, or empty.
+        special: ids of the special tokens of its tokenizer.
+
+    Raises:
+        KeyError: a key that config.json must have.
+        ValueError: a family or option that is not supported.
+    """
+    kind = raw.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    for key, value in family.only.items():
+        if key in raw and raw[key] != value and (raw[key] or value):  # null and false are the same
+            raise ValueError(f"{key}={raw[key]!r} is not supported, only {value!r}")
+    sizes = {ours: raw[key] for ours, key in family.keys.items()}
+    sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
+    eos = eos_ids(raw, generation, special)
+    return ModelConfig(
+        **sizes,
+        family=kind,
+        head_dim=raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"],
+        rope_theta=rope_theta(raw),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        tied=raw.get(family.tied_key, False),
+        shift=family.shift,
+        mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
+        eos_ids=eos,
+        pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
+        block_size=raw.get(family.block_key or "") or family.block_size,
+    )
+
+
+def rope_theta(raw: dict[str, Any]) -> float:
+    """Newer transformers write `rope_parameters` instead of `rope_theta`."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"rope_scaling of type {kind!r} is not supported, only 'default'")
+    return rope["rope_theta"] if "rope_theta" in rope else raw["rope_theta"]
+
+
+def mask_id(
+    family: Family, raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], vocabulary: int
+) -> int:
+    """The mask token: what the files say, what the tokenizer calls so, or the family's."""
+    found = first_known(
+        raw.get("mask_token_id"), generation.get("mask_token_id"), special.get(family.mask_token), family.mask_id
+    )
+    if not 0 <= found < vocabulary:
+        raise ValueError(
+            f"the mask token's id {found} is outside the vocabulary of {vocabulary}; set mask_token_id in config.json "
+            f"(the tokenizer has no {family.mask_token!r})"
+        )
+    return found
+
+
+def eos_ids(raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int]) -> tuple[int, ...]:
+    """Every token that ends an answer, the one of `config.json` first."""
+    ids: list[int] = []
+    for source in (raw, generation):
+        eos = source.get("eos_token_id")
+        ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not ids:
+        raise KeyError("eos_token_id")
+    ids += [special[name] for name in END_OF_TURN if name in special]
+    return tuple(dict.fromkeys(ids))
+
+
+def first_known(*values: int | None) -> int:
+    """The first that is not null."""
+    return next(v for v in values if v is not None)
+
+
+def native(config: ModelConfig, pattern: str = "auto") -> Native:
+    """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`)."""
+    found = PATTERNS[FAMILIES[config.family].pattern if pattern == "auto" else pattern]
+    return replace(found, block_size=config.block_size)
+
+
+def checkpoint_name(family: str, ours: str) -> str:
+    """What a checkpoint of this family calls our parameter `ours`."""
+    names = FAMILIES[family].names
+    module, _, kind = ours.rpartition(".")
+    parts = module.split(".")
+    number = next((p for p in parts if p.isdigit()), "")
+    starred = ".".join("*" if p == number else p for p in parts)
+    return f"{names.get(starred, starred).replace('*', number)}.{kind}"

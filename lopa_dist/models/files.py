@@ -1,0 +1,84 @@
+"""Files of a checkpoint: where they are, and reading them without ever running or unpickling anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+EMBEDDED = Path(__file__).parent.parent / "assets" / "embedded"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says why and what to do."""
+
+
+def find(path: str, key: str = "model.path") -> Path:
+    """The folder of `path`: ``embedded``, a local folder, or a hub id (downloaded, safetensors only).
+
+    Raises:
+        CheckpointError: nothing is there; the message begins with `key`, the option that named it.
+    """
+    if path == "embedded":
+        return EMBEDDED
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith("."):
+        raise CheckpointError(f"{key}={path}: no such folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise CheckpointError(
+            f"{key}={path}: neither a folder here nor a model that the Hugging Face hub gave out ({error})"
+        ) from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, or an error that names the file."""
+    try:
+        raw = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return raw
+
+
+def read_json_if_there(file: Path) -> dict[str, Any]:
+    """As `read_json`; empty where there is no such file."""
+    return read_json(file) if file.exists() else {}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, single or sharded."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: no weight_map in it")
+        names = sorted(set(weight_map.values()))
+    else:
+        names = ["model.safetensors"]
+    missing = [n for n in names if not (folder / n).exists()]
+    if missing:
+        hint = " (pickle checkpoints are refused: convert to safetensors)" if list(folder.glob("*.bin")) else ""
+        raise CheckpointError(f"{folder}: {', '.join(missing)} missing{hint}")
+    return [folder / n for n in names]
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """A safetensors file, mapped into memory: tensors are read when they are asked for."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: damaged or incomplete ({error}); fetch it again") from error

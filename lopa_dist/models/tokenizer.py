@@ -1,0 +1,32 @@
+"""Loading tokenizers without remote code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
+
+from lopa_dist.models.files import CheckpointError, read_json_if_there
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The checkpoint's own tokenizer.
+
+    From `tokenizer.json`; else from `vocab.json` and `merges.txt`, which is all that Dream has: its tokenizer class is
+    remote code, but what it does is Qwen2's byte-level BPE.
+    """
+    if (folder / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
+        return Qwen2TokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    raise CheckpointError(f"{folder}: no tokenizer.json, and no vocab.json with merges.txt")
+
+
+def special_tokens(folder: Path) -> dict[str, int]:
+    """Ids of the tokens that are added to the vocabulary, by their text, from whichever files the checkpoint has."""
+    ids: dict[str, int] = {}
+    for token in read_json_if_there(folder / "tokenizer.json").get("added_tokens", []):
+        ids[token["content"]] = token["id"]
+    ids |= read_json_if_there(folder / "added_tokens.json")
+    decoder = read_json_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+    return ids | {token["content"]: int(number) for number, token in decoder.items()}

@@ -1,0 +1,60 @@
+"""Every family generates, with and without cache, and the same text alone as in a batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lopa_dist.config import DecodeOptions, concrete
+from lopa_dist.engine.request import Request
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.families import PATTERNS, native
+from lopa_dist.models.transformer import Transformer
+from tests.engine.test_loop import random_requests, texts
+from tests.models.small_checkpoints import KINDS, reference, weights_of, write
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+    kind = KINDS[request.param]
+    folder = write(tmp_path_factory.mktemp(request.param), kind, weights_of(kind, reference(kind)))
+    return load_model(folder, torch.float32, torch.device("cpu"))
+
+
+def requests_for(model: Transformer, seed: int, count: int) -> list[Request]:
+    """Random prompts without the mask token (iLLaDA's is 5)."""
+    return [
+        replace(r, prompt=[t + 1 if t == model.config.mask_id else t for t in r.prompt])
+        for r in random_requests(seed, count, 20)
+    ]
+
+
+@pytest.mark.parametrize("cache", ["none", "block"])
+@pytest.mark.parametrize("branches", [0, 3])
+def test_alone_and_together(model: Transformer, branches: int, cache: str) -> None:
+    """LoPA and plain decoding with the family's own attention and blocks."""
+    options = DecodeOptions(
+        branches=branches, max_new_tokens=20, tau_conf=0.1, tau_act=0.5, cache=cache, stop_at_eos=False,
+        window_attention="auto", prompt_attention="auto", block_size="auto", max_active_blocks="auto",
+    )  # fmt: skip
+    config = concrete(options, native(model.config))
+    requests = requests_for(model, 11, 5)
+    alone = texts(model, config, requests, max_sequences=1)
+    assert texts(model, config, requests[::-1], max_sequences=5) == alone
+    assert len({tuple(tokens) for tokens, _ in alone.values()}) == 5
+    mask = model.config.mask_id
+    assert all(mask not in tokens for tokens, _ in alone.values())
+    assert any(len(tokens) > forwards for tokens, forwards in alone.values())  # several tokens a forward
+
+
+def test_cached_and_uncached_text_agree_where_attention_is_block_causal(model: Transformer) -> None:
+    """With block-causal windows finished blocks never change, so the cache is exact."""
+    options = DecodeOptions(branches=3, max_new_tokens=20, tau_conf=0.3, window_attention="block_causal", block_size=4)
+    requests = requests_for(model, 12, 4)
+    found = []
+    for cache in ("none", "block"):
+        options.cache = cache
+        found.append(texts(model, concrete(options, PATTERNS["vanilla"]), requests))
+    assert found[0] == found[1]

@@ -1,0 +1,114 @@
+"""Tokenizers load from whichever files a checkpoint has, and never run its code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, trainers
+from transformers import Qwen2TokenizerFast
+
+from lopa_dist.models.files import CheckpointError
+from lopa_dist.models.tokenizer import load_tokenizer, special_tokens
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = (
+    "The cat has 12345 apples.  Don't you?\n\n def f(x):\n\treturn x",
+    "Zürich, e\u0301, नमस्ते, 你好, 🙂",
+    "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n<|mask|><|mask|>",
+    " leading, trailing ",
+)
+
+
+def dream_tokenizer(vocabulary: int) -> dict[str, Any]:
+    """`tokenizer_config.json` as Dream has it."""
+    options = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    return {
+        "add_bos_token": False,
+        "added_tokens_decoder": {str(vocabulary + i): {"content": name} | options for i, name in enumerate(SPECIAL)},
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "bos_token": "<|beginoftext|>",
+        "chat_template": CHAT,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|endoftext|>",
+        "errors": "replace",
+        "mask_token": "<|mask|>",
+        "model_max_length": 131072,
+        "pad_token": "<|endoftext|>",
+        "tokenizer_class": "DreamTokenizer",
+        "unk_token": None,
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same tokenizer twice: vocab.json and merges.txt as Dream ships it, and tokenizer.json."""
+    separate, single = tmp_path_factory.mktemp("separate"), tmp_path_factory.mktemp("single")
+    pattern = Qwen2TokenizerFast().backend_tokenizer
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer, tokenizer.pre_tokenizer = pattern.normalizer, pattern.pre_tokenizer
+    tokenizer.decoder = pattern.decoder
+    alphabet = [chr(c) for c in range(33, 127)] + [chr(c) for c in range(161, 324) if c != 173]
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    tokenizer.model.save(str(separate))
+    config = dream_tokenizer(tokenizer.get_vocab_size())
+    ids = {token["content"]: int(number) for number, token in config["added_tokens_decoder"].items()}
+    (separate / "added_tokens.json").write_text(json.dumps(ids))
+    (separate / "tokenization_dream.py").write_text("raise SystemExit('remote code was run')")
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in SPECIAL])
+    tokenizer.save(str(single / "tokenizer.json"))
+    for folder in (separate, single):
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return separate, single
+
+
+def test_both_forms_are_the_same_tokenizer(folders: tuple[Path, Path]) -> None:
+    separate, single = (load_tokenizer(folder) for folder in folders)
+    raw = Tokenizer.from_file(str(folders[1] / "tokenizer.json"))
+    assert len(separate) == len(single) == raw.get_vocab_size()
+    for text in TEXTS:
+        ids = separate(text).input_ids
+        assert ids == single(text).input_ids == raw.encode(text).ids
+        assert separate.decode(ids) == single.decode(ids)
+        assert separate.decode(ids, skip_special_tokens=True) == single.decode(ids, skip_special_tokens=True)
+    for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "chat_template"):
+        assert getattr(separate, name) == getattr(single, name) is not None
+
+
+def test_special_tokens_are_one_id_each(folders: tuple[Path, Path]) -> None:
+    for folder in folders:
+        tokenizer = load_tokenizer(folder)
+        ids = [tokenizer(name).input_ids for name in SPECIAL]
+        assert ids == [[special_tokens(folder)[name]] for name in SPECIAL]
+        assert tokenizer.mask_token_id == ids[-1][0]
+
+
+def test_special_tokens_from_any_one_file(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    wanted = special_tokens(folders[0])
+    sources = [(folders[0], "added_tokens.json"), (folders[0], "tokenizer_config.json"), (folders[1], "tokenizer.json")]
+    for i, (folder, name) in enumerate(sources):
+        alone = tmp_path / str(i)
+        alone.mkdir()
+        (alone / name).write_text((folder / name).read_text())
+        assert special_tokens(alone) == wanted
+    assert special_tokens(tmp_path) == {}
+
+
+def test_chat_template(folders: tuple[Path, Path]) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    for folder in folders:
+        text = load_tokenizer(folder).apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_half_a_tokenizer_is_none(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text((folders[0] / "vocab.json").read_text())
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json, and no vocab\.json with merges\.txt"):
+        load_tokenizer(tmp_path)
