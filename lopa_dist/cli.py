@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist report`, `merge` and `trace`."""
+"""The command line: Hydra's app, and `lopa-dist report`, `merge`, `trace` and `lm-eval`."""
 
 from __future__ import annotations
 
@@ -162,6 +162,19 @@ def merge_command(arguments: list[str]) -> None:
     print(f"{report['shards']} shards, {report['requests']} requests: {folder / 'results.jsonl'}")
 
 
+def lm_eval_command(arguments: list[str]) -> None:
+    """`lopa-dist lm-eval ...`: lm-evaluation-harness with this package's model."""
+    try:
+        from lopa_dist.jobs.lm_eval_adapter import main as evaluate
+    except ModuleNotFoundError as error:
+        missing = str(error.name).split(".")[0]
+        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
+    try:
+        evaluate(arguments)
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(str(error)) from error
+
+
 def trace_command(arguments: list[str]) -> None:
     """`lopa-dist trace RUN ID [--html FILE]`."""
     if not (len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--html")):
@@ -181,7 +194,7 @@ def trace_command(arguments: list[str]) -> None:
         print(f"page: {arguments[3]}")
 
 
-COMMANDS = {"report": report_command, "merge": merge_command, "trace": trace_command}
+COMMANDS = {"report": report_command, "merge": merge_command, "trace": trace_command, "lm-eval": lm_eval_command}
 
 
 def main() -> None:

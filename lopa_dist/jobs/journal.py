@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,11 +31,13 @@ class Place:
     length: int
 
 
-def request_id(custom_id: str, request: Request) -> str:
+def request_id(custom_id: str, request: Request, stop: Sequence[str] = ()) -> str:
     """What makes a finished request the same one: its name and everything that its text depends on but the settings."""
     told: list[Any] = [custom_id, request.prompt, request.max_new_tokens, request.key]
     if request.sampling is not None:
         told.append(asdict(request.sampling))
+    if stop:
+        told.append(list(stop))
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
 
 

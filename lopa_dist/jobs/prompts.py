@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.tasks.task import Item
 
@@ -31,6 +32,12 @@ class Encoder:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
         self.wrap = bool(tokenizer.chat_template) and mode != "never"
 
+    def choose(self, item: Item) -> Item:
+        """Of an item that has both forms, the one that fits: messages if prompts are to be wrapped in the template."""
+        if item.prompt is None or item.messages is None:
+            return item
+        return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
+
     def encode(self, index: int, item: Item) -> Request | Rejection:
         """One item as a request."""
         if item.error:
@@ -47,6 +54,7 @@ class Encoder:
                 text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             except (TemplateError, ValueError, TypeError) as error:
                 return Rejection(index, f"the chat template refused these messages: {error}")
+            text += item.answer_prefix
         ids = self.tokenizer(text, add_special_tokens=messages is None).input_ids
         if not ids:
             return Rejection(index, "the prompt is empty; give at least one token")
@@ -63,4 +71,19 @@ class Encoder:
                 f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
                 f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )
-        return Request(index, ids, most, request_key(self.config.seed, item.custom_id))
+        return Request(index, ids, most, self.key(item), self.sampling(item))
+
+    def sampling(self, item: Item) -> Sampling | None:
+        """How the item's tokens are drawn; null where that is as for the whole job."""
+        decode = self.config.decode
+        asked = {name: getattr(item.sampling, name) for name in ("temperature", "top_p", "top_k")}
+        given = {name: getattr(decode, name) for name in asked}
+        own = {name: given[name] if value is None else value for name, value in asked.items()}
+        return None if own == given else Sampling(decode.confidence, **own)
+
+    def key(self, item: Item) -> int:
+        """What seeds the item's random numbers. A seed of its own means the same text under any custom_id."""
+        seed = item.sampling.seed
+        if seed is None:
+            return request_key(self.config.seed, item.custom_id)
+        return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")

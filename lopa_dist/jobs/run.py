@@ -23,12 +23,15 @@ from lopa_dist import __version__
 from lopa_dist.config import Config, concrete
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import report_markdown
 from lopa_dist.jobs.results import error_line, generation_line
+from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.adapter import Adapter, load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
@@ -41,21 +44,9 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import resolve
 from lopa_dist.parallel.stop import Stop, Stopped
-from lopa_dist.tasks.arithmetic import Arithmetic
-from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
-
-
-def make_task(config: Config) -> Task:
-    """The task that the configuration names."""
-    task = config.task
-    if task.name == "arithmetic":
-        assert task.limit is not None  # checked by TaskConfig
-        return Arithmetic(task.limit, "train" if task.split == "train" else "held_out", task.problem_seed)
-    assert task.input is not None
-    return Batch(task.input, task.limit)
 
 
 def choose_device(config: Config, world: World) -> torch.device:
@@ -128,16 +119,17 @@ class Job:
         self.source, self.device = find(config.model.path), device
         model = read_config(self.source)
         config = replace(config, decode=concrete(config.decode, native(model, config.model.pattern)))
-        self.config, self.folder, self.task, self.items, self.group = config, folder, task, items, group
+        self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
         default = "bf16" if device.type == "cuda" else "fp32"
         self.dtype = default if config.model.dtype == "auto" else config.model.dtype
         self.tokenizer = load_tokenizer(self.source)
         encoder = Encoder(config, model, self.tokenizer)
+        self.items = items = [encoder.choose(item) for item in items]
         encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
         self.rejections = {r.index: r.message for r in encoded if isinstance(r, Rejection)}
         self.ids = [
-            request_id(item.custom_id, r) if isinstance(r, Request) else None
+            request_id(item.custom_id, r, item.stop) if isinstance(r, Request) else None
             for item, r in zip(items, encoded, strict=True)
         ]
         self.journal, self.attempt = Journal(folder), 1
@@ -154,8 +146,11 @@ class Job:
         chat_template = self.config.model.chat_template
         lora = self.config.model.lora and revision(find(self.config.model.lora, "model.lora"))
         model = {"revision": revision(self.source), "lora": lora, "dtype": self.dtype, "chat_template": chat_template}
-        decode = self.config.to_dict()["decode"]
-        return {"model": model, "decode": decode, "seed": self.config.seed, "task": self.config.task.name}
+        decode, task = self.config.to_dict()["decode"], self.config.task
+        told = {"model": model, "decode": decode, "seed": self.config.seed, "task": task.name}
+        if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
+            told["allow_code_execution"] = task.allow_code_execution
+        return told
 
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
@@ -180,6 +175,7 @@ class Job:
         if report["requests"] != len(self.items):
             return None
         merge(self.journal, self.folder, self.ids, self.rejection, self.number)  # the input's order may be another
+        self.write_batch_output()
         log.info("all %d requests were done before", len(self.items))
         return report
 
@@ -230,9 +226,9 @@ class Job:
                 display.update(group.tally(done=len(self.rejections) + sum(self.done)))
             for generation in generations:
                 item = self.items[generation.request.index]
-                text = self.tokenizer.decode(generation.tokens, skip_special_tokens=True)
+                generation, text = finished_text(self.tokenizer, generation, item.stop)
                 score = self.task.score(item, text)
-                figures = Figures.of(generation, None if score is None else score.correct)
+                figures = Figures.of(generation, score)
                 self.writer.write(
                     {
                         "id": self.ids[generation.request.index],
@@ -260,6 +256,8 @@ class Job:
                 f"{len(lines) + len(self.rejections)} result lines of {len(self.items)} requests in {folder}; "
                 "is it one folder for all ranks?"
             )
+        if not stopped or len(lines) + len(self.rejections) == len(self.items):
+            self.write_batch_output()
         for replica in told:
             if replica["attempt"] == self.attempt and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
@@ -294,6 +292,13 @@ class Job:
     def rejection(self, index: int) -> dict[str, Any]:
         """The line of an item that could not run."""
         return error_line(self.items[index], self.rejections[index])
+
+    def write_batch_output(self) -> None:
+        """The answers in OpenAI's form too, if the input was; a share of an input has not all samples of a line."""
+        if self.config.task.shards == 1:
+            write_batch_output(self.folder, self.items, self.config.model.path)
+        elif any(item.origin and item.origin.form != "simple" for item in self.items):
+            log.warning("no batch_output.jsonl from a share of the input (task.shards); results.jsonl has all texts")
 
     def number(self, index: int) -> int:
         """An item's place in the whole input, of which this job may have a share."""

@@ -56,13 +56,15 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
-    accuracies = [(r["accuracy"], r["requests"] - r["errors"]) for r in reports if "accuracy" in r]
-    right = sum(accuracy * count for accuracy, count in accuracies)
+    accuracies = {}
+    for rule in [key for key in reports[0] if key.startswith("accuracy")]:
+        judged = [(r[rule], r["requests"] - r["errors"]) for r in reports if rule in r]
+        accuracies[rule] = ratio(sum(share * count for share, count in judged), sum(count for _, count in judged))
     seconds = max(r["decode_s"] for r in reports)
     return {
         "schema": 1,
         **counts,
-        **({"accuracy": ratio(right, sum(count for _, count in accuracies))} if accuracies else {}),
+        **accuracies,
         "tpf": ratio(counts["completion_tokens"], counts["forwards"]),
         "tokens_per_s": {
             "mean": mean([r["tokens_per_s"]["mean"] for r in reports]),

@@ -22,7 +22,9 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.run import choose_device, find_adapter, make_task
+from lopa_dist.jobs.run import choose_device, find_adapter
+from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.tasks import make_task
 from lopa_dist.models.checkpoint import DTYPES, load_model
 from lopa_dist.models.files import find
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -109,12 +111,14 @@ def trace(folder: Path, which: str) -> Trace:
     dtype = DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
     tokenizer = load_tokenizer(source)
     model = load_model(source, dtype, device, find_adapter(config, warn=False))
-    request = Encoder(config, model.config, tokenizer).encode(0, item)
+    encoder = Encoder(config, model.config, tokenizer)
+    item = encoder.choose(item)
+    request = encoder.encode(0, item)
     assert isinstance(request, Request), request
     recorder = Recorder()
     engine = Engine(model, config.decode, Solo(), 1, config.engine.attention, recorder)
     [generation] = engine.generate([request])
-    text = tokenizer.decode(generation.tokens, skip_special_tokens=True)
+    _, text = finished_text(tokenizer, generation, item.stop)
     prompt = tokenizer.decode(request.prompt)
     texts = [
         END if token in model.config.eos_ids else piece
