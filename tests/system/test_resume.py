@@ -74,9 +74,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
     rng = random.Random(0)
     for kill in range(KILLS):
+        before = entries(tmp_path)
         job = start(tmp_path)
-        wait_for(tmp_path, 1 + kill * REQUESTS // (KILLS + 1), job)  # further every time: the job makes way
-        time.sleep(rng.random() * 0.3)
+        wait_for(tmp_path, before + rng.randrange(1, REQUESTS // (2 * KILLS) + 2), job)
+        time.sleep(rng.random() * 0.1)
         if kill % 2:  # all of it
             os.killpg(job.pid, signal.SIGKILL)
             subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={tmp_path}"], check=False)
