@@ -25,8 +25,12 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     by_block = (slots, blocks, size)
     won = Records(records.packed.gather(2, winner[None, :, None, None].expand(3, slots, 1, width))[:, :, 0])  # [S, W]
     running = state.ended == 0
-    keep_boundary(state, won, running)
-    if config.cache == "block":
+    commits = None
+    if config.cache != "none":
+        if state.vocabulary.shift:
+            commits = running & (state.committed != state.finished)
+            # what a committing forward said of the first position behind the cache
+            state.boundary = Records(torch.where(commits, won.packed[:, :, 0], state.boundary.packed))
         state.committed.copy_(torch.where(running, state.finished, state.committed))
 
     # the winner's edits become the sequence's tokens
@@ -48,11 +52,17 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     full[:, 1:] |= nearly[:, :-1] & appended[:, 1:]
     state.full.scatter_(1, number, full)
 
-    chosen = fill(state, won, masked, full)
+    fillable = masked if config.sub_block_size is None else first_parts(masked, size, config.sub_block_size)
+    chosen = fill(state, won, fillable, full)
+    if config.boundary == "fill" and commits is not None:
+        alone = (commits & masked[:, 0])[:, None]  # Fast-dLLM takes nothing else from a forward that fills its cache
+        chosen = torch.where(alone, places(width, window.device) == 0, chosen)
     window = torch.where(chosen, won.token.long(), window)
     state.canvas.scatter_(1, columns, window)
     masked = masked & ~chosen
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
+    if config.prompt_attention == "blocks":
+        is_eos &= span >= state.known[:, None]
     state.eos |= is_eos.any(1)
 
     # frontiers and the next block
@@ -84,11 +94,14 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     state.close_window()
 
 
-def keep_boundary(state: State, won: Records, running: Tensor) -> None:
-    """Remember what a committing forward said of the first position behind the cache (boundary=stale)."""
-    if state.vocabulary.shift and state.config.cache == "block":
-        commits = running & (state.committed != state.finished)
-        state.boundary = Records(torch.where(commits, won.packed[:, :, 0], state.boundary.packed))
+def first_parts(masked: Tensor, block: int, size: int) -> Tensor:
+    """Of every block's masked positions ``[S, W]``, those of its first sub-block that has any.
+
+    Fast-dLLM v2 fills a block from left to right, `size` tokens at a time, while it sees the whole of it.
+    """
+    parts = masked.view(len(masked), -1, block // size, size)
+    has = parts.any(3)  # [S, blocks, sub-blocks]
+    return (parts & (has & (has.cumsum(2) == 1))[..., None]).view_as(masked)
 
 
 def fill(state: State, won: Records, masked: Tensor, full: Tensor) -> Tensor:
@@ -129,6 +142,8 @@ def spawn(state: State, won: Records, masked: Tensor, span: Tensor) -> None:
     if k == 0:
         state.branches.copy_(state.ended == 0)
         return
+    if config.sub_block_size is not None:
+        masked = first_parts(masked, config.block_size, config.sub_block_size)
     candidates = masked & (won.probability >= config.tau_look) if config.tau_look else masked
     ranked, rank = won.confidence.masked_fill(~candidates, -torch.inf).sort(dim=1, descending=True, stable=True)
     rank, ranked = rank[:, :k], ranked[:, :k]
