@@ -129,7 +129,7 @@ def fast_dllm(
     """Fast-dLLM: block after block on the whole canvas. With a cache, a block's first forward computes everything.
 
     Of that, prefix keeps what is before the block and recomputes all from the block on; dual keeps everything and
-    recomputes the block. With the logit shift (its Dream code), the cached forward fills the block's first position only.
+    recomputes the block. With the logit shift (its Dream code), a block's first forward fills its first position only.
     """
     at = Decoder(model, prompt, count)
 

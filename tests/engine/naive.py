@@ -49,7 +49,7 @@ class Naive:
         return end if config.canvas == "growing" else self.oracle.max_new_tokens
 
     def forward(self, tokens: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
-        """Distributions by row position for rows [first, first + n), against the cache below `first` and behind them."""
+        """Distributions by row position for rows [first, first + n), against the cache before and behind them."""
         n, below = len(tokens), first + len(self.prompt)
         new: Cache = []
 
