@@ -25,12 +25,8 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     by_block = (slots, blocks, size)
     won = Records(records.packed.gather(2, winner[None, :, None, None].expand(3, slots, 1, width))[:, :, 0])  # [S, W]
     running = state.ended == 0
-    commits = None
+    keep_boundary(state, won, running)
     if config.cache != "none":
-        if state.vocabulary.shift:
-            commits = running & (state.committed != state.finished)
-            # what a committing forward said of the first position behind the cache
-            state.boundary = Records(torch.where(commits, won.packed[:, :, 0], state.boundary.packed))
         state.committed.copy_(torch.where(running, state.finished, state.committed))
 
     # the winner's edits become the sequence's tokens
@@ -54,9 +50,9 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
 
     fillable = masked if config.sub_block_size is None else first_parts(masked, size, config.sub_block_size)
     chosen = fill(state, won, fillable, full)
-    if config.boundary == "fill" and commits is not None:
-        alone = (commits & masked[:, 0])[:, None]  # Fast-dLLM takes nothing else from a forward that fills its cache
-        chosen = torch.where(alone, places(width, window.device) == 0, chosen)
+    if config.boundary == "fill" and state.vocabulary.shift and config.cache != "none":
+        # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
+        chosen = torch.where(masked[:, :1], places(width, window.device) == 0, chosen)
     window = torch.where(chosen, won.token.long(), window)
     state.canvas.scatter_(1, columns, window)
     masked = masked & ~chosen
@@ -92,6 +88,13 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     state.masked.copy_(left)
     spawn(state, won, masked, span)
     state.close_window()
+
+
+def keep_boundary(state: State, won: Records, running: Tensor) -> None:
+    """Remember what a committing forward said of the first position behind the cache (boundary=stale)."""
+    if state.vocabulary.shift and state.config.cache != "none":
+        commits = running & (state.committed != state.finished)
+        state.boundary = Records(torch.where(commits, won.packed[:, :, 0], state.boundary.packed))
 
 
 def first_parts(masked: Tensor, block: int, size: int) -> Tensor:

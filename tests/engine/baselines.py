@@ -1,7 +1,8 @@
 """The baselines in plain loops: vanilla, Fast-dLLM (no, prefix and dual cache), SDAR and Fast-dLLM v2.
 
 Written from the published algorithms, one sequence at a time, positions absolute. Nothing is shared with the package
-but the weights: the transformer below computes row by row, and a cache is a dictionary from (layer, position).
+but the weights: the transformer below computes row by row, and a cache is a dictionary from (layer, position). All stop
+as soon as there is an EOS with nothing masked before it; what is published decodes the rest, which nobody reads.
 """
 
 from __future__ import annotations
@@ -56,12 +57,11 @@ class PlainModel:
                 fresh[layer, p] = (self.turn(self.norm(f"{at}.self_attn.k_norm", k), p), v)
             for p, q in queries.items():
                 pairs = [fresh[layer, s] if s in tokens else kept[layer, s] for s in sees(p)]
-                group = config.heads // config.kv_heads
+                keys, values = (torch.stack(x, 1) for x in zip(*pairs, strict=True))  # [Hkv, seen, D]
                 heads = []
                 for h in range(config.heads):
-                    keys = torch.stack([k[h // group] for k, _ in pairs])
-                    values = torch.stack([v[h // group] for _, v in pairs])
-                    heads.append((keys @ q[h] / config.head_dim**0.5).softmax(0) @ values)
+                    of = h * config.kv_heads // config.heads
+                    heads.append((keys[of] @ q[h] / config.head_dim**0.5).softmax(0) @ values[of])
                 x = hidden[p] + self.project(f"{at}.self_attn.o_proj", torch.cat(heads))
                 y = self.norm(f"{at}.post_attention_layernorm", x)
                 gate, up = (self.project(f"{at}.mlp.{part}_proj", y) for part in ("gate", "up"))
@@ -85,6 +85,12 @@ class Decoder:
         self.forwards = 0
 
     def masked(self, begin: int, end: int) -> list[int]:
+        """What is to be filled; nothing once the answer has ended."""
+        for token in self.tokens[self.prompt :]:
+            if token == self.config.mask_id:
+                break
+            if token in self.config.eos_ids:
+                return []
         return [p for p in range(begin, end) if self.tokens[p] == self.config.mask_id]
 
     def forward(self, begin: int, end: int, sees: Sees, kept: KeysValues = NOTHING) -> tuple[Predictions, KeysValues]:
@@ -138,6 +144,8 @@ def fast_dllm(
 
     for start in range(at.prompt, at.end, block):
         stop = min(start + block, at.end)
+        if not at.masked(start, stop):
+            break
         found, kept = at.forward(0, at.end, everything)
         if at.shift and cache != "none":
             at.fill(found, start)
