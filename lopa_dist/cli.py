@@ -204,6 +204,9 @@ def main() -> None:
         if arguments[:1] and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]](arguments[1:])
         check_keys([a for a in arguments if not a.startswith("-")])
+        path = next((i for i, a in enumerate(sys.argv) if a.startswith("model.path=")), None)
+        if path and not any(a.startswith("model=") for a in arguments):
+            sys.argv.insert(path, "model=local")  # without the embedded model's own settings
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         began = agent_start(os.getppid()) if detect().launcher == "torchrun" else None
         if began and not any(a.startswith("hydra.run.dir=") for a in arguments):

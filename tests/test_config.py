@@ -30,6 +30,25 @@ def test_defaults_are_the_embedded_model_on_its_problems() -> None:
     assert config.decode.block_size == 16
 
 
+def test_other_models_bring_the_published_decoding() -> None:
+    config = composed("model=dream_instruct")
+    assert (config.decode.branches, config.decode.max_new_tokens, config.decode.block_size) == (7, 512, "auto")
+    assert composed("model=dream_instruct", "decode=vanilla").decode.branches == 0
+    assert composed("model=dream_instruct", "decode.branches=2").decode.branches == 2
+
+
+@pytest.mark.parametrize("given", [["model.path=/x"], ["task.limit=3", "model.path=/x", "seed=1"]])
+def test_a_path_alone_is_a_model_of_its_own(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the embedded model's pattern with other weights."""
+    monkeypatch.setattr(sys, "argv", ["lopa-dist", *given, "--cfg", "job"])
+    cli.main()
+    shown = capsys.readouterr().out
+    assert "pattern: auto" in shown
+    assert "branches: 7" in shown
+
+
 @pytest.mark.parametrize("group", ["model", "task", "decode", "parallel", "engine", "logging", "experiment"])
 def test_every_choice_of_every_group_composes(group: str) -> None:
     needed = {"local": ["model.path=x"], "batch": ["task.input=x"]}

@@ -10,6 +10,7 @@ begins a block in their counting, too, and the first window block has masks from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -156,7 +157,7 @@ class State:
             sampled=np.zeros(slots, bool),
         )
 
-    def admit(self, slot: int, prompt: list[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
+    def admit(self, slot: int, prompt: Sequence[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
         """Put a request into an empty slot: one block, fully active, and the anchor as its only branch."""
         self._window = None
         known = len(prompt) % self.config.block_size if self.config.prompt_attention == "blocks" else 0

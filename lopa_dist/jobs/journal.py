@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,12 +34,12 @@ class Place:
 
 def request_id(custom_id: str, request: Request, stop: Sequence[str] = ()) -> str:
     """What makes a finished request the same one: its name and everything that its text depends on but the settings."""
-    told: list[Any] = [custom_id, request.prompt, request.max_new_tokens, request.key]
+    told: list[Any] = [custom_id, request.max_new_tokens, request.key]
     if request.sampling is not None:
         told.append(asdict(request.sampling))
     if stop:
         told.append(list(stop))
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps(told).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
 
 
 class Journal:

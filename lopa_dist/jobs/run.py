@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
-from lopa_dist.jobs.prompts import Encoder, Rejection
+from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import report_markdown
 from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.stopping import finished_text
@@ -94,13 +94,14 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
-    items = list(islice(task.items(), config.task.shard, None, config.task.shards))
+    items = islice(task.items(), config.task.shard, None, config.task.shards)
+    some = list(islice(items, world.size))  # how many there are matters to the mesh only where they are few
     parallel = config.parallel
-    mesh = resolve(parallel.data, parallel.branch, world.size, len(items), config.decode.max_branches)
+    mesh = resolve(parallel.data, parallel.branch, world.size, len(some), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.guard():
         folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
-        return Job(config, folder, task, items, group, device, began).run()
+        return Job(config, folder, task, chain(some, items), group, device, began).run()
 
 
 class Job:
@@ -111,7 +112,7 @@ class Job:
         config: Config,
         folder: Path,
         task: Task,
-        items: list[Item],
+        items: Iterable[Item],
         group: Group,
         device: torch.device,
         began: float,
@@ -124,22 +125,32 @@ class Job:
         default = "bf16" if device.type == "cuda" else "fp32"
         self.dtype = default if config.model.dtype == "auto" else config.model.dtype
         self.tokenizer = load_tokenizer(self.source)
-        encoder = Encoder(config, model, self.tokenizer)
-        self.items = items = [encoder.choose(item) for item in items]
-        encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
-        self.rejections = {r.index: r.message for r in encoded if isinstance(r, Rejection)}
-        self.ids = [
-            request_id(item.custom_id, r, item.stop) if isinstance(r, Request) else None
-            for item, r in zip(items, encoded, strict=True)
-        ]
+        self.items: list[Item] = []  # without their texts, which the requests hold as tokens
+        self.requests: list[Request] = []
+        self.rejections: dict[int, str] = {}
+        self.ids: list[str | None] = []  # of the requests, for the journal; null for rejected items
+        self.read(Encoder(config, model, self.tokenizer), items)
         self.journal, self.attempt = Journal(folder), 1
-        self.done = bytearray(len(items))
+        self.done = bytearray(len(self.items))
         if self.first:
             self.journal.open(self.settings(), config.job.resume)
             self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
         self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
         self.attempt = int(group.agree("attempt", str(self.attempt)))
-        self.requests = [r for r in encoded if isinstance(r, Request) and not self.done[r.index]]
+        self.requests = [r for r in self.requests if not self.done[r.index]]
+
+    def read(self, encoder: Encoder, items: Iterable[Item]) -> None:
+        """Turn the input into requests, a thousand items at a time: the input may be larger than memory likes."""
+        items = iter(items)
+        while some := [encoder.choose(item) for item in islice(items, 1000)]:
+            for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
+                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else []))
+                if isinstance(request, Request):
+                    self.requests.append(request)
+                    self.ids.append(request_id(item.custom_id, request, item.stop))
+                else:
+                    self.rejections[request.index] = request.message
+                    self.ids.append(None)
 
     def settings(self) -> dict[str, Any]:
         """What the texts depend on besides the requests."""

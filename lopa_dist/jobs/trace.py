@@ -32,7 +32,7 @@ from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World
 
 LOOKAHEAD, RECORD = "lookahead", "record"
-END = "\u2404"  # shown for an end-of-text token
+END = "\u00b6"  # shown for an end-of-text token
 
 
 @dataclass
@@ -166,7 +166,7 @@ def show(found: Trace, console: Console) -> None:
     """Print a trace: one line a step with what it filled in colour, and the whole in order of filling."""
     console.print(Text(found.prompt.strip(), style="dim"))
     console.print(
-        Text.assemble("\nmasks are ", ("·", "dim"), ", filled before is plain, this step's are ",
+        Text.assemble("\nmasks are ", ("·", "dim"), ", ends of text ¶, filled before is plain, this step's are ",
                       (" from its record ", "black on yellow"), " or the winning branch's ",
                       (" lookahead ", "black on green"), "\n")
     )  # fmt: skip

@@ -26,7 +26,8 @@ button { font: inherit; padding: .2rem .8rem }
 <input type="range" id="step" min="0" max="__LAST__" value="__LAST__" aria-label="step">
 <div id="answer"></div>
 <p><small>Colour is the step that filled a token, from blue (first) to red (last). Underlined: the winning branch's
-lookahead token, verified by the forward that followed. A dot is a mask. Outlined: filled in the step shown.</small></p>
+lookahead token, verified by the forward that followed. A dot is a mask, &para; an end of text. Outlined: filled in the
+step shown.</small></p>
 <script>
 const data = __DATA__;
 document.getElementById("prompt").textContent = data.prompt;

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 Form = Literal["simple", "chat", "completion"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How a request wants its tokens drawn; null: as the decode config says."""
 
@@ -19,7 +19,10 @@ class Sampling:
     seed: int | None = None
 
 
-@dataclass(frozen=True)
+DEFAULT = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """The input line that an item was made from, and in which convention it was written."""
 
@@ -30,7 +33,7 @@ class Origin:
     model: str | None = None  # what the line calls the model; echoed, never loaded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One thing to generate for: a prompt, chat messages, or the reason why its line is unusable.
 
@@ -45,7 +48,7 @@ class Item:
     reference: Any = field(default=None, compare=False)  # what `score` compares with
     answer_prefix: str = ""  # with messages: how the assistant's turn begins
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these
-    sampling: Sampling = Sampling()
+    sampling: Sampling = DEFAULT
     origin: Origin | None = None
 
 

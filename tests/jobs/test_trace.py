@@ -43,7 +43,7 @@ def test_every_position_is_filled_once_and_gives_the_text(folder: Path, found: T
     assert "Ben has 12 pens" in found.prompt
     filled = [position for step in found.steps for position in step.filled]
     assert len(filled) == len(set(filled))
-    assert "".join(found.texts).split("\u2404")[0].split() == line["text"].split()
+    assert "".join(found.texts).split("\u00b6")[0].split() == line["text"].split()
     for number, step in enumerate(found.steps, 1):
         lookaheads = [p for p, kind in step.filled.items() if kind == LOOKAHEAD]
         assert len(lookaheads) == (1 if step.winner else 0)
