@@ -84,11 +84,12 @@ def concrete(decode: DecodeConfig, native: Native) -> DecodeConfig:
         ValueError: as `DecodeConfig`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
-    if values["window_attention"] == "block_causal":  # what goes with it, whatever the model
-        if values["prompt_attention"] == "auto" and native.prompt_attention == "joint":
-            values["prompt_attention"] = "self"
-        if values["canvas"] == "auto":
-            values["canvas"] = "growing"
+    # what goes with the user's choices, whatever the model
+    causal = values["window_attention"] == "block_causal"
+    if causal and values["prompt_attention"] == "auto" and native.prompt_attention == "joint":
+        values["prompt_attention"] = "self"
+    if values["canvas"] == "auto" and (causal or values["cache"] == "dual"):
+        values["canvas"] = "growing" if causal else "whole"
     return DecodeConfig(**{key: getattr(native, key) if v == "auto" else v for key, v in values.items()})
 
 

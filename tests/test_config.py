@@ -137,6 +137,7 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
     for cache in ("prefix", "dual"):
         asked = composed("decode=threshold", f"decode.cache={cache}").decode
         assert concrete(asked, PATTERNS["vanilla"]).cache == cache
+    assert concrete(asked, PATTERNS["d2f"]).canvas == "whole"
     causal = composed("decode=threshold", "decode.window_attention=block_causal").decode
     assert concrete(causal, PATTERNS["vanilla"]).canvas == "growing"
     most, entropy = composed("decode=vanilla").decode, composed("decode=vanilla_entropy").decode

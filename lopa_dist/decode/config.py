@@ -31,6 +31,10 @@ class DecodeConfig:
     - dual: and keeps those of the masks behind, too, until the next such forward (Fast-dLLM's dual cache). It needs
       `canvas` whole; without it nothing is behind.
 
+    `boundary` is for models with the logit shift, whose first window position is predicted by the row before it, which
+    is cached: that row is computed anew in every step (fresh), its record is kept from the forward that filled the
+    cache (stale), or that forward fills this one position and no other (fill: Fast-dLLM on Dream, and its v2).
+
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """

@@ -222,6 +222,15 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     assert state.generated(0, int(state.end[0])) == [7] * 40
 
 
+def test_the_canvas_has_room_for_the_prompts_tail() -> None:
+    """One sequence at its end, laid out with the widest window of another."""
+    config = replace(CONFIG, prompt_attention="blocks", block_size=4, max_new_tokens=4)
+    state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
+    state.admit(0, [1, 2, 3], 4, 0)
+    state.finished[0] = state.limit[0]
+    assert int(state.window(8).span[0, 0]) == 7
+
+
 def test_rows_of_every_cache() -> None:
     """What goes through the model once a block is complete, and in the step after."""
     rows = {}
