@@ -59,16 +59,17 @@ TASKS = ("arithmetic", "batch", "gsm8k", "math", *CODE_TASKS)
 class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
-    These are window_attention, prompt_attention, cache, block_size and max_active_blocks.
+    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks.
     """
 
     block_size: int | str = 32  # type: ignore[assignment]
+    sub_block_size: int | str | None = None  # type: ignore[assignment]
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for key in ("window_attention", "prompt_attention", "cache"):
+        for key in ("window_attention", "prompt_attention", "cache", "canvas"):
             require(f"decode.{key}", getattr(self, key), ("auto", *CHOICES[key]))
-        for key in ("block_size", "max_active_blocks"):
+        for key in ("block_size", "sub_block_size", "max_active_blocks"):
             value = _number(getattr(self, key))
             setattr(self, key, value)
             if isinstance(value, str) and value != "auto":
@@ -83,8 +84,12 @@ def concrete(decode: DecodeConfig, native: Native) -> DecodeConfig:
         ValueError: as `DecodeConfig`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
-    if values["window_attention"] == "block_causal" and values["prompt_attention"] == "auto":
-        values["prompt_attention"] = "self"  # the only one that goes with it, whatever the model
+    # what goes with the user's choices, whatever the model
+    causal = values["window_attention"] == "block_causal"
+    if causal and values["prompt_attention"] == "auto" and native.prompt_attention == "joint":
+        values["prompt_attention"] = "self"
+    if values["canvas"] == "auto" and (causal or values["cache"] == "dual"):
+        values["canvas"] = "growing" if causal else "whole"
     return DecodeConfig(**{key: getattr(native, key) if v == "auto" else v for key, v in values.items()})
 
 

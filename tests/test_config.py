@@ -125,6 +125,43 @@ def test_auto_follows_the_model() -> None:
     assert (blocks.cache, blocks.block_size, blocks.max_active_blocks) == ("none", 8, None)
 
 
+def test_presets_of_the_baselines_follow_the_model() -> None:
+    """Fast-dLLM on models without blocks, block diffusion on those with them; vanilla is never anything else."""
+    threshold = composed("decode=threshold").decode
+    found = concrete(threshold, PATTERNS["vanilla"])
+    assert (found.canvas, found.cache, found.prompt_attention, found.block_size) == ("whole", "none", "joint", 32)
+    assert (found.max_active_blocks, found.branches, found.tau_conf, found.confidence) == (1, 0, 0.9, "probability")
+    found = concrete(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
+    assert (found.canvas, found.cache, found.prompt_attention) == ("growing", "block", "blocks")
+    assert (found.window_attention, found.sub_block_size, found.boundary) == ("block_causal", 8, "fill")
+    for cache in ("prefix", "dual"):
+        asked = composed("decode=threshold", f"decode.cache={cache}").decode
+        assert concrete(asked, PATTERNS["vanilla"]).cache == cache
+    assert concrete(asked, PATTERNS["d2f"]).canvas == "whole"
+    causal = composed("decode=threshold", "decode.window_attention=block_causal").decode
+    assert concrete(causal, PATTERNS["vanilla"]).canvas == "growing"
+    most, entropy = composed("decode=vanilla").decode, composed("decode=vanilla_entropy").decode
+    assert (most.confidence, entropy) == ("probability", replace(most, confidence="neg_entropy"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["decode.cache=dual"], ["decode.cache=dual needs decode.canvas=whole", "decode.cache=prefix"]),
+        (["decode.cache=prefix", "decode.window_attention=block_causal"], ["decode.cache=prefix", "=full", "=block "]),
+        (["decode.canvas=whole", "decode.window_attention=block_causal"], ["decode.canvas=whole", "=full"]),
+        (["decode.sub_block_size=3"], ["decode.sub_block_size=3", "divide decode.block_size=16"]),
+        (["decode.sub_block_size=0"], ["decode.sub_block_size=0", "at least 1"]),
+        (["decode.canvas=half"], ["decode.canvas", "growing", "whole", "auto"]),
+        (["decode.cache=both"], ["decode.cache", "prefix", "dual", "auto"]),
+    ],
+)
+def test_caches_and_canvases_that_do_not_go_together(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(Exception, match=re.escape(words[0])) as caught:
+        composed(*overrides)
+    assert all(word in str(caught.value) for word in words)
+
+
 def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
     auto = composed("decode=lopa", "decode.prompt_attention=joint").decode
     assert concrete(auto, PATTERNS["d2f"]).prompt_attention == "joint"

@@ -26,7 +26,7 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     won = Records(records.packed.gather(2, winner[None, :, None, None].expand(3, slots, 1, width))[:, :, 0])  # [S, W]
     running = state.ended == 0
     keep_boundary(state, won, running)
-    if config.cache == "block":
+    if config.cache != "none":
         state.committed.copy_(torch.where(running, state.finished, state.committed))
 
     # the winner's edits become the sequence's tokens
@@ -48,11 +48,17 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     full[:, 1:] |= nearly[:, :-1] & appended[:, 1:]
     state.full.scatter_(1, number, full)
 
-    chosen = fill(state, won, masked, full)
+    fillable = masked if config.sub_block_size is None else first_parts(masked, size, config.sub_block_size)
+    chosen = fill(state, won, fillable, full)
+    if config.boundary == "fill" and state.vocabulary.shift and config.cache != "none":
+        # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
+        chosen = torch.where(masked[:, :1], places(width, window.device) == 0, chosen)
     window = torch.where(chosen, won.token.long(), window)
     state.canvas.scatter_(1, columns, window)
     masked = masked & ~chosen
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
+    if config.prompt_attention == "blocks":
+        is_eos &= span >= state.known[:, None]
     state.eos |= is_eos.any(1)
 
     # frontiers and the next block
@@ -86,9 +92,19 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
 
 def keep_boundary(state: State, won: Records, running: Tensor) -> None:
     """Remember what a committing forward said of the first position behind the cache (boundary=stale)."""
-    if state.vocabulary.shift and state.config.cache == "block":
+    if state.vocabulary.shift and state.config.cache != "none":
         commits = running & (state.committed != state.finished)
         state.boundary = Records(torch.where(commits, won.packed[:, :, 0], state.boundary.packed))
+
+
+def first_parts(masked: Tensor, block: int, size: int) -> Tensor:
+    """Of every block's masked positions ``[S, W]``, those of its first sub-block that has any.
+
+    Fast-dLLM v2 fills a block from left to right, `size` tokens at a time, while it sees the whole of it.
+    """
+    parts = masked.view(len(masked), -1, block // size, size)
+    has = parts.any(3)  # [S, blocks, sub-blocks]
+    return (parts & (has & (has.cumsum(2) == 1))[..., None]).view_as(masked)
 
 
 def fill(state: State, won: Records, masked: Tensor, full: Tensor) -> Tensor:
@@ -129,6 +145,8 @@ def spawn(state: State, won: Records, masked: Tensor, span: Tensor) -> None:
     if k == 0:
         state.branches.copy_(state.ended == 0)
         return
+    if config.sub_block_size is not None:
+        masked = first_parts(masked, config.block_size, config.sub_block_size)
     candidates = masked & (won.probability >= config.tau_look) if config.tau_look else masked
     ranked, rank = won.confidence.masked_fill(~candidates, -torch.inf).sort(dim=1, descending=True, stable=True)
     rank, ranked = rank[:, :k], ranked[:, :k]

@@ -10,15 +10,30 @@ CHOICES = {
     "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
     "force": ("block", "window", "leftmost"),
     "window_attention": ("full", "block_causal"),
-    "prompt_attention": ("self", "joint"),
-    "boundary": ("fresh", "stale"),
-    "cache": ("block", "none"),
+    "prompt_attention": ("self", "joint", "blocks"),
+    "boundary": ("fresh", "stale", "fill"),
+    "cache": ("block", "none", "prefix", "dual"),
+    "canvas": ("growing", "whole"),
 }
 
 
 @dataclass
 class DecodeConfig:
     """How the masks are filled. Defaults are LoPA's published thresholds for GSM8K on D2F-Dream, with k = 7.
+
+    `cache` says whose K/V a step takes from an earlier one. "Before" and "behind" are as seen from the window, which
+    begins at the first block that has masks and ends with the last one that may be filled:
+
+    - none: nobody's; the whole sequence goes through the model in every step.
+    - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
+    - prefix: the same, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
+      before a block is cached in the block's first forward, which sees the whole sequence).
+    - dual: and keeps those of the masks behind, too, until the next such forward (Fast-dLLM's dual cache). It needs
+      `canvas` whole; without it nothing is behind.
+
+    `boundary` is for models with the logit shift, whose first window position is predicted by the row before it, which
+    is cached: that row is computed anew in every step (fresh), its record is kept from the forward that filled the
+    cache (stale), or that forward fills this one position and no other (fill: Fast-dLLM on Dream, and its v2).
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
@@ -41,9 +56,11 @@ class DecodeConfig:
     force: str = "block"  # what is filled when nothing passes the threshold
     extra_fill: int = 0  # most confident positions filled besides, each step, without verification
     window_attention: str = "full"
-    prompt_attention: str = "self"
-    boundary: str = "fresh"  # the row before the window: recomputed every step, or its record kept
-    cache: str = "block"  # none: the whole sequence is the window, every step
+    prompt_attention: str = "self"  # blocks: block-causal from its first token on; its tail begins the first block
+    boundary: str = "fresh"  # the row before the window: recomputed every step, its record kept, or filled at once
+    cache: str = "block"  # see below
+    canvas: str = "growing"  # whole: the masks of all blocks are seen from the start, filled or not
+    sub_block_size: int | None = None  # within a block, fill only the first part of so many tokens that has masks
     stop_at_eos: bool = True
     temperature: float = 0.0
     top_p: float = 1.0
@@ -61,6 +78,8 @@ class DecodeConfig:
             "score_window": 1,
             "top_k": 0,
         }
+        if self.sub_block_size is not None:
+            at_least["sub_block_size"] = 1
         for key, least in at_least.items():
             if getattr(self, key) < least:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be at least {least}")
@@ -77,6 +96,30 @@ class DecodeConfig:
             raise ValueError(
                 "decode.prompt_attention=joint needs decode.window_attention=full: with block_causal a prompt row "
                 "cannot see the first mask block"
+            )
+        self._check_cache_and_canvas()
+        if self.sub_block_size is not None and self.block_size % self.sub_block_size:
+            raise ValueError(
+                f"decode.sub_block_size={self.sub_block_size}: must divide decode.block_size={self.block_size}, "
+                "or be null"
+            )
+
+    def _check_cache_and_canvas(self) -> None:
+        if self.window_attention == "block_causal":
+            if self.cache in ("prefix", "dual"):
+                raise ValueError(
+                    f"decode.cache={self.cache} needs decode.window_attention=full: with block_causal, finished blocks "
+                    "never change and decode.cache=block is exact"
+                )
+            if self.canvas == "whole":
+                raise ValueError(
+                    "decode.canvas=whole needs decode.window_attention=full: with block_causal no row sees the masks "
+                    "behind its block"
+                )
+        if self.cache == "dual" and self.canvas != "whole":
+            raise ValueError(
+                "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window; "
+                "use decode.cache=prefix"
             )
 
     @property

@@ -23,7 +23,8 @@ ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give
 class Batch:
     """One forward's packed rows on one rank: segments (sequence x branch) of consecutive window positions.
 
-    A segment's rows see the cached tokens [0, shared) of their sequence and the columns [0, hi) of their own segment.
+    A segment's rows see the cached tokens [0, shared) of their sequence, the columns [0, hi) of their own segment and,
+    with a dual cache, the tokens behind their segment whose K/V an earlier forward left.
     """
 
     sequence: Ints  # [G] slot of each segment
@@ -33,6 +34,9 @@ class Batch:
     shared: Ints  # [G] cached tokens it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
     hi: Ints  # [R] own columns a row sees
+    tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
+    begin: Ints  # [S] position of the first row of each sequence's segments
+    stop: Ints  # [S] position behind their last row
     tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
     positions: Tensor  # [R'] absolute
     head_rows: Tensor  # [H] rows whose prediction is wanted
@@ -59,7 +63,7 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     prefill = (lengths.committed < 0) & (lengths.branches > 0)
     commits = (lengths.finished > lengths.committed) & (lengths.branches > 0)
     everywhere = prefill | (commits & (config.window_attention == "block_causal"))
-    everywhere &= config.cache == "block"
+    everywhere &= config.cache != "none"
     owned = (lengths.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
     count = np.where(everywhere & (owned <= 0), 1, owned.clip(0))
 
@@ -69,10 +73,12 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     mine = owned[sequence] > 0  # else a prefill of the anchor that another rank reports
     branch = np.where(mine, rank + ranks * nth, 0)
     prompt = lengths.prompt[sequence]
-    first = first_rows(state, lengths, prefill)[sequence]
-    rows = lengths.end[sequence] - first
+    begin, stop = row_span(state, lengths)
+    first, behind = begin[sequence], stop[sequence]
+    rows = behind - first
     start = np.cumsum(rows) - rows
-    shared = np.where(prefill[sequence], 0, prompt + first)
+    shared = prompt + first  # nothing where the first row is the prompt's first
+    tail = (prompt + behind, lengths.limit[sequence] - behind) if config.cache == "dual" else None
     segments = np.arange(len(rows))
 
     # rows: what a segment adds to the packed row number r gives its position, its column and its absolute position
@@ -83,7 +89,7 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     position = np.arange(total) + (first - start)[owner]
     cell = position + column[owner]
     absolute = position + prompt[owner]
-    hi = visible_end(state, lengths, position, sequence, owner) - first[owner]
+    hi = visible_end(state, position, behind[owner]) - first[owner]
 
     # masked positions, one record per branch each
     masked = lengths.masked * (lengths.branches > 0)
@@ -118,17 +124,28 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     random = bool(state.sampled[head_sequence].any())
     keys = row_keys(state, owners, place) if random else None
     return Batch(
-        sequence, branch, start, rows, shared, first, hi, tokens[:padded], positions, head_rows, slots, head_sequence,
-        keys, -(-config.max_branches // ranks), amount, where, width,
+        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, tokens[:padded], positions, head_rows,
+        slots, head_sequence, keys, -(-config.max_branches // ranks), amount, where, width,
     )  # fmt: skip
 
 
-def first_rows(state: State, lengths: Lengths, prefill: NDArray[np.bool_]) -> Ints:
-    """Position of every window's first row: its prompt, the first uncommitted token, or the boundary row before it."""
+def row_span(state: State, lengths: Lengths) -> tuple[Ints, Ints]:
+    """Which positions go through the model: those of ``[begin, stop)``, ``[S]`` each.
+
+    A window begins at its prompt, at the first uncommitted token, or at the boundary row before that. It ends with the
+    last appended block or, where the canvas is whole, with its last mask, unless a dual cache has the masks behind.
+    """
     config = state.config
     if config.cache == "none":
-        return -lengths.prompt
-    return np.where(prefill, -lengths.prompt, lengths.committed - fresh_boundary(state, lengths))
+        begin = -lengths.prompt
+    else:
+        anew = lengths.committed < 0
+        if config.cache != "block":  # prefix and dual: whenever a block was finished, everything before it
+            anew = lengths.committed < lengths.finished
+        begin = np.where(anew, -lengths.prompt, lengths.committed - fresh_boundary(state, lengths))
+    if config.canvas == "growing":
+        return begin, lengths.end
+    return begin, np.where(anew, lengths.limit, lengths.end) if config.cache == "dual" else lengths.limit
 
 
 def fresh_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
@@ -146,19 +163,23 @@ def fresh_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
 
 def kept_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
     """Where the first masked position takes the record kept from the commit."""
-    if state.config.cache == "none" or not state.vocabulary.shift:
+    config = state.config
+    if config.cache == "none" or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
     waiting = (lengths.committed >= 0) & (lengths.committed == lengths.finished) & (lengths.first_masked > 0)
     return waiting & ~fresh_boundary(state, lengths)
 
 
-def visible_end(state: State, lengths: Lengths, position: Ints, sequence: Ints, owner: Ints) -> Ints:
-    """The position behind the last one that each row sees (spec section 4), ``[R]``; `owner` are the rows' segments."""
-    config, end = state.config, lengths.end[sequence][owner]
+def visible_end(state: State, position: Ints, end: Ints) -> Ints:
+    """The position behind the last one that each row sees (spec section 4), ``[R]``; `end` is its segment's."""
+    config = state.config
     if config.window_attention == "block_causal":
         end = np.minimum((position // config.block_size + 1) * config.block_size, end)
     if config.prompt_attention == "self":
         end[position < 0] = 0
+    elif config.prompt_attention == "blocks" and config.window_attention == "full":
+        prompt = position < 0
+        end[prompt] = (position[prompt] // config.block_size + 1) * config.block_size
     return end
 
 

@@ -2,6 +2,10 @@
 
 Positions are relative to the end of the prompt: the first generated token is position 0, prompts have negative ones.
 All sequences' generated tokens begin in the same column of `canvas`, so block arithmetic needs no per-sequence offset.
+
+Models that count blocks from the first token of the prompt (prompt_attention=blocks) need none either: the tail of the
+prompt, what its last whole block leaves over, is moved behind position 0 as tokens that are `known`. So position 0
+begins a block in their counting, too, and the first window block has masks from `known` on only.
 """
 
 from __future__ import annotations
@@ -63,6 +67,8 @@ class Lengths:
     committed: NDArray[np.int64]  # -1: the prompt is not in the cache
     finished: NDArray[np.int64]
     end: NDArray[np.int64]
+    limit: NDArray[np.int64]  # where the answer ends at the latest
+    known: NDArray[np.int64]  # tokens from position 0 on that belong to the prompt
     masked: NDArray[np.int64]  # masked positions in [finished, end)
     branches: NDArray[np.int64]  # to run in the next forward, anchor included; 0 for slots with nothing to do
     first_masked: NDArray[np.int64]  # 1 if position `finished` is masked
@@ -74,7 +80,7 @@ class Lengths:
         return Lengths(*(values[slots] for values in vars(self).values()))
 
 
-BY_SLOT = ("canvas", "limit", "key", "full", "eos", "step", "edit_confidence")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "full", "eos", "step", "edit_confidence")  # tensors that begin with S
 
 
 @dataclass
@@ -90,8 +96,7 @@ class State:
     origin: int  # column of position 0 in `canvas`
     canvas: Tensor  # [S, origin + N] prompts right-aligned before `origin`, mask ids where nothing is filled
     eos_ids: Tensor  # [number of EOS ids]
-    integers: Tensor  # [9, S] what the host must know, as `Lengths` names it
-    limit: Tensor  # [S] most new tokens
+    integers: Tensor  # [11, S] what the host must know, as `Lengths` names it
     key: Tensor  # [S] int64, the request's random key
     full: Tensor  # [S, blocks] bool: fully activated (sticky)
     eos: Tensor  # [S] bool: an EOS was filled (sticky)
@@ -103,8 +108,8 @@ class State:
 
     def __post_init__(self) -> None:
         # rows of `integers`: written in place, so that the host copy is one transfer
-        self.prompt, self.committed, self.finished, self.end = self.integers[:4]
-        self.masked, self.branches, self.first_masked, self.winner, self.ended = self.integers[4:]
+        self.prompt, self.committed, self.finished, self.end, self.limit, self.known = self.integers[:6]
+        self.masked, self.branches, self.first_masked, self.winner, self.ended = self.integers[6:]
         self.edit_position, self.edit_token = self.edits
         self._window: Window | None = None
 
@@ -124,14 +129,15 @@ class State:
     ) -> State:
         """A state of `slots` empty slots for prompts of at most `max_prompt` tokens."""
         # twice the length: the widest window of the batch, laid over any sequence, stays inside
-        blocks = 2 * -(-config.max_new_tokens // config.block_size)
+        most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
+        blocks = 2 * -(-most // config.block_size)
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
-        integers = long(9, slots)
-        integers[1], integers[8] = -1, 1  # no prompt in the cache; done
+        integers = long(11, slots)
+        integers[1], integers[10] = -1, 1  # no prompt in the cache; done
         edits = long(2, slots, k, e)
         edits[0] = -1
         return cls(
@@ -141,7 +147,6 @@ class State:
             canvas=torch.full((slots, max_prompt + blocks * config.block_size), vocabulary.mask_id, device=device),
             eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
             integers=integers,
-            limit=long(slots),
             key=long(slots),
             full=torch.zeros(slots, blocks, dtype=torch.bool, device=device),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
@@ -155,12 +160,15 @@ class State:
     def admit(self, slot: int, prompt: Sequence[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
         """Put a request into an empty slot: one block, fully active, and the anchor as its only branch."""
         self._window = None
-        end = min(self.config.block_size, max_new_tokens)
+        known = len(prompt) % self.config.block_size if self.config.prompt_attention == "blocks" else 0
+        before, limit = len(prompt) - known, max_new_tokens + known
+        end = min(self.config.block_size, limit)
         self.canvas[slot] = self.vocabulary.mask_id
-        self.canvas[slot, self.origin - len(prompt) : self.origin] = torch.tensor(prompt, device=self.canvas.device)
-        self.limit[slot], self.key[slot], self.sampled[slot] = max_new_tokens, key, sampled
-        # in the order of `Lengths`: nothing cached or finished, one block, all of it masked, one branch
-        values = (len(prompt), -1, 0, end, end, 1, 1, 0, 0)
+        columns = slice(self.origin - before, self.origin + known)
+        self.canvas[slot, columns] = torch.tensor(prompt, device=self.canvas.device)
+        self.key[slot], self.sampled[slot] = key, sampled
+        # in the order of `Lengths`: nothing cached or finished, one block, masked from `known` on, one branch
+        values = (before, -1, 0, end, limit, known, end - known, 1, int(known == 0), 0, 0)
         self.integers[:, slot] = torch.tensor(values, device=self.canvas.device)
         self.full[slot] = False
         self.full[slot, 0] = True
@@ -169,8 +177,8 @@ class State:
         self.edit_confidence[slot] = 1.0
 
     def generated(self, slot: int, end: int) -> list[int]:
-        """Tokens [0, end) of a slot."""
-        return self.canvas[slot, self.origin : self.origin + end].tolist()
+        """A slot's answer up to position `end`, which the prompt's tail is no part of."""
+        return self.canvas[slot, self.origin + int(self.known[slot]) : self.origin + end].tolist()
 
     def window(self, width: int) -> Window:
         """The windows, at most `width` positions of each; worked out once a step."""
@@ -210,7 +218,7 @@ class State:
         self._window = None
 
     def lengths(self) -> Lengths:
-        """Copy what the host must know: 9 integers a sequence, one transfer."""
+        """Copy what the host must know: 11 integers a sequence, one transfer."""
         return Lengths(*self.integers.to("cpu", copy=True).numpy())
 
 

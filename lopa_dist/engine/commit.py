@@ -33,11 +33,12 @@ def commit(
     pending = (before.finished > before.committed) & (before.branches > 0)
     if config.cache == "none" or not pending.any():
         return
+    # all that was computed before the window; with a dual cache also what is behind it
     batch = prepared.batch
     segment = np.full((len(winner), config.max_branches), -1)
     segment[batch.sequence, batch.branch] = np.arange(len(batch.rows))
-    first = np.where(before.committed < 0, -before.prompt, before.committed)
-    count = before.finished - first
+    first, behind = batch.begin, batch.stop if config.cache == "dual" else before.finished
+    count = behind - first
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
 
     def slots(sequences: Ints) -> Ints:

@@ -79,7 +79,7 @@ class Engine:
         lengths = flight.admit(flight.state.lengths())
 
         while flight.admitted:
-            slots = schedule.choose(lengths)
+            slots = schedule.choose(flight.state, lengths)
             state = flight.state if slots is None else flight.state.take(slots)
             before = lengths if slots is None else lengths.take(slots)
             batch = layout(state, before, comm.rank, comm.size)

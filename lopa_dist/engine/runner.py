@@ -42,7 +42,8 @@ class Runner:
         config, pool = self.model.config, self.pool
         pool.reserve(len(batch.tokens))
         base = pool.base(batch.sequence if slots is None else slots[batch.sequence])
-        segments = Segments(batch.start, batch.rows, base, batch.shared, pool.scratch + batch.start, batch.hi)
+        tail = None if batch.tail is None else (base + batch.tail[0], batch.tail[1])
+        segments = Segments(batch.start, batch.rows, base, batch.shared, pool.scratch + batch.start, batch.hi, tail)
         return Prepared(batch, slots, segments, plan(segments, config.heads // config.kv_heads, batch.tokens.device))
 
     @torch.inference_mode()

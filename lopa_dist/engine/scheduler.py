@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lopa_dist.decode import Lengths
+from lopa_dist.decode import Lengths, State
+from lopa_dist.decode.layout import row_span
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Request
 
@@ -35,7 +36,7 @@ class Scheduler:
         if self.cached:
             self.pool.free(slot)
 
-    def choose(self, lengths: Lengths) -> Ints | None:
+    def choose(self, state: State, lengths: Lengths) -> Ints | None:
         """The slots of the next step in ascending order, or null for all.
 
         Windows go before prefills, and those before others that have waited longest; so nobody starves, as windows end.
@@ -44,11 +45,8 @@ class Scheduler:
         if self.max_rows is None:
             return None
         prefill = lengths.committed < 0
-        if self.cached:
-            rows = lengths.end - np.where(prefill, -lengths.prompt, lengths.committed - 1)
-        else:
-            rows = lengths.end + lengths.prompt
-        rows = rows * -(-lengths.branches // self.ranks)
+        begin, stop = row_span(state, lengths)
+        rows = (stop - begin) * -(-lengths.branches // self.ranks)
         if rows.sum() <= self.max_rows:
             return None
         order = np.lexsort((self.last_run, prefill, rows == 0))

@@ -75,6 +75,7 @@ class Recorder:
         state, mask = engine.flight.state, engine.vocabulary.mask_id
         end, winner = int(state.end[0]), int(state.winner[0])
         now = state.generated(0, end)
+        end = len(now)  # of the answer, which may begin behind position 0
         before = self.tokens + [mask] * (end - len(self.tokens))
         edited = set() if self._edits is None else set(self._edits[winner].tolist())
         filled = {
@@ -83,7 +84,8 @@ class Recorder:
             if old == mask != new
         }
         self.steps.append(Step(self._branches, winner, end, filled))
-        self.tokens, self._edits, self._branches = now, state.edit_position[0].clone(), int(state.branches[0])
+        self.tokens, self._branches = now, int(state.branches[0])
+        self._edits = state.edit_position[0] - state.known[0]
 
 
 def trace(folder: Path, which: str) -> Trace:

@@ -1,8 +1,9 @@
 """Attention over segments: runs of query rows that share a K/V view.
 
 A row sees the cached tokens of its sequence and the columns [0, hi) of its own segment. That one rule covers prompts,
-full windows, block-causal windows and stacked branches (XY-Serve's start and length per row, section 3). Two paths:
-the plain oracle, one segment at a time, and the grouped one, which runs segments of equal shape together.
+full windows, block-causal windows and stacked branches (XY-Serve's start and length per row, section 3). A segment may
+see a second cached range, its tail: with a dual cache, the tokens behind it. Two paths: the plain oracle, one segment
+at a time, and the grouped one, which runs segments of equal shape together.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Segments:
     shared: Ints  # [G] cached tokens seen
     own_base: Ints  # [G] pool slot of the segment's own first row
     hi: Ints  # [R] own columns each row sees
+    tail: tuple[Ints, Ints] | None = None  # [G] first pool slot and number of cached tokens of a second range
 
 
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
@@ -39,10 +41,12 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
     for g, start in enumerate(segments.start):
         n, shared = int(segments.rows[g]), int(segments.shared[g])
         base, own = int(segments.shared_base[g]), int(segments.own_base[g])
-        k = torch.cat([keys[base : base + shared], keys[own : own + n]]).repeat_interleave(repeat, 1)
-        v = torch.cat([values[base : base + shared], values[own : own + n]]).repeat_interleave(repeat, 1)
+        tail_base, tail = (int(x[g]) for x in segments.tail) if segments.tail else (0, 0)
+        ranges = (slice(base, base + shared), slice(tail_base, tail_base + tail), slice(own, own + n))
+        k = torch.cat([keys[r] for r in ranges]).repeat_interleave(repeat, 1)
+        v = torch.cat([values[r] for r in ranges]).repeat_interleave(repeat, 1)
         hi = torch.from_numpy(segments.hi[start : start + n]).to(q.device)
-        visible = torch.arange(shared + n, device=q.device) < shared + hi[:, None]
+        visible = torch.arange(shared + tail + n, device=q.device) < shared + tail + hi[:, None]
         scores = torch.einsum("rhd,chd->hrc", q[start : start + n].float(), k.float()) * q.shape[2] ** -0.5
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.float()).to(q.dtype)
@@ -64,7 +68,8 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
     Padding columns point at a segment's own first slot, which always holds a number, and are never visible. The
     query heads that share a K/V head are stacked as rows, so K/V are never repeated.
     """
-    columns = -(-(segments.shared + segments.rows) // COLUMN_TILE) * COLUMN_TILE
+    cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
+    columns = -(-(cached + segments.rows) // COLUMN_TILE) * COLUMN_TILE
     last = segments.hi[segments.start + segments.rows - 1] if len(segments.rows) else segments.rows
     lowest = np.minimum.reduceat(segments.hi, segments.start) if len(segments.rows) else segments.rows
     alike = lowest == last  # every row sees the same: one row of the mask serves them all
@@ -74,8 +79,11 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
         of = np.nonzero(shapes == shape)[0]
         n, c = int(shape >> 33), np.arange((int(shape) >> 1) & 0xFFFFFFFF)
         rows = segments.start[of, None] + np.arange(n)
-        own = c - segments.shared[of, None]  # [N, C] own column of each column
+        own = c - cached[of, None]  # [N, C] own column of each column; the tail comes before them
         at = np.where(own < 0, segments.shared_base[of, None] + c, segments.own_base[of, None] + own)
+        if segments.tail is not None:
+            behind = c - segments.shared[of, None]
+            at = np.where((behind >= 0) & (own < 0), segments.tail[0][of, None] + behind, at)
         at = np.where(own < n, at, segments.own_base[of, None])
         if shape & 1:
             visible = (own < last[of, None])[:, None, None]

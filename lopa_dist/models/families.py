@@ -20,16 +20,19 @@ class Native:
     prompt_attention: str
     cache: str
     max_active_blocks: int | None
+    canvas: str = "growing"
     block_size: int = 32
+    sub_block_size: int | None = None
 
 
 PATTERNS = {
     # Every row sees all others, so K/V change with every token that is filled: caching them would be an approximation.
-    "vanilla": Native("full", "joint", cache="none", max_active_blocks=None),
+    "vanilla": Native("full", "joint", cache="none", max_active_blocks=None, canvas="whole"),
     # Discrete diffusion forcing: finished blocks are cached, several blocks are decoded at a time.
     "d2f": Native("full", "self", cache="block", max_active_blocks=None),
-    # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other.
-    "block_diffusion": Native("block_causal", "self", cache="block", max_active_blocks=1),
+    # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other. They are
+    # counted from the first token of the prompt: that is made of blocks, too, and its tail begins the first new one.
+    "block_diffusion": Native("block_causal", "blocks", cache="block", max_active_blocks=1),
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>")  # these end an answer, besides the eos_token_id of the files
@@ -65,6 +68,7 @@ class Family:
     tied_key: str = "tie_word_embeddings"
     block_size: int = 32  # it was trained with, or is usually decoded with
     block_key: str | None = None  # key of config.json that knows better
+    sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of so many tokens
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
 
 
@@ -116,7 +120,7 @@ FAMILIES = {
     ),
     "Fast_dLLM_Qwen": Family(  # Fast-dLLM v2: Qwen2's layout
         pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
-        block_key="bd_size",
+        block_key="bd_size", sub_block_size=8,
     ),
 }  # fmt: skip
 
@@ -202,8 +206,9 @@ def first_known(*values: int | None) -> int:
 
 def native(config: ModelConfig, pattern: str = "auto") -> Native:
     """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`)."""
-    found = PATTERNS[FAMILIES[config.family].pattern if pattern == "auto" else pattern]
-    return replace(found, block_size=config.block_size)
+    family = FAMILIES[config.family]
+    found = PATTERNS[family.pattern if pattern == "auto" else pattern]
+    return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size)
 
 
 def checkpoint_name(family: str, ours: str) -> str:

@@ -43,8 +43,9 @@ class OracleConfig:
     score_window: int = 8
     force: str = "block"  # block | window | leftmost
     extra_fill: int = 0
-    boundary: str = "fresh"  # fresh | stale
-    cache: str = "block"  # block | none
+    boundary: str = "fresh"  # fresh | stale | fill
+    cache: str = "block"  # block | none | prefix | dual
+    sub_block_size: int | None = None
     stop_at_eos: bool = True
     mask_id: int
     eos_ids: set[int]
@@ -56,8 +57,8 @@ class OracleConfig:
             "lookahead": ("single", "nested"),
             "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
             "force": ("block", "window", "leftmost"),
-            "boundary": ("fresh", "stale"),
-            "cache": ("block", "none"),
+            "boundary": ("fresh", "stale", "fill"),
+            "cache": ("block", "none", "prefix", "dual"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -78,13 +79,19 @@ class Oracle:
         prompt_len: int,
         max_new_tokens: int | None = None,
         mean: Callable[[list[float]], float] | None = None,
+        known: Sequence[int] = (),
     ) -> None:
-        """Append the first block; fully active because the prompt counts as complete (REF 2, R1 and R2)."""
+        """Append the first block; fully active because the prompt counts as complete (REF 2, R1 and R2).
+
+        `known` tokens of the prompt begin the first block where blocks are counted from the prompt's first token;
+        `prompt_len` and the positions are then relative to the end of its whole blocks.
+        """
         self.config = config
         self.prompt_len = prompt_len  # positions are relative to it, so no rule needs its value
-        self.max_new_tokens = config.max_new_tokens if max_new_tokens is None else max_new_tokens
+        self.known = len(known)
+        self.max_new_tokens = (config.max_new_tokens if max_new_tokens is None else max_new_tokens) + self.known
         self.mean = mean or plain_mean
-        self.tokens: list[int] = [config.mask_id] * self.max_new_tokens
+        self.tokens: list[int] = [*known, *[config.mask_id] * (self.max_new_tokens - self.known)]
         self.committed = -1  # -1: the prompt was not forwarded yet; else generated tokens in the cache
         self.finished = 0  # end of the run of leading completed blocks of the anchor
         self.end = min(config.block_size, self.max_new_tokens)  # end of the last appended block
@@ -114,7 +121,7 @@ class Oracle:
         return (
             self.config.boundary == "stale"
             and self.config.shift
-            and self.config.cache == "block"
+            and self.config.cache != "none"
             and self.committed >= 0
             and self.committed == self.finished  # this forward commits nothing
             and self.committed < self.end
@@ -127,6 +134,17 @@ class Oracle:
     def _window_masks(self) -> list[int]:
         """The anchor's masked positions in [finished, end), ascending."""
         return [pos for pos in range(self.finished, self.end) if self._masked(pos)]
+
+    def _fillable(self) -> list[int]:
+        """Of every block, the masked positions of its first sub-block that has any (Fast-dLLM v2)."""
+        masked, size = self._window_masks(), self.config.sub_block_size
+        if size is None:
+            return masked
+        found = []
+        for block in self._blocks():
+            inside = [pos for pos in masked if pos in block]
+            found += [pos for pos in inside if (pos - block.start) // size == (inside[0] - block.start) // size]
+        return found
 
     def _blocks(self) -> list[range]:
         """The positions of every appended block; the last one may be short."""
@@ -158,7 +176,8 @@ class Oracle:
         record = seen[winner]  # one forward does double duty: it scored, now it fills and proposes (REF 0.2)
 
         # 3. Commit: this forward had everything finished in its layout (REF 2, R4, R5 and R7).
-        if self.config.cache == "block":
+        committing = self.config.cache != "none" and self.committed < self.finished
+        if self.config.cache != "none":
             if self.committed < self.finished:  # also the prompt's forward, committed == -1
                 self._boundary_record = record.get(self.finished)
             self.committed = self.finished
@@ -175,13 +194,17 @@ class Oracle:
                 self.full.add(i + 1)
 
         # 6. Fill from the winner's records. All choices are made before anything is written.
-        for pos in self._choose_fill(record):
+        chosen = self._choose_fill(record)
+        first = self.finished  # where the cache now ends
+        if self.config.boundary == "fill" and self.config.shift and committing and self._masked(first):
+            chosen = [first]  # Fast-dLLM: the forward that fills the cache decides the next token, and nothing else
+        for pos in chosen:
             filled[pos] = record[pos][0]
             self._write(pos, record[pos][0])
         self.last_filled = sorted(filled.items())
 
         # 7. Lookahead candidates: what remains masked, by the same records (REF 0.3, 3; DESIGN 2, tau_look).
-        candidates = [pos for pos in self._window_masks() if record[pos][1] >= self.config.tau_look]
+        candidates = [pos for pos in self._fillable() if record[pos][1] >= self.config.tau_look]
         candidates.sort(key=lambda pos: -record[pos][2])  # stable: ties by position
 
         # 8. The finished frontier, by the anchor's content only (REF 0.8; 2, R7).
@@ -221,7 +244,7 @@ class Oracle:
         def best(positions: list[int]) -> int:
             return max(positions, key=lambda pos: record[pos][2])  # ascending positions: ties go left
 
-        masked = self._window_masks()
+        masked = self._fillable()
         # The threshold is on the probability and strict, in semi and fully active blocks alike (REF 0.1, 1).
         chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
         if config.force == "block":  # each fully active block without a fill; semi-active never (REF 0.4)
@@ -256,7 +279,7 @@ class Oracle:
 
     def _is_done(self) -> bool:
         """No mask left, or an EOS with no mask before it (DESIGN 2, `stop_at_eos`; REF 11)."""
-        for pos in range(self.end):
+        for pos in range(self.known, self.end):
             if self._masked(pos):
                 return False
             if self.config.stop_at_eos and self.tokens[pos] in self.config.eos_ids:

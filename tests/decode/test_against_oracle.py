@@ -19,14 +19,16 @@ GRID = 64  # probabilities and confidences are multiples of 1/64, so that sums a
 def configs(draw: st.DrawFn) -> DecodeConfig:
     eighths = st.integers(0, 8).map(lambda n: n / 8)
     attention = draw(st.sampled_from(["full", "block_causal"]))
+    cache = draw(st.sampled_from(["block", "none", *(["prefix", "dual"] if attention == "full" else [])]))
     return DecodeConfig(
         branches=draw(st.sampled_from([0, 1, 3, 7])),
         block_size=draw(st.sampled_from([4, 8, 32])),
+        sub_block_size=draw(st.sampled_from([None, None, 2, 4])),
         max_new_tokens=draw(st.integers(1, 70)),
         max_active_blocks=draw(st.sampled_from([None, 1, 2])),
         tau_add=draw(eighths),
         tau_act=draw(eighths),
-        tau_conf=draw(st.sampled_from([0.25, 0.5, 0.75, 0.875, 0.96875])),
+        tau_conf=draw(st.sampled_from([0.02, 0.25, 0.5, 0.75, 0.875, 0.95])),
         lookahead=draw(st.sampled_from(["single", "nested"])),
         tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
         alpha=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
@@ -36,8 +38,10 @@ def configs(draw: st.DrawFn) -> DecodeConfig:
         force=draw(st.sampled_from(["block", "window", "leftmost"])),
         extra_fill=draw(st.sampled_from([0, 0, 1, 2])),
         window_attention=attention,
-        boundary=draw(st.sampled_from(["fresh", "stale"])),
-        cache=draw(st.sampled_from(["block", "none"])),
+        prompt_attention=draw(st.sampled_from(["self", "self", "blocks"])),
+        boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
+        cache=cache,
+        canvas="whole" if cache == "dual" else "growing",
         stop_at_eos=draw(st.booleans()),
     )
 
@@ -65,7 +69,7 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
     """Everything that both sides know of one sequence."""
     assert bool(state.done[slot]) == oracle.done
     limit = oracle.max_new_tokens
-    assert state.generated(slot, limit) == oracle.tokens
+    assert state.generated(slot, limit) == oracle.tokens[oracle.known :]
     assert int(state.committed[slot]) == oracle.committed
     assert int(state.finished[slot]) == oracle.finished
     assert int(state.end[slot]) == oracle.end
@@ -94,9 +98,11 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         for slot in range(slots):
             if bool(state.done[slot]) and to_admit and (slot != 2 or step > 3):  # the third joins late
                 limit = int(rng.integers(1, config.max_new_tokens + 1))
-                prompt = rng.integers(0, 50, rng.integers(1, 10)).tolist()
+                prompt = rng.choice([*range(50), EOS], rng.integers(1, 10)).tolist()
                 state.admit(slot, prompt, limit, to_admit)
-                oracles[slot] = Oracle(oracle_config(config, shift), len(prompt), limit)
+                known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
+                whole, tail = prompt[: len(prompt) - known], prompt[len(prompt) - known :]
+                oracles[slot] = Oracle(oracle_config(config, shift), len(whole), limit, known=tail)
                 to_admit -= 1
         if bool(state.done.all()) and not to_admit:
             return

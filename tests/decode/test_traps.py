@@ -205,6 +205,57 @@ def test_scores_differ_from_the_anchor_by_its_own_masks_only() -> None:
     assert scores[0].tolist() == [-2.0] * 4
 
 
+def test_the_prompts_tail_begins_the_first_block() -> None:
+    """Blocks counted from the prompt's first token: 35 tokens are one block of 32 and three known tokens."""
+    config = replace(CONFIG, prompt_attention="blocks", max_new_tokens=40)
+    state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 35, torch.device("cpu"))
+    state.admit(0, [*range(34), EOS], 40, 0)
+    lengths = state.lengths()
+    assert (lengths.prompt[0], lengths.known[0], lengths.end[0], lengths.limit[0]) == (32, 3, 32, 43)
+    assert (lengths.masked[0], lengths.first_masked[0]) == (29, 0)
+    batch = layout(state, lengths)
+    assert batch.positions[:64].tolist() == list(range(64))
+    step(state, records(state, probability=HIGH))
+    assert not bool(state.done[0])  # the end of text in the prompt is not the answer's
+    step(state, records(state, probability=HIGH))
+    assert bool(state.done[0])
+    assert state.generated(0, int(state.end[0])) == [7] * 40
+
+
+def test_the_canvas_has_room_for_the_prompts_tail() -> None:
+    """One sequence at its end, laid out with the widest window of another."""
+    config = replace(CONFIG, prompt_attention="blocks", block_size=4, max_new_tokens=4)
+    state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
+    state.admit(0, [1, 2, 3], 4, 0)
+    state.finished[0] = state.limit[0]
+    assert int(state.window(8).span[0, 0]) == 7
+
+
+def test_rows_of_every_cache() -> None:
+    """What goes through the model once a block is complete, and in the step after."""
+    rows = {}
+    for cache in ("none", "block", "prefix", "dual"):
+        config = replace(CONFIG, branches=0, cache=cache, canvas="whole", max_active_blocks=1, prompt_attention="joint")
+        state = started(config)
+        put(state, range(32))
+        state.committed[0], state.finished[0], state.end[0] = -1 if cache == "none" else 0, 32, 64
+        spans = []
+        for _ in range(2):
+            batch = layout(state, state.lengths())
+            tail = None if batch.tail is None else (int(batch.tail[0][0]), int(batch.tail[1][0]))
+            spans.append((int(batch.begin[0]), int(batch.stop[0]), tail))
+            found = records(state)
+            found.confidence[0, :, 5] = -1.0  # so that the first position stays masked
+            step(state, found)
+        rows[cache] = spans
+    assert rows == {  # the shift recomputes the row before the window
+        "none": [(-3, 128, None), (-3, 128, None)],
+        "block": [(0, 128, None), (31, 128, None)],
+        "prefix": [(-3, 128, None), (31, 128, None)],
+        "dual": [(-3, 128, (131, 0)), (31, 64, (67, 64))],
+    }
+
+
 class NoSynchronisation(TorchDispatchMode):
     """Fails on operations that would wait for a device."""
 
@@ -217,9 +268,18 @@ class NoSynchronisation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("lookahead", ["single", "nested"])
-def test_no_host_synchronisation_in_the_step(lookahead: str) -> None:
-    state = started(replace(CONFIG, lookahead=lookahead, boundary="stale"))
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"lookahead": "single", "boundary": "stale"},
+        {"lookahead": "nested", "boundary": "stale"},
+        {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"},
+        {"prompt_attention": "blocks", "window_attention": "block_causal", "boundary": "fill", "sub_block_size": 8},
+    ],
+    ids=str,
+)
+def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
+    state = started(replace(CONFIG, **knobs))
     for _ in range(4):
         lengths = state.lengths()
         with NoSynchronisation():

@@ -29,38 +29,41 @@ class Naive:
     """Generates like `Engine`, slowly."""
 
     def __init__(self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int) -> None:
-        self.model, self.config, self.prompt = model, config, prompt
+        known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
+        self.model, self.config, self.prompt = model, config, prompt[: len(prompt) - known]
         ids = model.config
         shared = set(OracleConfig.__dataclass_fields__) & set(DecodeConfig.__dataclass_fields__)
         options = {k: getattr(config, k) for k in shared}
         rules = OracleConfig(**options, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
-        self.oracle = Oracle(rules, len(prompt), max_new_tokens)
+        self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])
         self.cache: Cache = []
-        self.cached = 0
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
-        end = self.oracle.end
-        if position < 0 and self.config.prompt_attention == "self":
-            return 0
-        if self.config.window_attention == "block_causal":
-            return min((position // self.config.block_size + 1) * self.config.block_size, end)
-        return end
+        config, end = self.config, self.oracle.end
+        of_its_block = (position // config.block_size + 1) * config.block_size
+        if position < 0 and config.prompt_attention != "joint":
+            return 0 if config.prompt_attention == "self" else of_its_block
+        if config.window_attention == "block_causal":
+            return min(of_its_block, end)
+        return end if config.canvas == "growing" else self.oracle.max_new_tokens
 
     def forward(self, tokens: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
-        """Distributions by row position for rows [first, first + n), against the cache below `first`."""
+        """Distributions by row position for rows [first, first + n), against the cache before and behind them."""
         n, below = len(tokens), first + len(self.prompt)
         new: Cache = []
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             new.append((k, v))
             if self.cache:
-                k = torch.cat([self.cache[layer][0][:below], k])
-                v = torch.cat([self.cache[layer][1][:below], v])
+                old_k, old_v = self.cache[layer]
+                k = torch.cat([old_k[:below], k, old_k[below + n :]])
+                v = torch.cat([old_v[:below], v, old_v[below + n :]])
             out = torch.zeros_like(q)
             group = q.shape[1] // k.shape[1]
             for r in range(n):
                 stop = below + self.visible(first + r) - first
+                assert stop <= len(k)
                 for h in range(q.shape[1]):
                     weights = (k[:stop, h // group] @ q[r, h] / q.shape[2] ** 0.5).softmax(0)
                     out[r, h] = weights @ v[:stop, h // group]
@@ -78,14 +81,17 @@ class Naive:
         size = len(self.prompt)
         while not oracle.done:
             view = oracle.window()
-            caching = self.config.cache == "block"
-            first = -size if view["committed"] < 0 else view["committed"]
-            boundary = caching and view["committed"] >= 0 and view["committed"] == view["finished"] and shift
-            fresh = boundary and self.config.boundary == "fresh"
+            caching, canvas = self.config.cache, self.config.canvas
+            commits = caching != "none" and view["committed"] < view["finished"]
+            anew = view["committed"] < 0 or (commits and caching != "block")
+            first = -size if anew else view["committed"]
+            stop = oracle.max_new_tokens if canvas == "whole" and (anew or caching != "dual") else view["end"]
+            waits = caching != "none" and not commits and shift and oracle._masked(view["finished"])
+            fresh = waits and self.config.boundary == "fresh"
             records: list[dict[int, Record]] = []
             caches: list[Cache] = []
             for edits in view["branches"]:
-                tokens = self.prompt + oracle.tokens[: view["end"]]
+                tokens = self.prompt + oracle.tokens[:stop]
                 for position, token in edits.items():
                     tokens[size + position] = token
                 start = first - 1 if fresh else first
@@ -104,13 +110,12 @@ class Naive:
                         confidence_of(p, self.config.confidence),
                     )
                 records.append(found)
-            committing = view["finished"] - first if caching else 0
+            count = (stop if caching == "dual" else view["finished"]) - first
             oracle.step(records)
-            if committing > 0:
-                winner = caches[oracle.wins[-1]]
-                kept = [(k[:committing], v[:committing]) for k, v in winner]
-                old = self.cache or [(k[:0], v[:0]) for k, v in kept]
+            if commits:
+                kept = [(k[:count], v[:count]) for k, v in caches[oracle.wins[-1]]]
+                old = [(k[: first + size], v[: first + size]) for k, v in self.cache or kept]
                 self.cache = [
                     (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(old, kept, strict=True)
                 ]
-        return oracle.tokens[: oracle.end], oracle.wins
+        return oracle.tokens[oracle.known : oracle.end], oracle.wins

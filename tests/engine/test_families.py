@@ -12,8 +12,11 @@ from lopa_dist.engine.request import Request
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.families import PATTERNS, native
 from lopa_dist.models.transformer import Transformer
+from tests.engine.naive import Naive
+from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import random_requests, texts
 from tests.models.small_checkpoints import KINDS, reference, weights_of, write
+from tests.test_config import composed
 
 
 @pytest.fixture(params=KINDS, scope="module")
@@ -47,6 +50,33 @@ def test_alone_and_together(model: Transformer, branches: int, cache: str) -> No
     mask = model.config.mask_id
     assert all(mask not in tokens for tokens, _ in alone.values())
     assert any(len(tokens) > forwards for tokens, forwards in alone.values())  # several tokens a forward
+
+
+@pytest.mark.parametrize("preset", [["lopa"], ["threshold", "cache=prefix"], ["threshold", "cache=dual"]])
+@pytest.mark.parametrize("branches", [1, 3])
+def test_lopa_is_the_naive_engine_on_any_number_of_ranks(model: Transformer, branches: int, preset: list[str]) -> None:
+    """LoPA in the family's own pattern, and over Fast-dLLM's caches: on SDAR and LLaDA nobody has published it."""
+    at = native(model.config)
+    tau = 0.9 if model.config.tied else 0.12  # these small models with tied embeddings are sure of nearly everything
+    few = (f"branches={branches}", "max_new_tokens=18", f"tau_conf={tau}", "block_size=8", *preset[1:])
+    options = composed(f"decode={preset[0]}", *(f"decode.{o}" for o in few)).decode
+    if preset[1:] and at.window_attention == "block_causal":
+        with pytest.raises(ValueError, match=r"decode\.cache=\w+ needs decode\.window_attention=full"):
+            concrete(options, at)
+        return
+    config = concrete(options, at)
+    requests = requests_for(model, 13, 3)
+    wins: list[int] = []
+    wanted = {}
+    for request in requests:
+        tokens, chosen = Naive(model, config, request.prompt, request.max_new_tokens).generate()
+        stops = [i for i, t in enumerate(tokens) if t in model.config.eos_ids]
+        wanted[request.index] = (tokens[: stops[0]] if stops else tokens, len(chosen))
+        wins += chosen
+    assert texts(model, config, requests) == wanted
+    for found in on_ranks(2, lambda comm: texts(model, config, requests, comm)):
+        assert found == wanted
+    assert len(set(wins)) > 1  # some lookahead won
 
 
 def test_cached_and_uncached_text_agree_where_attention_is_block_causal(model: Transformer) -> None:

@@ -48,22 +48,31 @@ def texts(
 @st.composite
 def configs(draw: st.DrawFn) -> DecodeConfig:
     attention = draw(st.sampled_from(["full", "block_causal"]))
+    full = attention == "full"
+    cache = draw(st.sampled_from(["block", "none", *(["prefix", "dual"] if full else [])]))
+    size = draw(st.sampled_from([4, 4, 8, 32]))
     return replace(
         BASE,
         branches=draw(st.sampled_from([0, 1, 3, 7])),
-        tau_conf=draw(st.sampled_from([0.1, 0.3, 0.6, 0.95])),
+        block_size=size,
+        sub_block_size=draw(st.sampled_from([None, None, 2])),
+        max_active_blocks=draw(st.sampled_from([None, None, 1])),
+        tau_conf=draw(st.sampled_from([0.02, 0.1, 0.3, 0.6, 0.95])),
+        tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),
+        tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
         confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
         lookahead=draw(st.sampled_from(["single", "nested"])),
         force=draw(st.sampled_from(["block", "window", "leftmost"])),
         window_attention=attention,
-        prompt_attention="self" if attention == "block_causal" else draw(st.sampled_from(["self", "joint"])),
-        boundary=draw(st.sampled_from(["fresh", "stale"])),
-        cache=draw(st.sampled_from(["block", "block", "none"])),
+        prompt_attention=draw(st.sampled_from(["self", "blocks", *(["joint"] if full else [])])),
+        boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
+        cache=cache,
+        canvas="whole" if cache == "dual" else draw(st.sampled_from(["growing", *(["whole"] if full else [])])),
         stop_at_eos=draw(st.booleans()),
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs(), seed=st.integers(0, 10**6))
 def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
     requests = random_requests(seed, 3, 18)

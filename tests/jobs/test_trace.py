@@ -11,9 +11,14 @@ import pytest
 from rich.console import Console
 
 from lopa_dist.config import TaskConfig
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.trace import LOOKAHEAD, Trace, show, trace
+from lopa_dist.jobs.trace import LOOKAHEAD, Recorder, Trace, show, trace
 from lopa_dist.jobs.trace_page import write_page
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World
 from tests.jobs.test_run import config
 
@@ -34,6 +39,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Trace:
     return trace(folder, "<b>&")
+
+
+def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> None:
+    """Where it begins the first block (prompt_attention=blocks), positions of the answer still count from 0."""
+    recorder = Recorder()
+    decode = DecodeConfig(branches=3, block_size=8, max_new_tokens=20, tau_conf=0.95, prompt_attention="blocks")
+    engine = Engine(small_model, decode, Solo(), 1, observe=recorder)
+    [generation] = engine.generate([Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)])
+    assert recorder.tokens[: len(generation.tokens)] == generation.tokens
+    filled = [position for step in recorder.steps for position in step.filled]
+    assert sorted(filled) == list(range(len(filled)))
+    assert recorder.steps[0].end == 5 + 8  # what the prompt left of its last block, and the next one
+    assert any(step.winner for step in recorder.steps)
+    for step in recorder.steps:
+        assert list(step.filled.values()).count(LOOKAHEAD) == (1 if step.winner else 0)
 
 
 def test_every_position_is_filled_once_and_gives_the_text(folder: Path, found: Trace) -> None:

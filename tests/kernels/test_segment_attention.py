@@ -41,21 +41,24 @@ def own_columns(pattern: str, rows: int, unit: int) -> list[int]:
 def batches(draw: st.DrawFn) -> tuple[Segments, int, int, list[bool]]:
     """Segments with their number of query rows and pool slots, and which slots some segment may see.
 
-    Segments lie in the pool and among the query rows in any order with gaps; some share their cached tokens.
+    Segments lie in the pool and among the query rows in any order with gaps; some share their cached tokens. In some
+    batches they see a second range of cached tokens.
     """
     count = draw(st.integers(1, 5))
     rows = draw(st.lists(st.one_of(st.integers(1, 40), st.just(16)), min_size=count, max_size=count))
     caches = draw(st.lists(st.one_of(st.just(0), st.integers(0, 70)), min_size=1, max_size=count))
+    tails = draw(st.one_of(st.none(), st.lists(st.integers(0, 40), min_size=count, max_size=count)))
     of = [draw(st.integers(0, len(caches) - 1)) for _ in range(count)]  # branches of a sequence share its cache
     patterns = [draw(st.sampled_from(PATTERNS)) for _ in range(count)]
     units = [draw(st.integers(1, 17)) for _ in range(count)]
     slots, seen = 0, [False] * 4096
     bases: dict[tuple[str, int], int] = {}
-    pieces = [("cache", i) for i in range(len(caches))] + [("own", g) for g in range(count)]
+    lengths = {"cache": caches, "own": rows, "tail": tails or []}
+    pieces = [(kind, i) for kind, of_kind in lengths.items() for i in range(len(of_kind))]
     for kind, i in draw(st.permutations(pieces)):
         slots += draw(st.integers(0, 3))  # a gap
         bases[kind, i] = slots
-        slots += caches[i] if kind == "cache" else rows[i]
+        slots += lengths[kind][i]
         seen[bases[kind, i] : slots] = [True] * (slots - bases[kind, i])
     start, total = [0] * count, 0
     for g in draw(st.permutations(range(count))):
@@ -71,7 +74,8 @@ def batches(draw: st.DrawFn) -> tuple[Segments, int, int, list[bool]]:
         [caches[i] for i in of],
         [bases["own", g] for g in range(count)],
     )
-    return Segments(*(np.array(x, np.int64) for x in columns), hi), total, slots, seen[:slots]
+    tail = None if tails is None else (np.array([bases["tail", g] for g in range(count)]), np.array(tails, np.int64))
+    return Segments(*(np.array(x, np.int64) for x in columns), hi, tail), total, slots, seen[:slots]
 
 
 def tensors(rows: int, slots: int, group: int, seed: int = 0, dim: int = DIM) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,17 +100,23 @@ def only(segments: Segments, g: int) -> tuple[Segments, slice]:
         segments.shared[one],
         segments.own_base[one],
         segments.hi[at],
+        None if segments.tail is None else (segments.tail[0][one], segments.tail[1][one]),
     )
     return alone, at
 
 
-def test_the_oracle_itself_row_by_row() -> None:
+@pytest.mark.parametrize("tails", [None, ((14, 26), (3, 1))])
+def test_the_oracle_itself_row_by_row(tails: tuple[tuple[int, int], tuple[int, int]] | None) -> None:
     q, keys, values = tensors(7, 30, group=2)
-    segments = Segments(*(np.array(x) for x in ([1, 4], [3, 2], [20, 5], [4, 0], [8, 2], [0, 1, 3, 2, 2, 2, 0])))
+    columns = (np.array(x) for x in ([1, 4], [3, 2], [20, 5], [4, 0], [8, 2], [0, 1, 3, 2, 2, 2, 0]))
+    segments = Segments(*columns, tail=tails and (np.array(tails[0]), np.array(tails[1])))
     wanted = torch.zeros_like(q)
     views = {1: (20, 4, 8, 1), 2: (20, 4, 8, 3), 3: (20, 4, 8, 2), 4: (5, 0, 2, 2), 5: (5, 0, 2, 2)}
     for row, (base, shared, own, hi) in views.items():
         slots = [*range(base, base + shared), *range(own, own + hi)]
+        if tails:
+            first, count = tails[0][row > 3], tails[1][row > 3]
+            slots += range(first, first + count)
         for head in range(4):
             scores = [float(q[row, head] @ keys[s, head // 2]) / math.sqrt(DIM) for s in slots]
             total = sum(math.exp(x) for x in scores)
@@ -143,6 +153,9 @@ def test_slots_of_others_are_never_read(batch: tuple[Segments, int, int, list[bo
         base, own = int(segments.shared_base[g]), int(segments.own_base[g])
         mine[base : base + int(segments.shared[g])] = True
         mine[own : own + int(segments.rows[g])] = True
+        if segments.tail is not None:
+            tail, count = (int(x[g]) for x in segments.tail)
+            mine[tail : tail + count] = True
         alone, at = only(segments, g)
         poisoned = (x.masked_fill(~mine[:, None, None], torch.nan) for x in (keys, values))
         assert torch.allclose(grouped(q[at], *poisoned, alone), clean[at], atol=2e-6)
@@ -185,7 +198,7 @@ def test_a_segment_is_padded_by_its_own_length_alone(batch: tuple[Segments, int,
     for group in plan(segments, 2, CPU):
         for rows, columns in zip(group.rows.tolist(), group.columns.tolist(), strict=True):
             shapes[rows[0]] = (len(rows), len(columns))
-    lengths = segments.shared + segments.rows
+    lengths = segments.shared + segments.rows + (0 if segments.tail is None else segments.tail[1])
     padded = (np.ceil(lengths / COLUMN_TILE) * COLUMN_TILE).astype(int)
     wanted = zip(segments.start.tolist(), zip(segments.rows.tolist(), padded.tolist(), strict=True), strict=True)
     assert shapes == dict(wanted)

@@ -153,8 +153,8 @@ def test_conventions(tmp_path: Path) -> None:
         "dream": (True, 79, 78, "full", "joint", "none", None, 32),
         "llada": (False, 79, 78, "full", "joint", "none", None, 32),
         "illada": (False, 5, 0, "full", "joint", "none", None, 32),
-        "sdar": (False, 79, 78, "block_causal", "self", "block", 1, 4),
-        "fast_dllm_v2": (True, 79, 78, "block_causal", "self", "block", 1, 8),
+        "sdar": (False, 79, 78, "block_causal", "blocks", "block", 1, 4),
+        "fast_dllm_v2": (True, 79, 78, "block_causal", "blocks", "block", 1, 8),
     }
     dream = read_config(tmp_path / "dream")
     assert (native(dream, "d2f").cache, native(replace(dream, block_size=16), "d2f").block_size) == ("block", 16)
