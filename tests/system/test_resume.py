@@ -75,7 +75,7 @@ def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, undistu
     rng = random.Random(0)
     for kill in range(KILLS):
         before = entries(tmp_path)
-        job = start(tmp_path)
+        job = start(tmp_path, "engine.max_sequences=2")  # so that few finish at a time, and the kills are many
         wait_for(tmp_path, before + rng.randrange(1, REQUESTS // (2 * KILLS) + 2), job)
         time.sleep(rng.random() * 0.1)
         if kill % 2:  # all of it
