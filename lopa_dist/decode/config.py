@@ -58,7 +58,7 @@ class DecodeConfig:
     window_attention: str = "full"
     prompt_attention: str = "self"  # blocks: block-causal from its first token on; its tail begins the first block
     boundary: str = "fresh"  # the row before the window: recomputed every step, its record kept, or filled at once
-    cache: str = "block"  # see below
+    cache: str = "block"  # see above
     canvas: str = "growing"  # whole: the masks of all blocks are seen from the start, filled or not
     sub_block_size: int | None = None  # within a block, fill only the first part of so many tokens that has masks
     stop_at_eos: bool = True
