@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 
@@ -14,11 +15,12 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.tasks.word_problems import problems
 from tests.engine.naive import Naive
-from tests.engine.ranks import on_ranks
+from tests.engine.ranks import on_mesh, on_ranks
 
 BASE = DecodeConfig(branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75)
 
@@ -88,6 +90,29 @@ def test_same_on_more_ranks_and_in_other_batches(
     for size in (2, 3):
         for result in on_ranks(size, lambda comm: texts(small_model, config, requests, comm, 3)):
             assert result == alone
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    config=configs(), seed=st.integers(0, 10**6), rules=st.sampled_from([(0.0, 1.0), (0.8, 1.0), (0.8, 0.9)]),
+    branch=st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_same_when_the_model_is_split(
+    small_model: Transformer, config: DecodeConfig, seed: int, rules: tuple[float, float], branch: int
+) -> None:
+    """Tensor ranks, alone and under branch ranks."""
+    config = replace(config, temperature=rules[0], top_p=rules[1])
+    requests = random_requests(seed, 4, 18)
+    alone = texts(small_model, config, requests)
+
+    def work(comm: Communicator, tensor: Communicator) -> dict[int, tuple[list[int], int]]:
+        model = copy.deepcopy(small_model)
+        split(model, tensor)
+        engine = Engine(model, config, comm, 3, tensor=tensor)
+        return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+
+    for result in on_mesh(branch, 2, work):
+        assert result == alone
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
