@@ -67,7 +67,12 @@ def end(process: subprocess.Popen[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "mesh"), [("kill", "branch"), ("stop", "branch"), ("raise", "branch"), ("kill", "data"), ("stop", "data")]
+    ("how", "mesh"),
+    [
+        *((how, "branch") for how in ("kill", "stop", "raise")),
+        *((how, "data") for how in ("kill", "stop")),
+        *((how, "tensor") for how in ("kill", "stop", "raise")),
+    ],
 )
 def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:
     process = start(tmp_path, "torchrun", 2, ["1", "4", how], mesh)
