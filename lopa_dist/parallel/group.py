@@ -46,7 +46,7 @@ class Group:
             return
         try:
             self.store = rendezvous(world)
-            self.heart = Heartbeat(self.store, world.rank, world.size)
+            self.heart = Heartbeat(self.store, world.rank, world.size, timeout_s, self._cut_off)
             self._count_in("joined", JOIN.total_seconds())  # ranks may take long to import torch
             if self.backend == "mpi":
                 self._split_mpi(mpi().COMM_WORLD)
@@ -251,6 +251,13 @@ class Group:
         names = " and ".join(f"rank {r}" for r in missing)
         verb = "does" if len(missing) == 1 else "do"
         return f"{names} of {self.world.size} {verb} not answer: killed, hanging or unreachable ({why})"
+
+    def _cut_off(self) -> None:
+        """The store's host does not answer. Whatever this rank waits for, it ends here and now."""
+        die(
+            f"lopa-dist: rank 0 of {self.world.size} does not answer: its host, which keeps the rendezvous, hangs or "
+            f"is unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
+        )
 
     def _end_if_lost(self) -> None:
         """At SIGTERM. torchrun sends it to the survivors of a dead rank, often before their collective has failed: so
