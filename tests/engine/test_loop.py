@@ -132,17 +132,30 @@ def test_embedded_problems_alone_and_together(
     assert all(tokens for tokens, _ in alone.values())
 
 
-def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer) -> None:
-    """16 bytes a masked position and branch at most; nothing is broadcast with block-causal windows."""
+@pytest.mark.parametrize(("k", "size"), [(3, 2), (7, 4)])
+@pytest.mark.parametrize("protocol", ["full", "block_causal"])
+def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, protocol: str, k: int, size: int) -> None:
+    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed) and a status word
+    a step. After the pre-write, a full window's K/V is broadcast from the winner's rank; block-causal K/V never is.
+    """
     requests = random_requests(3, 4, 18)
-    for attention in ("full", "block_causal"):
-        config = replace(BASE, window_attention=attention, tau_conf=0.9)
+    config = replace(BASE, branches=k, window_attention=protocol, tau_conf=0.9)
+    shape = small_model.config
+    token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
 
-        def work(comm: Communicator, config: DecodeConfig = config) -> dict[str, int]:
-            engine = Engine(small_model, config, comm, 4)
-            assert len(list(engine.generate(requests))) == 4
-            return comm.traffic.bytes | {"positions": engine.statistics.masked_records}
+    def work(comm: Communicator) -> tuple[Communicator, Engine]:
+        engine = Engine(small_model, config, comm, 4)
+        assert len(list(engine.generate(requests))) == 4
+        return comm, engine
 
-        traffic = on_ranks(2, work)
-        assert sum(t["all_gather"] for t in traffic) <= 16 * traffic[0]["positions"]
-        assert (sum(t["commit"] for t in traffic) > 0) == (attention == "full")
+    ranks = on_ranks(size, work)
+    gathered = sum(comm.traffic.bytes["all_gather"] for comm, _ in ranks)
+    positions, steps = ranks[0][1].statistics.masked_records, ranks[0][1].statistics.steps
+    assert gathered == 12 * positions + 4 * size * steps
+    sent = [comm.traffic.bytes["commit"] for comm, _ in ranks]
+    if protocol == "block_causal":
+        assert sent == [0] * size
+    else:
+        assert sum(amount > 0 for amount in sent) > 1, "winners of more than one rank, or this test shows little"
+        assert all(amount % token_bytes == 0 for amount in sent)
+        assert sum(sent) <= token_bytes * sum(r.max_new_tokens + config.block_size for r in requests)
