@@ -162,12 +162,12 @@ class Job:
         """Say what begins."""
         config, mesh = self.config, self.group.mesh
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters, %s on %s), %d branches, %s windows of %d-token blocks, "
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d branches, %s windows of %d-token blocks, "
             "cache %s, data %d x branch %d x tensor %d ranks, into %s",
             self.task.name, len(self.items), config.model.path, model.config.family,
-            sum(p.numel() for p in model.parameters()) / 1e6, self.dtype, self.device, config.decode.max_branches,
-            config.decode.window_attention, config.decode.block_size, config.decode.cache, mesh.data, mesh.branch,
-            mesh.tensor, self.folder,
+            sum(p.numel() for p in model.parameters()) / 1e6, " a rank" if mesh.tensor > 1 else "", self.dtype,
+            self.device, config.decode.max_branches, config.decode.window_attention,
+            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
         )  # fmt: skip
         if any(self.done):
             log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)

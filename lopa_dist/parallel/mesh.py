@@ -57,8 +57,9 @@ def resolve(data: int | str, branch: int | str, tensor: int | str, world: int, r
         branch = max(1, whole // int(data))
     mesh = Mesh(int(data), int(branch), split)
     if mesh.size != world:
+        instead = "" if world % split else ", or set parallel.data or parallel.branch to auto"
         raise LaunchError(
             f"parallel.data={mesh.data} x parallel.branch={mesh.branch} x parallel.tensor={mesh.tensor} = {mesh.size}, "
-            f"but the job has {world} ranks; start {mesh.size} ranks or set parallel.data or parallel.branch to auto"
+            f"but the job has {world} ranks; start {mesh.size} ranks{instead}"
         )
     return mesh
