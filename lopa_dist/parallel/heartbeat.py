@@ -24,7 +24,8 @@ class Heartbeat:
 
     def __init__(self, store: Store, rank: int, size: int, limit_s: float, cut_off: Callable[[], None]) -> None:
         self.store, self.rank, self.size, self.limit_s, self.cut_off = store, rank, size, limit_s, cut_off
-        self._own: Store = store.clone()  # type: ignore[attr-defined]  # a connection that no other thread's operation can block
+        # a connection of its own: operations of other threads on the shared one would block it
+        self._own: Store = store.clone()  # type: ignore[attr-defined]
         self._answers = 0
         self._seen = [(-1, time.monotonic())] * size  # (last count, when it changed)
         self._looked = 0.0
