@@ -14,7 +14,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "lopa_dist needs Python 3.10 or newer; PYTHON=... make chooses one"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 -m venv failed: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
-	@echo "installing into $(VENV) (once; a minute or two)"
+	@echo "installing into $(VENV) (once; a few minutes)"
 	@sh scripts/install-torch.sh $(BIN)/pip
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@

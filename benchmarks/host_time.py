@@ -20,7 +20,7 @@ from benchmarks.embedded import RESULTS
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.engine.statistics import PHASES, Statistics
+from lopa_dist.engine.statistics import PHASES
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -36,8 +36,9 @@ class Steps:
     def __init__(self, steps: list[dict[str, float]]) -> None:
         self.steps, self.before = steps, dict.fromkeys(PHASES, 0.0)
 
-    def __call__(self, clock: Statistics) -> None:
+    def __call__(self, engine: Engine) -> None:
         """After a step; what follows it (collecting, admitting) counts with the next."""
+        clock = engine.statistics
         self.steps.append({phase: 1000 * (clock.seconds[phase] - self.before[phase]) for phase in PHASES})
         self.before = dict(clock.seconds)
 

@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist report` and `merge`."""
+"""The command line: Hydra's app, and `lopa-dist report`, `merge`, `trace` and `lm-eval`."""
 
 from __future__ import annotations
 
@@ -162,7 +162,39 @@ def merge_command(arguments: list[str]) -> None:
     print(f"{report['shards']} shards, {report['requests']} requests: {folder / 'results.jsonl'}")
 
 
-COMMANDS = {"report": report_command, "merge": merge_command}
+def lm_eval_command(arguments: list[str]) -> None:
+    """`lopa-dist lm-eval ...`: lm-evaluation-harness with this package's model."""
+    try:
+        from lopa_dist.jobs.lm_eval_adapter import main as evaluate
+    except ModuleNotFoundError as error:
+        missing = str(error.name).split(".")[0]
+        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
+    try:
+        evaluate(arguments)
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(str(error)) from error
+
+
+def trace_command(arguments: list[str]) -> None:
+    """`lopa-dist trace RUN ID [--html FILE]`."""
+    if not (len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--html")):
+        raise UserError("usage: lopa-dist trace RUN ID [--html FILE]   (ID: a custom_id or an index)")
+    from rich.console import Console
+
+    from lopa_dist.jobs.trace import show, trace
+    from lopa_dist.jobs.trace_page import write_page
+
+    try:
+        found = trace(Path(arguments[0]), arguments[1])
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    show(found, Console())
+    if len(arguments) == 4:
+        write_page(found, Path(arguments[3]))
+        print(f"page: {arguments[3]}")
+
+
+COMMANDS = {"report": report_command, "merge": merge_command, "trace": trace_command, "lm-eval": lm_eval_command}
 
 
 def main() -> None:
@@ -172,6 +204,9 @@ def main() -> None:
         if arguments[:1] and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]](arguments[1:])
         check_keys([a for a in arguments if not a.startswith("-")])
+        path = next((i for i, a in enumerate(sys.argv) if a.startswith("model.path=")), None)
+        if path and not any(a.startswith("model=") for a in arguments):
+            sys.argv.insert(path, "model=local")  # without the embedded model's own settings
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         began = agent_start(os.getppid()) if detect().launcher == "torchrun" else None
         if began and not any(a.startswith("hydra.run.dir=") for a in arguments):

@@ -50,6 +50,11 @@ class ModelOptions:
         require("model.chat_template", self.chat_template, ("auto", "always", "never"))
 
 
+CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
+FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")
+TASKS = ("arithmetic", "batch", "gsm8k", "math", *CODE_TASKS)
+
+
 @dataclass
 class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
@@ -87,28 +92,51 @@ def concrete(decode: DecodeConfig, native: Native) -> DecodeConfig:
 class TaskConfig:
     """What is generated. `limit` requests are run (null: all)."""
 
-    name: str = "arithmetic"  # arithmetic, batch
+    name: str = "arithmetic"  # arithmetic, batch, gsm8k, math, humaneval, humaneval_plus, mbpp, mbpp_plus
     limit: int | None = 200
-    input: str | None = None  # batch: a JSONL file, gzipped if it ends in .gz, or - for standard input
+    input: str | None = None  # a file, a folder, - (standard input) or hf://owner/name:config:split; null: the hub's
+    column: str | None = None  # batch: which column of a dataset holds the prompts
+    fewshot: int | None = None  # examples in the prompt; null: as many as is usual for the task
+    fewshot_input: str | None = None  # where the examples are, as input; null: the usual ones
+    fewshot_as_multiturn: bool = True  # chat: every example a turn of its own, or all in the user's one
+    allow_code_execution: bool | None = None  # humaneval, mbpp and +: run the model's code; false: generate only
+    code_timeout_s: float = 10.0  # for one program and its tests
     split: str = "held_out"  # arithmetic: held_out or train problems
     shard: int = 0  # which part of the requests: every `shards`-th, from this one on
     shards: int = 1  # parts; a job each, joined by `lopa-dist merge`
     problem_seed: int = 1  # arithmetic: which stream of problems; 2 is the final test, not for tuning
 
     def __post_init__(self) -> None:
-        require("task.name", self.name, ("arithmetic", "batch"))
+        require("task.name", self.name, TASKS)
         require("task.split", self.split, ("held_out", "train"))
         if self.limit is not None:
             require_count("task.limit", self.limit)
         require_count("task.shards", self.shards)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
-        if self.input and self.name != "batch":
-            raise ValueError(f"task.input={self.input}: only task=batch reads a file; add task=batch")
+        if self.fewshot is not None:
+            require_count("task.fewshot", self.fewshot, 0)
+        if self.code_timeout_s <= 0:
+            raise ValueError(f"task.code_timeout_s={self.code_timeout_s}: must be above 0 seconds")
+        if self.input and self.name == "arithmetic":
+            raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
+        if self.input == "-" and self.name != "batch":
+            raise ValueError("task.input=-: only task=batch reads standard input; name a file")
         if self.name == "batch" and not self.input:
             raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
         if self.name == "arithmetic" and self.limit is None:
             raise ValueError("task.limit: the embedded problems have no end; give a number")
+        for key, names in (
+            ("column", ("batch",)),
+            ("fewshot", FEWSHOT_TASKS),
+            ("fewshot_input", FEWSHOT_TASKS),
+            ("allow_code_execution", CODE_TASKS),
+        ):
+            if getattr(self, key) is not None and self.name not in names:
+                value = getattr(self, key)
+                raise ValueError(
+                    f"task.{key}={value}: has no effect with task={self.name}, only with {', '.join(names)}"
+                )
 
 
 @dataclass
@@ -171,6 +199,7 @@ class WandbConfig:
     entity: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)
+    ranks: bool = False  # a run for every rank besides, in one group: to see one that is slower than the others
 
     def __post_init__(self) -> None:
         require("logging.wandb.mode", self.mode, ("auto", "online", "offline", "disabled"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from lopa_dist import cli
-from lopa_dist.config import Config, concrete
+from lopa_dist.config import TASKS, Config, concrete
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.models.families import PATTERNS
 
@@ -29,11 +30,32 @@ def test_defaults_are_the_embedded_model_on_its_problems() -> None:
     assert config.decode.block_size == 16
 
 
+def test_other_models_bring_the_published_decoding() -> None:
+    config = composed("model=dream_instruct")
+    assert (config.decode.branches, config.decode.max_new_tokens, config.decode.block_size) == (7, 512, "auto")
+    assert composed("model=dream_instruct", "decode=vanilla").decode.branches == 0
+    assert composed("model=dream_instruct", "decode.branches=2").decode.branches == 2
+
+
+@pytest.mark.parametrize("given", [["model.path=/x"], ["task.limit=3", "model.path=/x", "seed=1"]])
+def test_a_path_alone_is_a_model_of_its_own(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the embedded model's pattern with other weights."""
+    monkeypatch.setattr(sys, "argv", ["lopa-dist", *given, "--cfg", "job"])
+    cli.main()
+    shown = capsys.readouterr().out
+    assert "pattern: auto" in shown
+    assert "branches: 7" in shown
+
+
 @pytest.mark.parametrize("group", ["model", "task", "decode", "parallel", "engine", "logging", "experiment"])
 def test_every_choice_of_every_group_composes(group: str) -> None:
     needed = {"local": ["model.path=x"], "batch": ["task.input=x"]}
     choices = [f.stem for f in (cli.CONF / group).glob("*.yaml")]
     assert choices
+    if group == "task":
+        assert set(choices) == set(TASKS)
     for choice in choices:
         composed(f"{group}={choice}", *needed.get(choice, []))
 
@@ -141,6 +163,32 @@ def test_bad_values(override: str, words: list[str]) -> None:
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["task=gsm8k", "task.fewshot=-1"], ["task.fewshot", "at least 0"]),
+        (["task=humaneval", "task.fewshot=2"], ["task.fewshot", "no effect", "gsm8k"]),
+        (["task=gsm8k", "task.allow_code_execution=true"], ["task.allow_code_execution", "humaneval"]),
+        (["task=gsm8k", "task.column=x"], ["task.column", "batch"]),
+        (["task=mbpp", "task.code_timeout_s=0"], ["task.code_timeout_s", "above 0"]),
+        (["task=gsm8k", "task.input=-"], ["task.input", "only task=batch"]),
+        (["task.input=x.jsonl"], ["task.input", "add task=batch"]),
+        (["task=batch"], ["task.input", "needs a file"]),
+    ],
+)
+def test_options_of_other_tasks_are_refused(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is what is tested
+        composed(*overrides)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_dataset_sources_need_no_quoting() -> None:
+    assert composed("task=batch", "task.input=hf://openai/gsm8k:main:test").task.input == "hf://openai/gsm8k:main:test"
+    config = composed("task=mbpp", "task.allow_code_execution=false").task
+    assert (config.name, config.limit, config.allow_code_execution) == ("mbpp", None, False)
+
+
 def test_block_causal_cannot_be_joint() -> None:
     with pytest.raises(ValueError, match=r"needs decode\.window_attention=full"):
         composed("decode.prompt_attention=joint", "decode.window_attention=block_causal")
@@ -175,11 +223,15 @@ def test_right_keys_pass() -> None:
         (["model=none_such"], "Could not find 'model/none_such'"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
+        (["lm-eval"], r"needs lm_eval: pip install 'lopa_dist\[eval\]'"),
     ],
 )
 def test_command_line_mistakes_are_one_message(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
+    for name in [name for name in sys.modules if name.startswith("lm_eval.")] + ["lm_eval"]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
+    monkeypatch.delitem(sys.modules, "lopa_dist.jobs.lm_eval_adapter", raising=False)
     monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments])
     with pytest.raises(SystemExit, match=message):
         cli.main()

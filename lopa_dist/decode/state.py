@@ -6,6 +6,7 @@ All sequences' generated tokens begin in the same column of `canvas`, so block a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -151,7 +152,7 @@ class State:
             sampled=np.zeros(slots, bool),
         )
 
-    def admit(self, slot: int, prompt: list[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
+    def admit(self, slot: int, prompt: Sequence[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
         """Put a request into an empty slot: one block, fully active, and the anchor as its only branch."""
         self._window = None
         end = min(self.config.block_size, max_new_tokens)

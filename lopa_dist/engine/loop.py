@@ -47,7 +47,7 @@ class Engine:
         comm: Communicator,
         max_sequences: int = 16,
         attention: str = "torch",
-        observe: Callable[[Statistics], None] = lambda statistics: None,
+        observe: Callable[[Engine], None] = lambda engine: None,
         wish: Callable[[], Wish] = lambda: Wish.RUN,
         max_rows: int | None = None,
         kv_tokens: int | None = None,
@@ -61,6 +61,8 @@ class Engine:
         self.max_sequences, self.attention = max_sequences, attention
         self.device = model.head_weight.device
         self.statistics = Statistics()
+        self.scores: Tensor | None = None  # [S, K] of the last step's branches
+        self.taken = 0  # requests admitted so far
         ids = model.config
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
         self.sampling = Sampling(config.confidence, config.temperature, config.top_p, config.top_k)
@@ -74,7 +76,7 @@ class Engine:
         if not requests:
             return
         config, comm, tensor, clock = self.config, self.comm, self.tensor, self.statistics
-        flight = Flight(self, requests, take or in_order(len(requests)))
+        self.flight = flight = Flight(self, requests, take or in_order(len(requests)))
         pool, runner, schedule = flight.pool, flight.runner, flight.scheduler
         clock.start()
         lengths = flight.admit(flight.state.lengths())
@@ -94,7 +96,7 @@ class Engine:
             if wish == Wish.DROP:
                 return
             spread = unpack(state, before, batch, records)
-            winner, _ = select(state, spread)
+            winner, self.scores = select(state, spread)
             advance(state, spread, winner)
             if slots is not None:
                 flight.state.put(slots, state)
@@ -105,7 +107,7 @@ class Engine:
             commit(prepared, pool, config, before, after.winner, comm)
             clock.lap("commit")
             self.account(batch, before, after)
-            self.observe(clock)
+            self.observe(self)
             yield from flight.collect(lengths)
             if wish == Wish.RUN:
                 lengths = flight.admit(lengths)
@@ -152,6 +154,7 @@ class Flight:
             if not self.waiting or not self.scheduler.fits(slot, self.requests[self.waiting[0]]):
                 break
             came = True
+            self.engine.taken += 1
             request = self.requests[self.waiting.popleft()]
             sampling = request.sampling or self.engine.sampling
             if sampling != self.engine.sampling:

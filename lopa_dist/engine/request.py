@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lopa_dist.kernels.record_head import Sampling
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt. `key` seeds its random numbers, whatever it is batched with."""
 
     index: int
-    prompt: list[int]
+    prompt: Sequence[int]
     max_new_tokens: int
     key: int
     sampling: Sampling | None = None  # null: as the decode config says

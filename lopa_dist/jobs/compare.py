@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +44,57 @@ def compare(folder: Path, console: Console | None = None) -> None:
     named = load_reports(folder)
     head, rows = rows_of(named)
     shown = Table(title=f"{named[0][1]['task']['name']} with {named[0][1]['model']['path']}")
-    for i, column in enumerate(head):
+    skip = int(all("=" in row[0] for row in rows))  # a sweep's names repeat what the columns say
+    for i, column in enumerate(head[skip:], skip):
         shown.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*row[skip:])
     console = console or Console()
     console.print(shown)
     text = table(head, rows) + "\n"
     if all("accuracy" in report for _, report in named):
         from lopa_dist.jobs.plots import draw
 
-        text += f"\n![pareto]({draw(folder / 'pareto.png', lambda axes: pareto(axes, named), (6.4, 4.2))})\n"
+        curves = curves_of(named)
+
+        def paint(panels: Any) -> None:
+            left, right = panels
+            pareto(left, curves, lambda r: float(r["tpf"]), "tokens per forward (TPF)")
+            pareto(right, curves, lambda r: float(r["tokens_per_s"]["job"]), "tokens/s of the job")
+            right.set_ylabel("")
+            if len(curves) > 1:
+                left.legend(frameon=False, fontsize=8)
+
+        text += f"\n![pareto]({draw(folder / 'pareto.png', paint, (9.6, 4.2), panels=2)})\n"
     (folder / "comparison.md").write_text(text)
     console.print(f"Tables and plots: {folder}")
 
 
-def pareto(axes: Any, named: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Accuracy against tokens per forward, with the front of what nothing else beats in both."""
-    points = sorted((r["tpf"], 100 * r["accuracy"], name) for name, r in named)
+Point = tuple[str, dict[str, Any]]
+"""What stands beside a point, and its report."""
+
+
+def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Point]]:
+    """Runs by all settings but the number of branches; along a curve only that grows (the paper's Figure 4)."""
+    keys = differing([r for _, r in named])
+    others = [k for k in keys if k != "branches"]
+    curves: dict[str, list[Point]] = {}
+    for name, report in sorted(named, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
+        curve = ", ".join(f"{k}={report['decode'][k]}" for k in others)
+        label = f"k={report['decode']['branches']}" if keys else name
+        curves.setdefault(curve, []).append((label, report))
+    return curves
+
+
+def pareto(axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str, Any]], float], axis: str) -> None:
+    """Accuracy against a speed: a curve over k for each setting, and the front of what nothing beats in both."""
+    points = sorted((speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve)
     front = [p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)]
-    axes.plot([p[0] for p in front], [p[1] for p in front], color="#94a3b8", linewidth=1, zorder=1)
-    axes.scatter([p[0] for p in points], [p[1] for p in points], color="#2563eb", zorder=2)
-    for x, y, name in points:
-        axes.annotate(name, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=8)
-    axes.set(title="Accuracy against speed", xlabel="tokens per forward (TPF)", ylabel="accuracy, %")
-    axes.margins(0.15)
+    axes.step([p[0] for p in front], [p[1] for p in front], where="pre", color="#cbd5e1", linewidth=5, zorder=1)
+    for curve, found in curves.items():
+        x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
+        axes.plot(x, y, marker="o", markersize=4, linewidth=1, label=curve, zorder=2)
+        for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
+            axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    axes.set(title=f"Accuracy against {axis}", xlabel=axis, ylabel="accuracy, %")
+    axes.margins(0.12)

@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,12 +32,14 @@ class Place:
     length: int
 
 
-def request_id(custom_id: str, request: Request) -> str:
+def request_id(custom_id: str, request: Request, stop: Sequence[str] = ()) -> str:
     """What makes a finished request the same one: its name and everything that its text depends on but the settings."""
-    told: list[Any] = [custom_id, request.prompt, request.max_new_tokens, request.key]
+    told: list[Any] = [custom_id, request.max_new_tokens, request.key]
     if request.sampling is not None:
         told.append(asdict(request.sampling))
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
+    if stop:
+        told.append(list(stop))
+    return hashlib.sha256(json.dumps(told).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
 
 
 class Journal:

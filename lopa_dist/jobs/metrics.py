@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.group import Group
+from lopa_dist.tasks.task import Score
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Figures:
     first_step_seconds: float
     filled: int
     correct: bool | None
+    also: dict[str, bool] = field(default_factory=dict)  # right or not by other rules of reading
 
     @classmethod
-    def of(cls, g: Generation, correct: bool | None) -> Figures:
+    def of(cls, g: Generation, score: Score | None) -> Figures:
         """Of a finished request."""
-        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.filled, correct)
+        judged = (None, {}) if score is None else (score.correct, dict(score.also))
+        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.filled, *judged)
 
 
 def build_report(
@@ -54,6 +57,7 @@ def build_report(
     filled = np.array([f.filled for f in figures], float)
     later = np.array([f.seconds - f.first_step_seconds for f in figures], float)
     correct = [f.correct for f in figures if f.correct is not None]
+    rules = sorted({rule for f in figures for rule in f.also})
     rates = tokens / np.maximum(seconds, 1e-9)
     wins = [statistics.wins.get(j, 0) for j in range(config.decode.max_branches)]
     steps = max(1, statistics.steps)
@@ -62,6 +66,7 @@ def build_report(
         "requests": len(figures) + errors,
         "errors": errors,
         **({"accuracy": float(np.mean(correct))} if correct else {}),
+        **{f"accuracy_{rule}": float(np.mean([f.also[rule] for f in figures if rule in f.also])) for rule in rules},
         "completion_tokens": int(tokens.sum()),
         "forwards": int(forwards.sum()),
         "tpf": ratio(tokens.sum(), forwards.sum()),

@@ -27,10 +27,10 @@ STYLE = {
 }
 
 
-def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (6.4, 3.4)) -> str:
-    """Paint one set of axes into a PNG; returns its name."""
+def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (6.4, 3.4), panels: int = 1) -> str:
+    """Paint one set of axes (or a row of them, side by side) into a PNG; returns its name."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained")
         paint(axes)
         figure.savefig(path)
         plt.close(figure)

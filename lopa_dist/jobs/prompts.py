@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.tasks.task import Item
 
@@ -31,23 +35,50 @@ class Encoder:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
         self.wrap = bool(tokenizer.chat_template) and mode != "never"
 
+    def choose(self, item: Item) -> Item:
+        """Of an item that has both forms, the one that fits: messages if prompts are to be wrapped in the template."""
+        if item.prompt is None or item.messages is None:
+            return item
+        return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
+
     def encode(self, index: int, item: Item) -> Request | Rejection:
         """One item as a request."""
+        return self.encode_all(index, [item])[0]
+
+    def encode_all(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
+        """Items as requests; the first has the index `first`. Many together are tokenized several times as fast."""
+        texts: list[str | Rejection] = [self.render(first + i, item) for i, item in enumerate(items)]
+        plain = [isinstance(text, str) and not self.is_chat(item) for text, item in zip(texts, items, strict=True)]
+        chat = [isinstance(text, str) and self.is_chat(item) for text, item in zip(texts, items, strict=True)]
+        encoded: list[Request | Rejection] = [t for t in texts if isinstance(t, Rejection)]
+        for chosen, special in ((plain, True), (chat, False)):  # a chat template writes its special tokens itself
+            which = list(compress(range(len(items)), chosen))
+            if which:
+                ids = self.tokenizer([texts[i] for i in which], add_special_tokens=special).input_ids
+                encoded += [self.request(first + i, items[i], tokens) for i, tokens in zip(which, ids, strict=True)]
+        return sorted(encoded, key=lambda one: one.index)
+
+    def is_chat(self, item: Item) -> bool:
+        """Whether the item goes through the chat template."""
+        return item.messages is not None or self.wrap
+
+    def render(self, index: int, item: Item) -> str | Rejection:
+        """The text that the model is to go on from."""
         if item.error:
             return Rejection(index, item.error)
-        messages = item.messages
-        if messages is None and self.wrap:
-            messages = [{"role": "user", "content": item.prompt or ""}]
-        if messages is None:
-            text = item.prompt or ""
-        elif not self.tokenizer.chat_template:
+        if not self.is_chat(item):
+            return item.prompt or ""
+        if not self.tokenizer.chat_template:
             return Rejection(index, "messages need a chat template and this tokenizer has none; send prompt instead")
-        else:
-            try:
-                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            except (TemplateError, ValueError, TypeError) as error:
-                return Rejection(index, f"the chat template refused these messages: {error}")
-        ids = self.tokenizer(text, add_special_tokens=messages is None).input_ids
+        messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, ValueError, TypeError) as error:
+            return Rejection(index, f"the chat template refused these messages: {error}")
+        return str(text) + item.answer_prefix
+
+    def request(self, index: int, item: Item, ids: list[int]) -> Request | Rejection:
+        """A tokenized item, checked against the model."""
         if not ids:
             return Rejection(index, "the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
@@ -63,4 +94,20 @@ class Encoder:
                 f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
                 f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )
-        return Request(index, ids, most, request_key(self.config.seed, item.custom_id))
+        # 4 bytes a token: a million prompts have to fit
+        return Request(index, array("i", ids), most, self.key(item), self.sampling(item))
+
+    def sampling(self, item: Item) -> Sampling | None:
+        """How the item's tokens are drawn; null where that is as for the whole job."""
+        decode = self.config.decode
+        asked = {name: getattr(item.sampling, name) for name in ("temperature", "top_p", "top_k")}
+        given = {name: getattr(decode, name) for name in asked}
+        own = {name: given[name] if value is None else value for name, value in asked.items()}
+        return None if own == given else Sampling(decode.confidence, **own)
+
+    def key(self, item: Item) -> int:
+        """What seeds the item's random numbers. A seed of its own means the same text under any custom_id."""
+        seed = item.sampling.seed
+        if seed is None:
+            return request_key(self.config.seed, item.custom_id)
+        return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")

@@ -12,7 +12,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     decode, world = report["decode"], report["world"]
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
-        *([("accuracy", f"{report['accuracy']:.1%}")] if "accuracy" in report else []),
+        *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
         ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
         ("forwards", f"{report['forwards']} (prefill included)"),
         ("tokens per forward (TPF)", f"{report['tpf']:.2f}"),

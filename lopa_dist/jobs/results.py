@@ -30,6 +30,8 @@ def generation_line(
         line["token_ids"] = generation.tokens
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
+        line |= {f"correct_{rule}": right for rule, right in score.also.items()}
+        line |= {"reason": score.reason} if score.reason else {}
     return line
 
 

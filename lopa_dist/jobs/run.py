@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,15 @@ from lopa_dist import __version__
 from lopa_dist.config import Config, concrete
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
-from lopa_dist.jobs.prompts import Encoder, Rejection
+from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import report_markdown
 from lopa_dist.jobs.results import error_line, generation_line
+from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.adapter import Adapter, load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
@@ -41,21 +44,9 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import resolve
 from lopa_dist.parallel.stop import Stop, Stopped
-from lopa_dist.tasks.arithmetic import Arithmetic
-from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
-
-
-def make_task(config: Config) -> Task:
-    """The task that the configuration names."""
-    task = config.task
-    if task.name == "arithmetic":
-        assert task.limit is not None  # checked by TaskConfig
-        return Arithmetic(task.limit, "train" if task.split == "train" else "held_out", task.problem_seed)
-    assert task.input is not None
-    return Batch(task.input, task.limit)
 
 
 def choose_device(config: Config, world: World) -> torch.device:
@@ -103,14 +94,15 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
-    items = list(islice(task.items(), config.task.shard, None, config.task.shards))
+    items = islice(task.items(), config.task.shard, None, config.task.shards)
+    some = list(islice(items, world.size))  # how many there are matters to the mesh only where they are few
     parallel = config.parallel
     axes = parallel.data, parallel.branch, parallel.tensor
-    mesh = resolve(*axes, world.size, len(items), config.decode.max_branches)
+    mesh = resolve(*axes, world.size, len(some), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.guard():
         folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
-        return Job(config, folder, task, items, group, device, began).run()
+        return Job(config, folder, task, chain(some, items), group, device, began).run()
 
 
 class Job:
@@ -121,7 +113,7 @@ class Job:
         config: Config,
         folder: Path,
         task: Task,
-        items: list[Item],
+        items: Iterable[Item],
         group: Group,
         device: torch.device,
         began: float,
@@ -129,34 +121,48 @@ class Job:
         self.source, self.device = find(config.model.path), device
         model = read_config(self.source)
         config = replace(config, decode=concrete(config.decode, native(model, config.model.pattern)))
-        self.config, self.folder, self.task, self.items, self.group = config, folder, task, items, group
+        self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
         default = "bf16" if device.type == "cuda" else "fp32"
         self.dtype = default if config.model.dtype == "auto" else config.model.dtype
         self.tokenizer = load_tokenizer(self.source)
-        encoder = Encoder(config, model, self.tokenizer)
-        encoded = [encoder.encode(i, item) for i, item in enumerate(items)]
-        self.rejections = {r.index: r.message for r in encoded if isinstance(r, Rejection)}
-        self.ids = [
-            request_id(item.custom_id, r) if isinstance(r, Request) else None
-            for item, r in zip(items, encoded, strict=True)
-        ]
+        self.items: list[Item] = []  # without their texts, which the requests hold as tokens
+        self.requests: list[Request] = []
+        self.rejections: dict[int, str] = {}
+        self.ids: list[str | None] = []  # of the requests, for the journal; null for rejected items
+        self.read(Encoder(config, model, self.tokenizer), items)
         self.journal, self.attempt = Journal(folder), 1
-        self.done = bytearray(len(items))
+        self.done = bytearray(len(self.items))
         if self.first:
             self.journal.open(self.settings(), config.job.resume)
             self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
         self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
         self.attempt = int(group.agree("attempt", str(self.attempt)))
-        self.requests = [r for r in encoded if isinstance(r, Request) and not self.done[r.index]]
+        self.requests = [r for r in self.requests if not self.done[r.index]]
+
+    def read(self, encoder: Encoder, items: Iterable[Item]) -> None:
+        """Turn the input into requests, a thousand items at a time: the input may be larger than memory likes."""
+        items = iter(items)
+        while some := [encoder.choose(item) for item in islice(items, 1000)]:
+            for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
+                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else []))
+                if isinstance(request, Request):
+                    self.requests.append(request)
+                    self.ids.append(request_id(item.custom_id, request, item.stop))
+                else:
+                    self.rejections[request.index] = request.message
+                    self.ids.append(None)
 
     def settings(self) -> dict[str, Any]:
         """What the texts depend on besides the requests."""
         chat_template = self.config.model.chat_template
         lora = self.config.model.lora and revision(find(self.config.model.lora, "model.lora"))
         model = {"revision": revision(self.source), "lora": lora, "dtype": self.dtype, "chat_template": chat_template}
-        decode = self.config.to_dict()["decode"]
-        return {"model": model, "decode": decode, "seed": self.config.seed, "task": self.config.task.name}
+        decode, task = self.config.to_dict()["decode"], self.config.task
+        told = {"model": model, "decode": decode, "seed": self.config.seed, "task": task.name}
+        if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
+            told["allow_code_execution"] = task.allow_code_execution
+        return told
 
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
@@ -181,6 +187,7 @@ class Job:
         if report["requests"] != len(self.items):
             return None
         merge(self.journal, self.folder, self.ids, self.rejection, self.number)  # the input's order may be another
+        self.write_batch_output()
         log.info("all %d requests were done before", len(self.items))
         return report
 
@@ -196,8 +203,9 @@ class Job:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
             self.writer = Writer(self.folder, self.attempt, group.data_rank)
-        wandb_log = WandbLog(config, self.folder) if self.first else None
-        observe = wandb_log.observe if wandb_log else (lambda statistics: None)
+        rank = group.world.rank
+        wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
+        observe = wandb_log.observe if wandb_log else (lambda engine: None)
         share = -(-len(self.requests) // group.mesh.data)  # a replica takes no more than its share at once
         in_flight = max(1, min(config.engine.max_sequences, share))
         engine = Engine(
@@ -215,6 +223,8 @@ class Job:
         traffic = group.total(group.traffic)
         stopped = group.stop.asked
         report = self.finish(engine, traffic, wandb_log, stopped) if self.first else {}
+        if wandb_log is not None and not self.first:
+            wandb_log.close(engine)
         if stopped and report.get("requests") != len(self.items):
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
@@ -228,9 +238,9 @@ class Job:
                 display.update(group.tally(done=len(self.rejections) + sum(self.done)))
             for generation in generations:
                 item = self.items[generation.request.index]
-                text = self.tokenizer.decode(generation.tokens, skip_special_tokens=True)
+                generation, text = finished_text(self.tokenizer, generation, item.stop)
                 score = self.task.score(item, text)
-                figures = Figures.of(generation, None if score is None else score.correct)
+                figures = Figures.of(generation, score)
                 self.writer.write(
                     {
                         "id": self.ids[generation.request.index],
@@ -258,6 +268,8 @@ class Job:
                 f"{len(lines) + len(self.rejections)} result lines of {len(self.items)} requests in {folder}; "
                 "is it one folder for all ranks?"
             )
+        if not stopped or len(lines) + len(self.rejections) == len(self.items):
+            self.write_batch_output()
         for replica in told:
             if replica["attempt"] == self.attempt and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
@@ -286,12 +298,19 @@ class Job:
             plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
         (folder / "report.md").write_text(report_markdown(report, plots))
         if wandb_log is not None:
-            wandb_log.finish(report, statistics, plots)
+            wandb_log.finish(report, engine, plots)
         return report
 
     def rejection(self, index: int) -> dict[str, Any]:
         """The line of an item that could not run."""
         return error_line(self.items[index], self.rejections[index])
+
+    def write_batch_output(self) -> None:
+        """The answers in OpenAI's form too, if the input was; a share of an input has not all samples of a line."""
+        if self.config.task.shards == 1:
+            write_batch_output(self.folder, self.items, self.config.model.path)
+        elif any(item.origin and item.origin.form != "simple" for item in self.items):
+            log.warning("no batch_output.jsonl from a share of the input (task.shards); results.jsonl has all texts")
 
     def number(self, index: int) -> int:
         """An item's place in the whole input, of which this job may have a share."""

@@ -16,25 +16,25 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: shards are missing, unfinished, or of different settings; the message names them.
     """
-    files = sorted(folder.glob("*/report.json"))
-    if not files:
+    found = {file.parent: json.loads(file.read_text()) for file in sorted(folder.glob("*/report.json"))}
+    reports = {part: report for part, report in found.items() if "shard" in report["task"]}  # not a merged one
+    if not reports:
         raise ValueError(f"{folder}: no finished shard (*/report.json) in it; name the folder of an array's runs")
-    reports = {file.parent: json.loads(file.read_text()) for file in files}
-    first = next(iter(reports.values()))
+    origin, first = next(iter(reports.items()))
     for part, report in reports.items():
         changes = difference(settings(first), settings(report))
         if changes:
-            raise ValueError(f"{part}: other settings than {files[0].parent}: {'; '.join(changes)}")
+            raise ValueError(f"{part}: other settings than {origin}: {'; '.join(changes)}")
     total = first["task"]["shards"]
     missing = sorted(set(range(total)) - {report["task"]["shard"] for report in reports.values()})
     if missing:
         raise ValueError(f"{folder}: no finished run of shard {', '.join(map(str, missing))} of {total}")
     lines: list[tuple[int, str]] = []
     for part, report in reports.items():
-        found = [line for line in (part / "results.jsonl").read_text(encoding="utf-8").split("\n") if line]
-        if len(found) != report["requests"]:
-            raise ValueError(f"{part}: {len(found)} result lines of {report['requests']}; run it again to finish it")
-        lines += [(int(json.loads(line)["index"]), line) for line in found]
+        texts = [line for line in (part / "results.jsonl").read_text(encoding="utf-8").split("\n") if line]
+        if len(texts) != report["requests"]:
+            raise ValueError(f"{part}: {len(texts)} result lines of {report['requests']}; run it again to finish it")
+        lines += [(int(json.loads(line)["index"]), line) for line in texts]
     lines.sort()
     if [index for index, _ in lines] != list(range(len(lines))):
         raise ValueError(f"{folder}: the shards do not make up one input; did it change between their runs?")
@@ -56,13 +56,15 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
-    accuracies = [(r["accuracy"], r["requests"] - r["errors"]) for r in reports if "accuracy" in r]
-    right = sum(accuracy * count for accuracy, count in accuracies)
+    accuracies = {}
+    for rule in [key for key in reports[0] if key.startswith("accuracy")]:
+        judged = [(r[rule], r["requests"] - r["errors"]) for r in reports if rule in r]
+        accuracies[rule] = ratio(sum(share * count for share, count in judged), sum(count for _, count in judged))
     seconds = max(r["decode_s"] for r in reports)
     return {
         "schema": 1,
         **counts,
-        **({"accuracy": ratio(right, sum(count for _, count in accuracies))} if accuracies else {}),
+        **accuracies,
         "tpf": ratio(counts["completion_tokens"], counts["forwards"]),
         "tokens_per_s": {
             "mean": mean([r["tokens_per_s"]["mean"] for r in reports]),

@@ -1,14 +1,23 @@
-"""Weights & Biases: one run per job, written by rank 0."""
+"""Weights & Biases: one run per job, written by rank 0, and on wish one for each other rank beside it."""
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lopa_dist.config import Config, WandbConfig
+from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.statistics import PHASES, Statistics
+
+TABLE_ROWS = 1000  # of the results table
+ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
 
 
 def wandb_mode(config: WandbConfig) -> str:
@@ -21,7 +30,7 @@ def wandb_mode(config: WandbConfig) -> str:
 class WandbLog:
     """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, rank: int = 0) -> None:
         mode = wandb_mode(config.logging.wandb)
         self.every_s, self.run = config.logging.every_s, None
         self.folder = folder
@@ -33,7 +42,9 @@ class WandbLog:
         self.run = wandb.init(
             project=options.project,
             entity=options.entity,
-            group=options.group,
+            group=options.group or (folder.name if options.ranks else None),
+            name=f"{folder.name}-rank{rank}" if rank else None,
+            job_type="rank" if rank else "job",
             tags=list(options.tags),
             dir=folder,
             mode=mode,  # type: ignore[arg-type]  # checked by WandbConfig
@@ -41,20 +52,21 @@ class WandbLog:
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=mode != "online"),
         )
         self.last = time.perf_counter()
-        self.before = self._totals(Statistics())
+        self.before = totals(Statistics(), {})
 
-    def observe(self, statistics: Statistics) -> None:
+    def observe(self, engine: Engine) -> None:
         """Called after every step; logs when it is time to."""
         if self.run is None or time.perf_counter() - self.last < self.every_s:
             return
-        self.flush(statistics)
+        self.flush(engine)
 
-    def flush(self, statistics: Statistics) -> None:
+    def flush(self, engine: Engine) -> None:
         """Log the steps since the last entry."""
         if self.run is None:
             return
-        now, totals = time.perf_counter(), self._totals(statistics)
-        change = {name: totals[name] - self.before[name] for name in totals}
+        statistics = engine.statistics
+        now, reached = time.perf_counter(), totals(statistics, engine.comm.traffic.bytes)
+        change = {name: amount - self.before.get(name, 0) for name, amount in reached.items()}
         if not change["steps"]:
             return
         steps, forwards = change["steps"], change["forwards"]
@@ -62,30 +74,78 @@ class WandbLog:
         entry["filled_per_forward"] = change["filled"] / forwards
         entry["filled_per_s"] = change["filled"] / max(1e-9, now - self.last)
         entry["sequences_in_flight"] = change["forwards"] / steps
-        choices = change["anchor_wins"] + change["lookahead_wins"]
-        entry["lookahead_win_share"] = change["lookahead_wins"] / choices if choices else 0.0
+        wins = {name: amount for name, amount in change.items() if name.startswith("wins/")}
+        choices = sum(wins.values())
+        if choices:
+            entry |= {name: amount / choices for name, amount in wins.items()}
+            entry["lookahead_win_share"] = 1 - wins.get("wins/anchor", 0) / choices
+        entry |= {name: amount / steps for name, amount in change.items() if name.startswith("comm_bytes/")}
+        entry |= confidences(engine.scores)
+        entry["memory_gib"] = memory_gib()
+        entry["requests_taken"] = engine.taken
         self.run.log(entry, step=statistics.steps)
-        self.last, self.before = now, totals
+        self.last, self.before = now, reached
 
-    def finish(self, report: dict[str, Any], statistics: Statistics, plots: list[str]) -> None:
-        """The final figures and plots."""
+    def close(self, engine: Engine) -> None:
+        """The end, on other ranks than 0."""
+        self.flush(engine)
+        if self.run is not None:
+            self.run.finish()
+
+    def finish(self, report: dict[str, Any], engine: Engine, plots: list[str]) -> None:
+        """The final figures, plots and results."""
         if self.run is None:
             return
         import wandb
 
-        self.flush(statistics)
+        self.flush(engine)
         self.run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
         self.run.log({f"plots/{Path(name).stem}": wandb.Image(str(self.folder / name)) for name in plots})
+        results = self.folder / "results.jsonl"
+        self.run.log({"results": results_table(results)})
+        artifact = wandb.Artifact(f"results-{self.run.id}", "results")
+        for name in ("report.json", "report.md", *plots):
+            artifact.add_file(str(self.folder / name))
+        if results.stat().st_size <= ARTIFACT_BYTES:
+            artifact.add_file(str(results))
+        self.run.log_artifact(artifact)
         self.run.finish()
 
-    @staticmethod
-    def _totals(statistics: Statistics) -> dict[str, float]:
-        wins = statistics.wins
-        return {
-            "steps": statistics.steps,
-            "forwards": statistics.forwards,
-            "filled": statistics.tokens_filled,
-            "anchor_wins": wins[0],
-            "lookahead_wins": sum(wins.values()) - wins[0],
-            **statistics.seconds,
-        }
+
+def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
+    """All that grows, by name."""
+    return {
+        "steps": statistics.steps,
+        "forwards": statistics.forwards,
+        "filled": statistics.tokens_filled,
+        **{f"wins/{branch or 'anchor'}": count for branch, count in statistics.wins.items()},
+        **{f"comm_bytes/{what}": amount for what, amount in traffic.items()},
+        **statistics.seconds,
+    }
+
+
+def confidences(scores: torch.Tensor | None) -> dict[str, float]:
+    """Mean score of the anchors and of the best branches in the last step, where there was a choice."""
+    if scores is None or scores.shape[1] < 2:
+        return {}
+    ran = scores[torch.isfinite(scores).sum(1) > 1]
+    if not len(ran):
+        return {}
+    return {"confidence/anchor": float(ran[:, 0].mean()), "confidence/best": float(ran.amax(1).mean())}
+
+
+def memory_gib() -> float:
+    """The most that this process held so far: on its GPU where it uses one, else in main memory."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def results_table(results: Path) -> Any:
+    """The first results as a W&B table."""
+    import wandb
+
+    columns = ["custom_id", "finish_reason", "tpf", "latency_s", "correct", "text"]
+    with results.open(encoding="utf-8") as lines:
+        rows = [[json.loads(line).get(column) for column in columns] for line in islice(lines, TABLE_ROWS)]
+    return wandb.Table(columns=columns, data=rows)

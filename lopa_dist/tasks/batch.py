@@ -1,107 +1,67 @@
-"""The user's own prompts: JSONL, one request a line."""
+"""The user's own prompts: a file, standard input or a dataset, one request a line."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import sys
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from lopa_dist.tasks.batch_line import SIMPLE, bad_line, items_of
+from lopa_dist.tasks.rows import HUB, Row, check, rows
 from lopa_dist.tasks.task import Item, Score
-
-FIELDS = ("prompt", "messages", "custom_id", "max_tokens")
 
 
 class Batch:
-    """Lines with `prompt` (text) or `messages` (chat), optionally `custom_id` and `max_tokens`.
+    """Lines in either convention of `batch_line.py`, each on its own.
 
-    A line that cannot be used becomes an item with an error that names the line and the remedy.
+    A line that cannot be used becomes an item with an error that names the line and the remedy. Of a dataset's row,
+    `column` is the prompt, or the messages if it holds a list; without it, the columns named as a line's fields count.
     """
 
     name = "batch"
 
-    def __init__(self, source: str, limit: int | None = None) -> None:
-        self.source, self.limit = source if source == "-" else str(Path(source).expanduser()), limit
-        if source != "-" and not Path(self.source).is_file():
-            raise ValueError(f"task.input={source}: no such file")
-
-    def open(self) -> TextIO:
-        """The lines, as UTF-8 text; bytes that are not UTF-8 become lone surrogates, which `parse` refuses."""
-        if self.source == "-":
-            return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
-        if self.source.endswith(".gz"):
-            return gzip.open(self.source, "rt", encoding="utf-8-sig", errors="surrogateescape")
-        return open(self.source, encoding="utf-8-sig", errors="surrogateescape")
+    def __init__(self, source: str, limit: int | None = None, column: str | None = None) -> None:
+        self.source, self.limit, self.column = source, limit, column
+        check(source)
 
     def items(self) -> Iterable[Item]:
-        """One item a line, in order; blank lines are passed over."""
-        try:
-            yield from self._items()
-        except (OSError, EOFError) as error:
-            raise ValueError(f"task.input={self.source}: cannot be read ({error})") from error
-
-    def _items(self) -> Iterable[Item]:
+        """The items of at most `limit` lines, in order; blank lines are passed over."""
         seen: dict[str, int] = {}
-        with self.open() as lines:
-            count = 0
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                if count == self.limit:
-                    return
-                count += 1
-                item = parse(line, number)
-                if item.custom_id in seen and not item.error:
-                    first = seen[item.custom_id]
-                    message = f"line {number}: custom_id {item.custom_id!r} was used in line {first}; make it unique"
-                    item = Item(f"line-{number}", error=message)
-                seen[item.custom_id] = number
-                yield item
+        for count, row in enumerate(rows(self.source)):
+            if count == self.limit:
+                return
+            yield from self.unique(self.read(row), row.number, seen)
+
+    def read(self, row: Row) -> list[Item]:
+        """One line's items."""
+        if row.value is None:
+            return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
+        value = row.value
+        if self.column is not None:
+            if self.column not in value:
+                return [bad_line(row.number, f"no column {self.column!r}; this row has {', '.join(value)}")]
+            content: Any = value[self.column]
+            value = {"messages" if isinstance(content, list) else "prompt": content}
+        elif self.source.startswith(HUB):
+            value = {key: content for key, content in value.items() if key in SIMPLE}
+        return items_of(value, row.number)
+
+    def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:
+        """The items, or one with an error if an id was used before."""
+        taken = next((item for item in items if item.custom_id in seen), None)
+        if taken is not None:
+            origin = items[0].origin
+            assert origin is not None
+            first = seen[taken.custom_id]
+            reason = items[0].error or (
+                f"line {number}: custom_id {origin.custom_id!r} was used in line {first}; make it unique"
+            )
+            custom_id = f"line-{number}"
+            while custom_id in seen:
+                custom_id += "+"
+            items = [Item(custom_id, error=reason, origin=origin)]
+        seen.update((item.custom_id, number) for item in items)
+        return items
 
     def score(self, item: Item, text: str) -> Score | None:
         """No right answers are known."""
         return None
-
-
-def parse(line: str, number: int) -> Item:
-    """One line; everything wrong with it ends in the item's `error`."""
-    fallback = f"line-{number}"
-    try:
-        raw: Any = json.loads(line)
-        json.dumps(raw, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return Item(fallback, error=f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8")
-    except (ValueError, RecursionError) as error:
-        return Item(fallback, error=f"line {number}: not JSON ({error}); write one JSON object a line")
-    if not isinstance(raw, dict):
-        return Item(fallback, error=f'line {number}: not a JSON object; write {{"prompt": "..."}}')
-    custom_id = raw.get("custom_id", fallback)
-    if not isinstance(custom_id, str) or not custom_id:
-        return Item(fallback, error=f"line {number}: custom_id must be a non-empty string")
-
-    def bad(message: str) -> Item:
-        return Item(custom_id, error=f"line {number}: {message}")
-
-    unknown = sorted(set(raw) - set(FIELDS))
-    if unknown:
-        return bad(f"unknown field {', '.join(map(repr, unknown))}; known: {', '.join(FIELDS)}")
-    prompt, messages, most = raw.get("prompt"), raw.get("messages"), raw.get("max_tokens")
-    if (prompt is None) == (messages is None):
-        return bad("give either prompt or messages")
-    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
-        return bad("prompt must be a non-empty string")
-    if messages is not None and not _are_messages(messages):
-        return bad('messages must be a non-empty list of {"role": "...", "content": "..."}')
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        return bad(f"max_tokens={most!r} must be an integer of at least 1")
-    return Item(custom_id, prompt, messages, most)
-
-
-def _are_messages(value: Any) -> bool:
-    def is_message(m: Any) -> bool:
-        return isinstance(m, dict) and all(isinstance(m.get(key), str) for key in ("role", "content"))
-
-    return isinstance(value, list) and bool(value) and all(is_message(m) for m in value)

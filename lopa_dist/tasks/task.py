@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+Form = Literal["simple", "chat", "completion"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request wants its tokens drawn; null: as the decode config says."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+
+
+DEFAULT = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The input line that an item was made from, and in which convention it was written."""
+
+    line: int
+    custom_id: str  # as the user wrote it; the item's own id differs where a line asks for several samples
+    form: Form = "simple"  # chat, completion: OpenAI Batch lines
+    sample: int = 0
+    model: str | None = None  # what the line calls the model; echoed, never loaded
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to generate for: a prompt or chat messages, or the reason why its line is unusable."""
+    """One thing to generate for: a prompt, chat messages, or the reason why its line is unusable.
+
+    A benchmark gives both prompt and messages; the job keeps the one that fits the model (`jobs/prompts.py`).
+    """
 
     custom_id: str
     prompt: str | None = None
@@ -17,14 +46,20 @@ class Item:
     max_new_tokens: int | None = None  # null: the decode config's
     error: str | None = None
     reference: Any = field(default=None, compare=False)  # what `score` compares with
+    answer_prefix: str = ""  # with messages: how the assistant's turn begins
+    stop: tuple[str, ...] = ()  # the text ends before the earliest of these
+    sampling: Sampling = DEFAULT
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)
 class Score:
-    """Whether a text is right, and the answer that was read from it."""
+    """Whether a text is right, the answer that was read from it, and what other rules of reading say."""
 
     correct: bool
     extracted: str | None
+    also: Mapping[str, bool] = field(default_factory=dict)  # rule: right or not; `correct_RULE`, `accuracy_RULE`
+    reason: str = ""  # why it is not right, where that can be told
 
 
 class Task(Protocol):

@@ -209,6 +209,27 @@ def test_a_story_hides_whole_facts() -> None:
     assert alone > 20
 
 
+def test_a_fifth_of_the_stories_keep_a_left_part_whose_next_token_weighs_most() -> None:
+    left = stories = 0
+    for seed in range(40):
+        examples, batch = batch_of(seed, 128)
+        for row, e in enumerate(examples):
+            if e.drill:
+                continue
+            stories += 1
+            body = slice(e.prompt, e.prompt + e.canvas)
+            masked, weights = batch.inputs[row, body] == MASK, batch.weights[row, body]
+            first = int(masked.argmax())
+            if masked.any() and masked[first:].all() and 0 < first < e.canvas - 16 and not masked[:first].any():
+                left += 1
+                facts, tokens = np.array(e.fact[body]), np.array(e.tokens[body])
+                like = (facts < 0) & (tokens != EOS)  # weighed once, but for the first
+                block = [i for i in range(first + 1, -(-(first + 1) // 16) * 16) if like[i]]
+                if like[first] and block:
+                    assert weights[first] >= 3.9 * weights[block[0]]
+    assert 0.1 < left / stories < 0.25
+
+
 def test_examples_are_what_the_chat_template_and_the_tokenizer_make() -> None:
     source = Examples(WORDS, "train", 0)
     for problem in islice(wp.problems("train", 10), 100):

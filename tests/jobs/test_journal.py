@@ -99,3 +99,9 @@ def test_a_request_is_the_same_when_its_text_would_be() -> None:
 
 def test_difference_names_nested_keys() -> None:
     assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3, "d": 4}) == ["c was 2, is 3", "d was None, is 4"]
+
+
+def test_other_stop_strings_make_another_request() -> None:
+    request = Request(0, [1, 2], 5, 3)
+    assert request_id("a", request) == request_id("a", request, ())
+    assert len({request_id("a", request), request_id("a", request, ["x"]), request_id("a", request, ["y"])}) == 3

@@ -27,4 +27,4 @@ def test_a_literal_mask_token_is_that_requests_error(called: str | None) -> None
     assert rejection == Rejection(4, "the prompt contains the mask token '<|mdm_mask|>'; remove it")
     accepted = encoder.encode(5, Item("b", prompt="say it", max_new_tokens=8))
     assert isinstance(accepted, Request)
-    assert accepted.prompt == [0, 1]
+    assert list(accepted.prompt) == [0, 1]

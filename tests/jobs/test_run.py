@@ -95,7 +95,19 @@ def test_wandb_offline_file_holds_config_steps_and_figures(finished: tuple[Path,
     steps = [row for row in logged["history"] if "step_ms/forward" in row]
     assert len(steps) >= 2
     assert all(row["step_ms/forward"] > 0 for row in steps)
+    chosen = [row for row in steps if "wins/anchor" in row]
+    assert chosen
+    for row in chosen:
+        assert sum(share for key, share in row.items() if key.startswith("wins/")) == pytest.approx(1)
+        assert row["lookahead_win_share"] == pytest.approx(1 - row["wins/anchor"])
+    scored = [row for row in steps if "confidence/best" in row]
+    assert scored
+    assert all(row["confidence/best"] >= row["confidence/anchor"] for row in scored)
+    assert all(row["memory_gib"] > 0 and row["comm_bytes/all_gather"] == 0 for row in steps)
+    assert steps[-1]["requests_taken"] == 12
     assert any("plots/branch_wins" in key for row in logged["history"] for key in row)
+    assert any(key.startswith("results") for row in logged["history"] for key in row)
+    assert logged["artifacts"] == ["run_table", "results"]
     assert logged["summary"]["accuracy"] == report["accuracy"]
     assert logged["summary"]["tpf"] == report["tpf"]
 

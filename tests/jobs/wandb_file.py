@@ -35,7 +35,7 @@ def records(path: Path) -> list[Any]:
 def read(folder: Path) -> dict[str, Any]:
     """Config, history rows and summary of the one offline run below `folder`."""
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    config, history, summary = {}, [], {}
+    config, history, summary, artifacts = {}, [], {}, []
     for record in records(path):
         kind = record.WhichOneof("record_type")
         if kind == "run":
@@ -44,4 +44,8 @@ def read(folder: Path) -> dict[str, Any]:
             history.append({".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
         elif kind == "summary":
             summary |= {".".join(u.nested_key) or u.key: json.loads(u.value_json) for u in record.summary.update}
-    return {"config": config, "history": history, "summary": summary}
+        elif kind == "request" and record.request.HasField("log_artifact"):
+            artifacts.append(record.request.log_artifact.artifact.type)
+        elif kind == "artifact":
+            artifacts.append(record.artifact.type)
+    return {"config": config, "history": history, "summary": summary, "artifacts": artifacts}

@@ -74,5 +74,5 @@ def test_slurm_script_runs_the_same_job_without_slurm(tmp_path: Path) -> None:
         [script, *overrides], capture_output=True, text=True, timeout=200, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "the embedded model runs" in done.stdout
+    assert "no model= or model.path= given" in done.stdout
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4

@@ -1,0 +1,193 @@
+"""`lopa-dist trace RUN ID`: how one request was filled, step by step.
+
+The request is generated once more with the run's settings: that gives the same text, whatever it was batched with, and
+costs a run nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from lopa_dist.config import Config, EngineConfig, ModelOptions, TaskConfig
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.prompts import Encoder
+from lopa_dist.jobs.run import choose_device, find_adapter
+from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.tasks import make_task
+from lopa_dist.models.checkpoint import DTYPES, load_model
+from lopa_dist.models.files import find
+from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.parallel.communicator import Solo
+from lopa_dist.parallel.launcher import World
+
+LOOKAHEAD, RECORD = "lookahead", "record"
+END = "\u00b6"  # shown for an end-of-text token
+
+
+@dataclass
+class Step:
+    """One forward: the branches it ran, the one that won, and what was filled after it."""
+
+    branches: int
+    winner: int
+    end: int  # of the last appended block
+    filled: dict[int, str] = field(default_factory=dict)  # position -> LOOKAHEAD (the winner's) or RECORD
+
+
+@dataclass
+class Trace:
+    """The filling order of one request."""
+
+    custom_id: str
+    prompt: str
+    texts: list[str]  # of each generated position
+    steps: list[Step]
+    same: bool  # as the run's own text
+
+    @property
+    def order(self) -> dict[int, int]:
+        """The step in which each position was filled, from 1."""
+        return {position: number for number, step in enumerate(self.steps, 1) for position in step.filled}
+
+
+class Recorder:
+    """Watches an engine that has one request in flight."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.tokens: list[int] = []
+        self._edits: torch.Tensor | None = None
+        self._branches = 1
+
+    def __call__(self, engine: Engine) -> None:
+        """After a step."""
+        state, mask = engine.flight.state, engine.vocabulary.mask_id
+        end, winner = int(state.end[0]), int(state.winner[0])
+        now = state.generated(0, end)
+        before = self.tokens + [mask] * (end - len(self.tokens))
+        edited = set() if self._edits is None else set(self._edits[winner].tolist())
+        filled = {
+            position: LOOKAHEAD if position in edited else RECORD
+            for position, (old, new) in enumerate(zip(before, now, strict=True))
+            if old == mask != new
+        }
+        self.steps.append(Step(self._branches, winner, end, filled))
+        self.tokens, self._edits, self._branches = now, state.edit_position[0].clone(), int(state.branches[0])
+
+
+def trace(folder: Path, which: str) -> Trace:
+    """Generate one request of a finished run again and watch.
+
+    Args:
+        folder: the run folder.
+        which: the request's custom_id, or its index.
+
+    Raises:
+        ValueError: no such run or request, or one that ended in an error.
+    """
+    report_file = folder / "report.json"
+    if not report_file.exists():
+        raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
+    config, line = settings(json.loads(report_file.read_text())), result(folder, which)
+    if line["finish_reason"] == "error":
+        raise ValueError(f"{line['custom_id']} never ran: {line['error']}")
+    item = next(islice(make_task(config).items(), line["index"], None), None)
+    if item is None or item.custom_id != line["custom_id"]:
+        raise ValueError(f"{line['custom_id']}: the task's input has changed since the run")
+    source = find(config.model.path)
+    device = choose_device(config, World("python"))
+    default = "bf16" if device.type == "cuda" else "fp32"
+    dtype = DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, dtype, device, find_adapter(config, warn=False))
+    encoder = Encoder(config, model.config, tokenizer)
+    item = encoder.choose(item)
+    request = encoder.encode(0, item)
+    assert isinstance(request, Request), request
+    recorder = Recorder()
+    engine = Engine(model, config.decode, Solo(), 1, config.engine.attention, recorder)
+    [generation] = engine.generate([request])
+    _, text = finished_text(tokenizer, generation, item.stop)
+    prompt = tokenizer.decode(request.prompt)
+    texts = [
+        END if token in model.config.eos_ids else piece
+        for token, piece in zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
+    ]
+    return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"])
+
+
+def settings(report: dict[str, Any]) -> Config:
+    """The configuration that a report was made with."""
+    return Config(
+        model=ModelOptions(**report["model"]),
+        task=TaskConfig(**report["task"]),
+        decode=DecodeConfig(**report["decode"]),
+        engine=EngineConfig(**report["engine"]),
+        seed=report["seed"],
+    )
+
+
+def result(folder: Path, which: str) -> dict[str, Any]:
+    """The line of a request in `results.jsonl`, by custom_id or index."""
+    with (folder / "results.jsonl").open(encoding="utf-8") as lines:
+        for text in lines:
+            line: dict[str, Any] = json.loads(text)
+            if which in (line["custom_id"], str(line["index"])):
+                return line
+    raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index of results.jsonl")
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """What each token adds to the text."""
+    shown = []
+    for count in range(1, len(tokens) + 1):
+        # a few tokens of context decide about spaces and split characters; more would make long answers quadratic
+        window = tokens[max(0, count - 8) : count]
+        after = tokenizer.decode(window)
+        before = tokenizer.decode(window[:-1])
+        shown.append(after[len(before) :] if after.startswith(before) else tokenizer.decode(tokens[count - 1 : count]))
+    return shown
+
+
+def show(found: Trace, console: Console) -> None:
+    """Print a trace: one line a step with what it filled in colour, and the whole in order of filling."""
+    console.print(Text(found.prompt.strip(), style="dim"))
+    console.print(
+        Text.assemble("\nmasks are ", ("·", "dim"), ", ends of text ¶, filled before is plain, this step's are ",
+                      (" from its record ", "black on yellow"), " or the winning branch's ",
+                      (" lookahead ", "black on green"), "\n")
+    )  # fmt: skip
+    seen: dict[int, str] = {}
+    for number, step in enumerate(found.steps, 1):
+        ran = "the anchor alone" if step.branches == 1 else f"{step.branches} branches"
+        won = "" if step.branches == 1 else ", the anchor won" if step.winner == 0 else f", lookahead {step.winner} won"
+        head = f"step {number}: {ran}{won}, {len(step.filled)} filled"
+        console.print(Text(head, style="bold"))
+        line = Text()
+        for position in range(step.end):
+            kind = step.filled.get(position)
+            if kind:
+                line.append(found.texts[position], "black on green" if kind == LOOKAHEAD else "black on yellow")
+            elif position in seen:
+                line.append(found.texts[position])
+            else:
+                line.append("·", "dim")
+        seen |= step.filled
+        console.print(line)
+    steps, tokens = len(found.steps), len(seen)
+    console.print(
+        f"\n{tokens} tokens in {steps} forwards: {tokens / steps:.2f} a forward, filler after the end included"
+    )
+    if not found.same:
+        console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")

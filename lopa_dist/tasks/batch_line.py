@@ -1,0 +1,195 @@
+"""One line of a batch file: checked, and made into the items that it asks for.
+
+Two conventions. The simple one is a request itself (``{"prompt": "..."}``). An OpenAI Batch line wraps it
+(``{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}``). Every field means in both what it
+means in OpenAI's API; ``top_k`` is an addition. A null field counts as not given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lopa_dist.tasks.task import Form, Item, Origin, Sampling
+
+PROMPTS = ("prompt", "messages")
+LIMITS = ("max_tokens", "max_completion_tokens")
+KNOWN = (*PROMPTS, *LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "n")
+SIMPLE = ("custom_id", *KNOWN)
+ENVELOPE = ("custom_id", "method", "url", "body")
+URLS: dict[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")  # change no text
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # fields of the API that are only accepted with these values, which do nothing
+    "stream": (False,),
+    "echo": (False,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+}
+MOST_SAMPLES = 128
+
+
+class BadLine(ValueError):
+    """What is wrong with a line, and what to do."""
+
+
+def items_of(raw: dict[str, Any], number: int) -> list[Item]:
+    """The items of line `number`, one a sample; one item with an error if the line is bad."""
+    fallback = f"line-{number}"
+    wrapped = any(key in raw for key in ("body", "url", "method"))
+    form: Form = "simple"
+    custom_id, model = fallback, None
+    try:
+        given = raw.get("custom_id")
+        if given is not None:
+            if not isinstance(given, str) or not given:
+                raise BadLine("custom_id must be a non-empty string")
+            custom_id = given
+        if wrapped:
+            form = "chat"  # for an error that comes before it is known
+            form, request = unwrap(raw)
+            model = request.get("model")
+        else:
+            request = {key: value for key, value in raw.items() if key != "custom_id"}
+            refuse_unknown(request, KNOWN, SIMPLE)
+        base = read_request({key: value for key, value in request.items() if value is not None})
+        samples = base.pop("samples")
+        return [
+            Item(
+                custom_id if samples == 1 else f"{custom_id}#{sample}",
+                origin=Origin(number, custom_id, form, sample, model),
+                **base,
+            )
+            for sample in range(samples)
+        ]
+    except BadLine as error:
+        return [bad_line(number, str(error), custom_id, form)]
+
+
+def bad_line(number: int, message: str, custom_id: str | None = None, form: Form = "simple") -> Item:
+    """The item of a line that cannot be used."""
+    custom_id = custom_id or f"line-{number}"
+    return Item(custom_id, error=f"line {number}: {message}", origin=Origin(number, custom_id, form))
+
+
+def refuse_unknown(request: dict[str, Any], known: tuple[str, ...], shown: tuple[str, ...]) -> None:
+    """Refuse fields that would be ignored."""
+    unknown = sorted(set(request) - set(known))
+    if unknown:
+        raise BadLine(f"unknown field {', '.join(map(repr, unknown))}; known: {', '.join(shown)}")
+
+
+def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
+    """The form and the body of an OpenAI Batch line, without the fields that do nothing."""
+    refuse_unknown(raw, ENVELOPE, ENVELOPE)
+    if raw.get("method", "POST") != "POST":
+        raise BadLine('method must be "POST"')
+    body = raw.get("body")
+    if not isinstance(body, dict):
+        raise BadLine('body must be an object: {"messages": [...]} or {"prompt": "..."}')
+    form: Form = "completion" if "prompt" in body else "chat"
+    url = raw.get("url")
+    if url is not None:
+        if not isinstance(url, str) or url not in URLS:
+            raise BadLine(f"url must be {' or '.join(URLS)}")
+        form = URLS[url]
+        wanted = "messages" if form == "chat" else "prompt"
+        if body.get(wanted) is None:
+            raise BadLine(f"{url} needs {wanted} in body")
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise BadLine("model must be a string")
+    for key, values in NEUTRAL.items():
+        value = body.get(key)
+        if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
+            raise BadLine(f"{key} is not supported; remove it")
+    request = {key: value for key, value in body.items() if key not in NEUTRAL and key not in LABELS}
+    refuse_unknown(request, (*KNOWN, "model"), ("model", *KNOWN))
+    return form, request
+
+
+def read_request(request: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an item from those of a request that are given; `samples` besides."""
+    prompt, messages = request.get("prompt"), request.get("messages")
+    if (prompt is None) == (messages is None):
+        raise BadLine("give either prompt or messages")
+    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
+        raise BadLine("prompt must be a non-empty string; one line for each prompt")
+    if all(key in request for key in LIMITS):
+        raise BadLine("give either max_tokens or max_completion_tokens")
+    most = [whole(request, key, 1) for key in LIMITS if key in request]
+    return {
+        "prompt": prompt,
+        "messages": None if messages is None else read_messages(messages),
+        "max_new_tokens": most[0] if most else None,
+        "stop": read_stop(request.get("stop", [])),
+        "samples": whole(request, "n", 1, MOST_SAMPLES) or 1,
+        "sampling": Sampling(
+            temperature=real(request, "temperature", lambda t: t >= 0, "of at least 0"),
+            top_p=real(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
+            top_k=whole(request, "top_k", 0),
+            seed=whole(request, "seed", -(2**63), 2**63 - 1),
+        ),
+    }
+
+
+def whole(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:
+    """An integer field in its range; null if it is not given."""
+    value = request.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise BadLine(f"{key}={value!r} must be an integer {allowed}")
+    return value
+
+
+def real(request: dict[str, Any], key: str, fits: Any, allowed: str) -> float | None:
+    """A number field in its range; null if it is not given."""
+    value = request.get(key)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not fits(value):
+        raise BadLine(f"{key}={value!r} must be a number {allowed}")
+    return float(value)
+
+
+def read_stop(value: Any) -> tuple[str, ...]:
+    """One stop string or a list of them."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise BadLine("stop must be a non-empty string or a list of them")
+    return tuple(stops)
+
+
+def read_messages(value: Any) -> list[dict[str, str]]:
+    """Chat messages; content in parts becomes one text."""
+    wanted = 'messages must be a non-empty list of {"role": "...", "content": "..."}'
+    if not isinstance(value, list) or not value:
+        raise BadLine(wanted)
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadLine(wanted)
+        content = message.get("content")
+        if isinstance(content, list):
+            content = "".join(part_text(part) for part in content)
+        if not isinstance(content, str):
+            raise BadLine(wanted)
+        messages.append({**message, "content": content})
+    return messages
+
+
+def part_text(part: Any) -> str:
+    """The text of a content part."""
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise BadLine('content parts must be {"type": "text", "text": "..."}: these models read only text')
+    return str(part["text"])

@@ -1,0 +1,53 @@
+"""What all tasks share whose answers are programs: whether they may be run, and how."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from lopa_dist.tasks.sandbox import Limits, confinement, run_tests
+from lopa_dist.tasks.task import Score
+
+log = logging.getLogger("lopa_dist")
+
+
+class CodeRunner:
+    """Judges programs by running them, or leaves them unjudged.
+
+    `allow` is the user's word: true runs them, false only generates. Null is refused, so that nobody finds out after
+    hours of generation that nothing was judged.
+
+    Raises:
+        ValueError: `allow` is null, or programs cannot be run confined here at all.
+    """
+
+    def __init__(self, task: str, allow: bool | None, timeout_s: float = 10.0) -> None:
+        self.allow, self.limits = allow, Limits(wall_s=timeout_s, cpu_s=math.ceil(timeout_s) + 1)
+        if allow is None:
+            raise ValueError(
+                f"task={task} runs programs that the model writes: task.allow_code_execution=true runs them in a "
+                "sandbox (see lopa_dist/tasks/sandbox.py for what it keeps them from), false generates without judging"
+            )
+        if allow and (missing := confinement().missing()):
+            log.warning("the sandbox for the model's code is not tight on this machine: %s", missing)
+
+    def score(self, solution: str, tests: str, extracted: str) -> Score | None:
+        """Whether the tests pass; null where running is not allowed. Takes up to the time limit."""
+        if not self.allow:
+            return None
+        outcome = run_tests(solution, tests, self.limits)
+        return Score(outcome.passed, extracted, reason=outcome.reason)
+
+
+def before_fence(text: str) -> str:
+    """The text before the first Markdown fence: the end of code in a block that the prompt has opened."""
+    return text.split("```", 1)[0]
+
+
+def first_block(text: str) -> str:
+    """The first fenced code block if there is one, else the text as it is."""
+    parts = text.split("```")
+    if len(parts) < 2:
+        return text
+    head, newline, code = parts[1].partition("\n")
+    return code if newline and not head.strip().count(" ") else parts[1]

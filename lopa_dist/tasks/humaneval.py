@@ -1,0 +1,68 @@
+"""HumanEval (Chen et al. 2021) and HumanEval+ (Liu et al. 2023): complete a function from its docstring.
+
+Plain form: the prompt itself, as lm-evaluation-harness's `humaneval`. Chat form: its `humaneval_instruct`, where the
+assistant's turn begins with a code block that holds the prompt, and ends for the judge where the block ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lopa_dist.tasks import evalplus
+from lopa_dist.tasks.code_task import CodeRunner, before_fence
+from lopa_dist.tasks.fewshot import read_items, text_field
+from lopa_dist.tasks.task import Item, Score
+
+STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+REQUEST = (
+    "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{prompt}\n```\n"
+)
+BEGINNING = "Here is the completed function:\n```python\n{prompt}\n"
+
+
+class HumanEval:
+    """No examples; an item's reference is the prompt and the tests."""
+
+    name = "humaneval"
+    test = "hf://openai/openai_humaneval:test"
+
+    def __init__(self, runner: CodeRunner, source: str | None = None, limit: int | None = None) -> None:
+        self.runner, self.source, self.limit = runner, source or self.test, limit
+
+    def items(self) -> Iterable[Item]:
+        """One item a problem, under the benchmark's own id (``HumanEval/0``)."""
+        return read_items(self.name, self.source, self.limit, self.item)
+
+    def item(self, number: int, row: dict[str, Any]) -> Item:
+        """One problem."""
+        prompt, name = text_field(row, "prompt"), text_field(row, "entry_point")
+        return Item(
+            text_field(row, "task_id"),
+            prompt=prompt,
+            messages=[{"role": "user", "content": REQUEST.format(prompt=prompt)}],
+            answer_prefix=BEGINNING.format(prompt=prompt),
+            stop=STOP,
+            reference=(prompt, f"{self.tests(row)}\ncheck({name})\n"),
+        )
+
+    def tests(self, row: dict[str, Any]) -> str:
+        """Source that defines `check(candidate)`."""
+        return text_field(row, "test")
+
+    def score(self, item: Item, text: str) -> Score | None:
+        """Whether prompt and completion pass the tests."""
+        prompt, tests = item.reference
+        code = text if item.messages is None else before_fence(text)
+        return self.runner.score(prompt + code, tests, code)
+
+
+class HumanEvalPlus(HumanEval):
+    """The same prompts with about 80 times the tests, from the hub's form or EvalPlus's release file."""
+
+    name = "humaneval_plus"
+    test = "hf://evalplus/humanevalplus:test"
+
+    def tests(self, row: dict[str, Any]) -> str:
+        """Source that defines `check(candidate)`."""
+        return evalplus.check_source(row) if "plus_input" in row else text_field(row, "test")

@@ -1,0 +1,129 @@
+"""MBPP (Austin et al. 2021) and MBPP+ (Liu et al. 2023): write a function from a sentence and three assertions.
+
+Prompt, examples and stop string are those of lm-evaluation-harness's `mbpp` and `mbpp_plus`, in chat form too. Unlike
+there, a problem's `test_setup_code` runs before its assertions, MBPP+ is judged by its own tests and not by the three
+of the prompt, and in chat form a fenced block in the answer is taken out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lopa_dist.tasks import evalplus
+from lopa_dist.tasks.code_task import CodeRunner, first_block
+from lopa_dist.tasks.fewshot import BadRow, Example, Prompts, read_examples, read_items, text_field
+from lopa_dist.tasks.rows import HUB
+from lopa_dist.tasks.task import Item, Score
+
+STOP = ("[DONE]",)
+EXAMPLE_IDS = range(2, 11)  # of MBPP: the first three of them are the standard prompt
+TEST_IDS = range(11, 511)
+EXAMPLES = "hf://google-research-datasets/mbpp:full:prompt"
+
+
+class MBPP:
+    """Problems 11 to 510 behind examples 2, 3 and 4; a local file with all of MBPP gives both."""
+
+    name = "mbpp"
+    test = "hf://google-research-datasets/mbpp:full:test"
+
+    def __init__(
+        self,
+        runner: CodeRunner,
+        source: str | None = None,
+        limit: int | None = None,
+        fewshot: int | None = None,
+        fewshot_source: str | None = None,
+        multiturn: bool = True,
+    ) -> None:
+        self.runner, self.source, self.limit = runner, source or self.test, limit
+        examples = fewshot_source or self.own_examples()
+        shown = read_examples(examples, 3 if fewshot is None else fewshot, example)
+        self.prompts = Prompts(shown, delimiter="", multiturn=multiturn)
+
+    def own_examples(self) -> str:
+        """Where the examples are if the user does not say."""
+        return EXAMPLES if self.source.startswith(HUB) else self.source
+
+    def items(self) -> Iterable[Item]:
+        """One item a problem, called `mbpp-TASK_ID`."""
+        return read_items(self.name, self.source, self.limit, self.item)
+
+    def item(self, number: int, row: dict[str, Any]) -> Item | None:
+        """One problem of the test range."""
+        task_id = task_number(row)
+        if task_id not in TEST_IDS:
+            return None
+        tests = [row.get("test_setup_code") or "", *assertions(row)]
+        return self.make(f"mbpp-{task_id}", question(text_field(row, "text", "prompt"), row), "\n".join(tests))
+
+    def make(self, custom_id: str, asked: str, tests: str) -> Item:
+        """The item of a question and its tests."""
+        return Item(
+            custom_id,
+            prompt=self.prompts.plain(asked),
+            messages=self.prompts.messages(asked),
+            stop=STOP,
+            reference=tests,
+        )
+
+    def score(self, item: Item, text: str) -> Score | None:
+        """Whether the function passes the tests."""
+        code = text if item.messages is None else first_block(text)
+        return self.runner.score(code, item.reference, code)
+
+
+class MBPPPlus(MBPP):
+    """378 of the problems with about 35 times the tests, from the hub's form or EvalPlus's release file."""
+
+    name = "mbpp_plus"
+    test = "hf://evalplus/mbppplus:test"
+
+    def own_examples(self) -> str:
+        """MBPP's, on the hub."""
+        return EXAMPLES
+
+    def item(self, number: int, row: dict[str, Any]) -> Item:
+        """One problem, in either form."""
+        task_id = task_number(row)
+        if "plus_input" in row:
+            text, shown = evalplus.sentence(row), {"test_list": text_field(row, "assertion").strip().split("\n")}
+            tests = f"{evalplus.check_source(row)}\ncheck({text_field(row, 'entry_point')})\n"
+        else:
+            text, shown = text_field(row, "prompt", "text"), row
+            tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
+        return self.make(f"mbpp-{task_id}", question(text, shown), tests)
+
+
+def task_number(row: dict[str, Any]) -> int:
+    """The number of ``task_id``, which is 2 in MBPP and ``"Mbpp/2"`` in EvalPlus's file."""
+    value = row.get("task_id")
+    text = str(value).rsplit("/", 1)[-1]
+    if isinstance(value, bool) or not text.isdecimal():
+        raise BadRow("no number in task_id")
+    return int(text)
+
+
+def assertions(row: dict[str, Any]) -> list[str]:
+    """``test_list``, which must hold text."""
+    tests = row.get("test_list")
+    if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
+        raise BadRow("no list of assertions in test_list")
+    return tests
+
+
+def question(text: str, row: dict[str, Any]) -> str:
+    """What the model is asked: the sentence and the first three assertions."""
+    shown = "\n".join(assertions(row)[:3])
+    return (
+        f"You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n"
+        f"{shown}\n[BEGIN]\n"
+    )
+
+
+def example(row: dict[str, Any]) -> Example | None:
+    """A worked example, if the row is one of those set aside for it."""
+    if task_number(row) not in EXAMPLE_IDS:
+        return None
+    return Example(question(text_field(row, "text", "prompt"), row), f"{text_field(row, 'code')}\n[DONE]")

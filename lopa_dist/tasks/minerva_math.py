@@ -1,0 +1,79 @@
+"""MATH (Hendrycks et al. 2021) with the four examples of Minerva (Lewkowycz et al. 2022), judged by math-verify."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.tasks.fewshot import BadRow, Example, Prompts, read_examples, read_items, text_field
+from lopa_dist.tasks.task import Item, Score
+
+SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+TEST = f"hf://EleutherAI/hendrycks_math:{','.join(SUBJECTS)}:test"
+EXAMPLES = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
+STOP = ("Problem:",)
+BOXED = re.compile(r"\\(?:boxed|fbox)\b")
+
+
+class MinervaMath:
+    """Problems behind the four standard examples.
+
+    The gold is what math-verify reads from the whole reference solution, as in lm-evaluation-harness.
+
+    Raises:
+        ValueError: math-verify is not installed.
+    """
+
+    name = "math"
+
+    def __init__(
+        self,
+        source: str | None = None,
+        limit: int | None = None,
+        fewshot: int | None = None,
+        fewshot_source: str | None = None,
+        multiturn: bool = True,
+    ) -> None:
+        try:
+            import math_verify
+        except ImportError as error:
+            raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'") from error
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of every text that it cannot read
+        self.library: Any = math_verify
+        self.source, self.limit = source or TEST, limit
+        examples = read_examples(fewshot_source or EXAMPLES, 4 if fewshot is None else fewshot, example)
+        self.prompts = Prompts(examples, multiturn=multiturn)
+
+    def items(self) -> Iterable[Item]:
+        """One item a problem, called `math-N` after its row, from 1."""
+        return read_items(self.name, self.source, self.limit, self.item)
+
+    def item(self, number: int, row: dict[str, Any]) -> Item:
+        """One problem."""
+        shown = example(row)
+        if not BOXED.search(shown.answer):
+            raise BadRow("no \\boxed answer in solution")
+        return Item(
+            f"math-{number}",
+            prompt=self.prompts.plain(shown.question),
+            messages=self.prompts.messages(shown.question),
+            stop=STOP,
+            reference=shown.answer,
+        )
+
+    def score(self, item: Item, text: str) -> Score:
+        """Equal as mathematics. Takes up to some seconds (math-verify limits each parse and comparison to 5 s)."""
+        found = self.library.parse(text)
+        gold = self.library.parse(item.reference)
+        return Score(bool(self.library.verify(gold, found)), str(found[-1]) if found else None)
+
+
+def example(row: dict[str, Any]) -> Example:
+    """A row of MATH, `problem` and `solution`."""
+    return Example(f"Problem:\n{text_field(row, 'problem')}\n\nSolution:", text_field(row, "solution"))

@@ -1,0 +1,147 @@
+"""Rows of a data source: a local file, a folder of JSON files, standard input, or a dataset of the Hugging Face hub.
+
+A source is written as
+
+- a path: JSON Lines, one JSON array or object (`.json`), Parquet; all but Parquet also gzipped (`.gz`);
+- a folder: its `*.json` files, sorted by path, one object each (how MATH is distributed);
+- ``-``: JSON Lines from standard input;
+- ``hf://owner/name:split`` or ``hf://owner/name:config:split``: read with the `datasets` library, never running code
+  of the dataset's. A path in place of ``owner/name`` reads a local folder in the same way.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+HUB = "hf://"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row with its number, from 1: an object, or what is wrong with it."""
+
+    number: int
+    value: dict[str, Any] | None = None
+    error: str | None = None
+
+
+def check(source: str, key: str = "task.input") -> None:
+    """Raise a ValueError that names `key` if the source can be seen to be unusable before it is read."""
+    if source.startswith(HUB):
+        hub_parts(source, key)
+    elif source != "-" and not Path(source).expanduser().exists():
+        raise ValueError(f"{key}={source}: no such file")
+
+
+def rows(source: str, key: str = "task.input") -> Iterator[Row]:
+    """The rows, in order; blank lines are passed over, but counted.
+
+    Raises:
+        ValueError: the source as a whole cannot be read; the message names `key`.
+    """
+    check(source, key)
+    try:
+        yield from _rows(source, key)
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{key}={source}: cannot be read ({error})") from error
+
+
+def _rows(source: str, key: str) -> Iterator[Row]:
+    path = Path(source).expanduser()
+    if source.startswith(HUB):
+        yield from hub_rows(source, key)
+    elif source != "-" and path.is_dir():
+        for number, file in enumerate(sorted(path.rglob("*.json")), 1):
+            yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
+    elif path.suffix == ".parquet":
+        yield from objects(datasets(source, key).Dataset.from_parquet(str(path)))
+    elif path.name.endswith((".json", ".json.gz")):
+        yield from whole_file(path, source, key)
+    else:
+        with open_lines(source) as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield parse(line, number)
+
+
+def open_lines(source: str) -> TextIO:
+    """The text of a source, as UTF-8; bytes that are not become lone surrogates, which `parse` refuses."""
+    if source == "-":
+        return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
+    path = Path(source).expanduser()
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape")
+    return path.open(encoding="utf-8-sig", errors="surrogateescape")
+
+
+def parse(text: str, number: int) -> Row:
+    """One JSON object; everything wrong with it ends in the row's `error`."""
+    try:
+        value: Any = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return Row(number, error=f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8")
+    except (ValueError, RecursionError) as error:
+        return Row(number, error=f"line {number}: not JSON ({error}); write one JSON object a line")
+    if not isinstance(value, dict):
+        return Row(number, error=f'line {number}: not a JSON object; write {{"prompt": "..."}}')
+    return Row(number, value)
+
+
+def whole_file(path: Path, source: str, key: str) -> Iterator[Row]:
+    """A JSON file with an array of objects, with a single object, or, in spite of its name, with lines."""
+    with open_lines(source) as file:
+        text = file.read()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        yield from (parse(line, i) for i, line in enumerate(text.split("\n"), 1) if line.strip())
+        return
+    for number, entry in enumerate(value if isinstance(value, list) else [value], 1):
+        yield parse(json.dumps(entry), number)
+
+
+def hub_parts(source: str, key: str) -> tuple[str, list[str], str]:
+    """Name, configs (one empty text for the default one) and split of an ``hf://`` source."""
+    name, *rest = source.removeprefix(HUB).split(":")
+    if not name or len(rest) not in (1, 2) or not all(rest):
+        raise ValueError(f"{key}={source}: write hf://owner/name:split or hf://owner/name:config:split")
+    return name, rest[0].split(",") if len(rest) == 2 else [""], rest[-1]
+
+
+def hub_rows(source: str, key: str) -> Iterator[Row]:
+    """The rows of a dataset; several configs, separated by commas, follow each other."""
+    name, configs, split = hub_parts(source, key)
+    library = datasets(source, key)
+    start = 0
+    for config in configs:
+        try:
+            loaded = library.load_dataset(name, config or None, split=split)
+        except Exception as error:  # the library lets through whatever its parts raise: network, format, names
+            raise ValueError(
+                f"{key}={source}: the dataset cannot be loaded ({error}); a local file will do too: {key}=FILE"
+            ) from error
+        yield from objects(loaded, start)
+        start += len(loaded)
+
+
+def objects(dataset: Any, start: int = 0) -> Iterator[Row]:
+    """A loaded dataset's rows."""
+    for number, value in enumerate(dataset, start + 1):
+        yield Row(number, value)
+
+
+def datasets(source: str, key: str) -> Any:
+    """The `datasets` library."""
+    try:
+        import datasets as library
+    except ImportError as error:
+        raise ValueError(f"{key}={source}: needs the datasets library: pip install 'lopa_dist[eval]'") from error
+    return library

@@ -1,0 +1,62 @@
+"""The shards of an array become what one job would have given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.run import run
+from lopa_dist.jobs.shards import merge_shards
+from lopa_dist.parallel.launcher import World
+from tests.jobs.test_run import config, lines
+
+
+def without_times(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "latency_s"} for line in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One job and the same as three shards, a bad line among the requests."""
+    place = tmp_path_factory.mktemp("array")
+    source = place / "prompts.jsonl"
+    prompts = [f'{{"prompt": "Ann has {n} books . How many books does Ann have now ?"}}' for n in range(2, 8)]
+    source.write_text("\n".join([*prompts[:4], "not JSON", *prompts[4:]]))
+    for shard, shards, name in ((0, 1, "whole"), (0, 3, "array/a"), (1, 3, "array/b"), (2, 3, "array/c")):
+        task = TaskConfig("batch", None, str(source), shard=shard, shards=shards)
+        (place / name).mkdir(parents=True)
+        run(config(task, max_new_tokens=32), place / name, World("python"))
+    return place
+
+
+def test_merged_is_what_one_job_gives(folder: Path) -> None:
+    report = merge_shards(folder / "array")
+    assert without_times(lines(folder / "array")) == without_times(lines(folder / "whole"))
+    whole = json.loads((folder / "whole" / "report.json").read_text())
+    for key in ("requests", "errors", "completion_tokens", "forwards", "tpf"):
+        assert report[key] == whole[key]
+    assert report["shards"] == 3
+
+
+def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "array", tmp_path / "array")
+    file = tmp_path / "array" / "b" / "report.json"
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps({**report, "seed": 5}))
+    with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 5"):
+        merge_shards(tmp_path / "array")
+    file.unlink()
+    with pytest.raises(ValueError, match="no finished run of shard 1 of 3"):
+        merge_shards(tmp_path / "array")
+    file.write_text(json.dumps(report))
+    results = file.with_name("results.jsonl")
+    results.write_text(results.read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match=r"b: 1 result lines of 2"):
+        merge_shards(tmp_path / "array")
+    with pytest.raises(ValueError, match="no finished shard"):
+        merge_shards(tmp_path)

@@ -1,0 +1,34 @@
+"""Stop strings cut text and tokens together."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.stopping import finished_text
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "reason"),
+    [
+        ([], "Tom has 3 apples . #### 3", "length"),
+        (["####", "apples"], "Tom has 3 ", "stop"),
+        (["3"], "Tom has ", "stop"),
+        (["Tom"], "", "stop"),
+        (["pples ."], "Tom has 3 a", "stop"),
+        (["nothing"], "Tom has 3 apples . #### 3", "length"),
+    ],
+)
+def test_cut(embedded_tokenizer: PreTrainedTokenizerFast, stops: list[str], text: str, reason: str) -> None:
+    tokens = embedded_tokenizer("Tom has 3 apples . #### 3", add_special_tokens=False).input_ids
+    whole = Generation(Request(0, [1], 9, 0), tokens, "length", 5, 1.0, 0.1, 9)
+    generation, found = finished_text(embedded_tokenizer, whole, stops)
+    assert (found, generation.finish_reason) == (text, reason)
+    kept = generation.tokens
+    assert kept == tokens[: len(kept)]
+    assert embedded_tokenizer.decode(kept).startswith(text)
+    if text and reason == "stop":
+        assert len(embedded_tokenizer.decode(kept[:-1])) < len(text)  # no token more than the text needs
+    assert bool(kept) == bool(text)
+    assert (generation.forwards, generation.seconds, generation.filled) == (5, 1.0, 9)

@@ -1,0 +1,81 @@
+"""A trace shows the order in which the run's own text came about."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.run import run
+from lopa_dist.jobs.trace import LOOKAHEAD, Trace, show, trace
+from lopa_dist.jobs.trace_page import write_page
+from lopa_dist.parallel.launcher import World
+from tests.jobs.test_run import config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    prompts = place / "prompts.jsonl"
+    prompts.write_text(
+        '{"custom_id": "one", "prompt": "Ann has 3 books . Ann gets 4 more . How many books does Ann have ?"}\n'
+        '{"custom_id": "<b>&", "prompt": "Ben has 12 pens . Ben gives 5 away . How many pens does Ben have now ?"}\n'
+        '{"custom_id": "bad", "prompt": ""}\n'
+    )
+    run(config(TaskConfig("batch", None, str(prompts))), place, World("python"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Trace:
+    return trace(folder, "<b>&")
+
+
+def test_every_position_is_filled_once_and_gives_the_text(folder: Path, found: Trace) -> None:
+    line = json.loads((folder / "results.jsonl").read_text().splitlines()[1])
+    assert found.same
+    assert len(found.steps) == line["usage"]["forwards"]
+    assert "Ben has 12 pens" in found.prompt
+    filled = [position for step in found.steps for position in step.filled]
+    assert len(filled) == len(set(filled))
+    assert "".join(found.texts).split("\u00b6")[0].split() == line["text"].split()
+    for number, step in enumerate(found.steps, 1):
+        lookaheads = [p for p, kind in step.filled.items() if kind == LOOKAHEAD]
+        assert len(lookaheads) == (1 if step.winner else 0)
+        assert all(found.order[p] == number for p in step.filled)
+        assert max(step.filled) < step.end
+
+
+def test_index_and_custom_id_name_the_same(folder: Path, found: Trace) -> None:
+    assert trace(folder, "1") == found
+
+
+@pytest.mark.parametrize(
+    ("which", "message"), [("nobody", "no request 'nobody'"), ("bad", "never ran: line 3: prompt must be")]
+)
+def test_what_cannot_be_traced_says_why(folder: Path, which: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trace(folder, which)
+
+
+def test_terminal_shows_every_step(found: Trace) -> None:
+    out = io.StringIO()
+    show(found, Console(file=out, width=200))
+    printed = out.getvalue()
+    assert len(re.findall(r"^step \d+:", printed, re.M)) == len(found.steps)
+    assert f"{len(found.order)} tokens in {len(found.steps)} forwards" in printed
+    assert "not the text" not in printed
+
+
+def test_page_holds_the_steps_and_nothing_that_breaks_it(found: Trace, tmp_path: Path) -> None:
+    write_page(found, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<b>&</code>" not in page
+    data = json.loads(re.search(r"const data = (.*);\n", page).group(1))  # type: ignore[union-attr]
+    assert sum(step["filled"] for step in data["steps"]) == sum(1 for token in data["tokens"] if token["step"])
+    assert page.count("</script>") == 1

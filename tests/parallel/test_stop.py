@@ -1,0 +1,52 @@
+"""Being asked to stop: drain first, drop after the grace; among ranks the gravest wish counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from lopa_dist.parallel.stop import SIGNALS, Stop, Wish
+
+
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_asks_and_the_first_counts(number: signal.Signals) -> None:
+    stop = Stop(1000)
+    stop.install()
+    assert (stop.asked, stop.wish()) == (False, Wish.RUN)
+    os.kill(os.getpid(), number)
+    assert (stop.asked, stop.signal, stop.wish()) == (True, number.name, Wish.DRAIN)
+    when = stop.asked_at
+    stop.ask("again")
+    assert (stop.asked_at, stop.signal) == (when, number.name)
+
+
+def test_without_grace_everything_is_dropped() -> None:
+    stop = Stop(0)
+    stop.ask("test")
+    assert stop.wish() == Wish.DROP
+
+
+def test_only_sigterm_looks_for_lost_ranks_first() -> None:
+    looked: list[bool] = []
+    stop = Stop(10)
+    stop.install(lambda: looked.append(stop.asked))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert looked == []
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert looked == [True]
+
+
+def test_wishes_order_by_gravity() -> None:
+    assert max(Wish.RUN, Wish.FAIL, Wish.DRAIN, Wish.DROP) == Wish.FAIL
+    assert Wish.RUN < Wish.DRAIN < Wish.DROP

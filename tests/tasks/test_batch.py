@@ -1,0 +1,195 @@
+"""Batch lines in both conventions: what they mean, what is refused, and that no line crashes or gets lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.tasks.batch import Batch
+from lopa_dist.tasks.batch_line import items_of
+from lopa_dist.tasks.rows import parse
+from lopa_dist.tasks.stop import cut
+from lopa_dist.tasks.task import Item, Origin, Sampling
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def openai(body: dict[str, Any], url: str = "/v1/chat/completions", **more: Any) -> dict[str, Any]:
+    return {"custom_id": "a", "method": "POST", "url": url, "body": {"model": "m", **body}, **more}
+
+
+def read(tmp_path: Path, *lines: Any, **options: Any) -> list[Item]:
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return list(Batch(str(file), **options).items())
+
+
+def test_every_sampling_field() -> None:
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "seed": 7,
+        "stop": ["\n", "END"],
+        "max_completion_tokens": 9,
+    }
+    expected = Item(
+        "a", messages=CHAT["messages"], max_new_tokens=9, stop=("\n", "END"), sampling=Sampling(0.5, 0.9, 4, 7),
+    )  # fmt: skip
+    (simple,) = items_of({"custom_id": "a", **CHAT, **fields}, 3)
+    (wrapped,) = items_of(openai({**CHAT, **fields}), 3)
+    assert simple == Item(**{**vars(expected), "origin": Origin(3, "a")})
+    assert wrapped == Item(**{**vars(expected), "origin": Origin(3, "a", "chat", 0, "m")})
+    (least,) = items_of({"prompt": "x", "seed": None, "n": None, "stop": "."}, 1)
+    assert least == Item("line-1", "x", stop=(".",), origin=Origin(1, "line-1"))
+
+
+def test_completions_and_content_parts() -> None:
+    (item,) = items_of(openai({"prompt": "x", "max_tokens": 5}, "/v1/completions"), 1)
+    assert (item.prompt, item.max_new_tokens, item.origin.form) == ("x", 5, "completion")
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    (item,) = items_of(openai({"messages": [{"role": "user", "content": parts}], "stream": False, "user": "me"}), 1)
+    assert item.messages == [{"role": "user", "content": "Hello"}]
+
+
+def test_samples_have_ids_of_their_own() -> None:
+    items = items_of(openai({**CHAT, "n": 3}), 1)
+    assert [item.custom_id for item in items] == ["a#0", "a#1", "a#2"]
+    assert [item.origin.sample for item in items] == [0, 1, 2]
+    assert {item.origin.custom_id for item in items} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt": "x", "temperature": -1}, ["temperature", "at least 0"]),
+        ({"prompt": "x", "temperature": "hot"}, ["temperature", "number"]),
+        ({"prompt": "x", "temperature": True}, ["temperature", "number"]),
+        ({"prompt": "x", "temperature": float("nan")}, ["temperature"]),
+        ({"prompt": "x", "top_p": 0}, ["top_p", "above 0"]),
+        ({"prompt": "x", "top_k": 1.5}, ["top_k", "integer"]),
+        ({"prompt": "x", "seed": 2**63}, ["seed", "integer"]),
+        ({"prompt": "x", "stop": ["a", ""]}, ["stop", "non-empty"]),
+        ({"prompt": "x", "stop": {"a": 1}}, ["stop"]),
+        ({"prompt": "x", "n": 0}, ["n=0", "from 1 to 128"]),
+        ({"prompt": "x", "n": 129}, ["n=129"]),
+        ({"prompt": "x", "max_tokens": 1, "max_completion_tokens": 1}, ["either max_tokens"]),
+        ({"prompt": ["x", "y"]}, ["one line for each"]),
+        ({"prompt": "x", **CHAT}, ["either prompt or messages"]),
+        ({"messages": []}, ["messages"]),
+        ({"messages": [{"role": "user"}]}, ["messages", "content"]),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["read only text"]),
+        ({"prompt": "x", "temprature": 1}, ["'temprature'", "known", "temperature"]),
+        ({"prompt": "x", "custom_id": 5}, ["custom_id", "string"]),
+        (openai(CHAT, extra=1), ["'extra'", "body"]),
+        (openai(CHAT, "/v1/embeddings"), ["url", "/v1/chat/completions"]),
+        (openai(CHAT, "/v1/completions"), ["needs prompt"]),
+        (openai(CHAT) | {"method": "GET"}, ["POST"]),
+        (openai(CHAT) | {"body": "x"}, ["body must be an object"]),
+        (openai({**CHAT, "stream": True}), ["stream", "not supported; remove"]),
+        (openai({**CHAT, "logprobs": 0}), ["logprobs", "not supported"]),
+        (openai({**CHAT, "presence_penalty": 0.5}), ["presence_penalty"]),
+        (openai({**CHAT, "frobnicate": 1}), ["'frobnicate'", "known"]),
+        (openai({**CHAT, "model": 5}), ["model must be a string"]),
+    ],
+)
+def test_refusals_name_line_field_and_remedy(line: dict[str, Any], words: list[str]) -> None:
+    (item,) = items_of(line, 12)
+    assert str(item.error).startswith("line 12: ")
+    for word in words:
+        assert word in str(item.error)
+
+
+def test_each_line_stands_alone(tmp_path: Path) -> None:
+    items = read(
+        tmp_path, {"custom_id": "line-5", "prompt": "x"}, "", openai({**CHAT, "n": 2}), "{", {"prompt": "again"},
+        openai(CHAT), openai({**CHAT, "n": 2}), {"custom_id": "a#1", "prompt": "x"}, {"prompt": "last"},
+    )  # fmt: skip
+    assert [item.custom_id for item in items] == [
+        "line-5", "a#0", "a#1", "line-4", "line-5+", "a", "line-7", "line-8", "line-9"
+    ]  # fmt: skip
+    errors = {item.custom_id: item.error for item in items if item.error}
+    assert set(errors) == {"line-4", "line-5+", "line-7", "line-8"}
+    assert "line 5: custom_id 'line-5' was used in line 1; make it unique" in errors.values()
+    assert "line 7: custom_id 'a' was used in line 3; make it unique" in errors.values()
+    assert len(read(tmp_path, *[{"prompt": "x", "n": 2}] * 5, limit=2)) == 4
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.just("a"),
+    st.lists(st.one_of(st.text(max_size=3), st.integers(), st.just({"role": "user", "content": "x"})), max_size=2),
+    st.dictionaries(st.sampled_from(["role", "content", "type", "text", "prompt"]), st.text(max_size=3), max_size=2),
+)  # fmt: skip
+SEEDS = [
+    {"prompt": "Hello"},
+    {"custom_id": "a", **CHAT, "max_tokens": 5, "temperature": 0.5, "stop": ["."], "seed": 1},
+    openai({**CHAT, "n": 2, "top_p": 0.5, "max_completion_tokens": 3}),
+    openai({"prompt": "x", "stop": "."}, "/v1/completions"),
+]
+
+
+@st.composite
+def mutated_lines(draw: st.DrawFn) -> bytes:
+    """A good line with fields replaced, added or dropped, and bytes changed, dropped or put in."""
+    line = json.loads(json.dumps(draw(st.sampled_from(SEEDS))))
+    for _ in range(draw(st.integers(0, 3))):
+        target = line["body"] if isinstance(line.get("body"), dict) and draw(st.booleans()) else line
+        key = draw(
+            st.one_of(st.sampled_from([*target, "n", "seed", "stop", "body", "url", "top_k"]), st.text(max_size=3))
+        )
+        if draw(st.booleans()):
+            target[key] = draw(VALUES)
+        else:
+            target.pop(key, None)
+    raw = bytearray(json.dumps(line, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass"))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(raw)))
+        raw[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
+    return bytes(raw).replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lines=st.lists(mutated_lines(), min_size=10, max_size=10))
+def test_2000_mutated_lines_give_one_record_each(lines: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    file.write_bytes(b"\n".join(lines))
+    items = list(Batch(str(file)).items())
+    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    expected = [number for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    seen = dict.fromkeys(item.origin.line for item in items if item.origin)
+    assert list(seen) == expected
+    assert all(item.origin for item in items)
+    assert len({item.custom_id for item in items}) == len(items)
+    for number in expected:
+        of_line = [item for item in items if item.origin.line == number]
+        if any(item.error for item in of_line):
+            assert len(of_line) == 1
+            assert str(of_line[0].error).startswith(f"line {number}: ")
+        else:
+            assert [item.origin.sample for item in of_line] == list(range(len(of_line)))
+            assert all((item.prompt is None) != (item.messages is None) for item in of_line)
+        json.dumps([(item.custom_id, item.error) for item in of_line], ensure_ascii=False).encode()
+
+
+def test_deep_and_huge_json_are_refused() -> None:
+    for text in ("[" * 100_000, '{"prompt": ' + "9" * 10_000 + "}", '{"a":' * 50_000):
+        assert parse(text, 1).error.startswith("line 1: not JSON")
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("abcabc", ["c", "b"], "a"),
+        ("abc", ["x"], None),
+        ("abc", [], None),
+        ("abc", ["a"], ""),
+        ("aXYb", ["XY", "Y"], "a"),
+    ],
+)
+def test_cut_at_the_earliest_stop(text: str, stops: list[str], expected: str | None) -> None:
+    assert cut(text, stops) == expected

@@ -1,0 +1,205 @@
+"""HumanEval, MBPP and their EvalPlus extensions: prompts, what is run, golds and wrong programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.tasks.code_task import CodeRunner, first_block
+from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
+from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
+from lopa_dist.tasks.rows import rows
+from lopa_dist.tasks.task import Item, Score
+from tests.tasks.data import real
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("the sandbox needs Linux", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def runner() -> CodeRunner:
+    return CodeRunner("test", True, 20.0)
+
+
+def plain(item: Item) -> Item:
+    """What a job makes of it for a base model."""
+    return replace(item, messages=None, answer_prefix="")
+
+
+def chat(item: Item) -> Item:
+    return replace(item, prompt=None)
+
+
+def write(path: Path, values: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return str(path)
+
+
+def right(score: Score | None) -> bool:
+    assert score is not None
+    return score.correct
+
+
+def test_humaneval_golds(runner: CodeRunner) -> None:
+    """Every eighth of the real problems (all 164 take a quarter of a minute and pass too)."""
+    source = real("HumanEval.jsonl.gz")
+    golds = {row.value["task_id"]: row.value["canonical_solution"] for row in rows(source)}
+    task = HumanEval(runner, source)
+    items = list(task.items())
+    assert [item.custom_id for item in items] == [f"HumanEval/{i}" for i in range(164)]
+    for item in items[::8]:
+        gold = golds[item.custom_id]
+        assert right(task.score(plain(item), gold))
+        assert not right(task.score(plain(item), "    return None\n"))
+        assert item.prompt in item.messages[0]["content"]
+        assert item.answer_prefix.endswith(f"```python\n{item.prompt}\n")
+    item = items[0]
+    assert right(task.score(chat(item), golds[item.custom_id] + "```\nThis works because"))
+    assert not right(task.score(plain(item), golds[item.custom_id] + "```\nThis works because"))
+    assert "\ndef" in item.stop
+
+
+ADD = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def add(a, b):\n    """Add."""\n',
+    "entry_point": "add",
+    "canonical_solution": "    return a + b\n",
+}
+
+
+def test_humaneval_plus_in_both_forms(runner: CodeRunner, tmp_path: Path) -> None:
+    hub = ADD | {"test": "import numpy as np\ndef check(candidate):\n    assert np.allclose(candidate(1, 2), 3)"}
+    release = ADD | {"base_input": [[1, 2]], "plus_input": [[0.1, 0.2], [5, -5]], "atol": 0, "contract": ""}
+    task = HumanEvalPlus(runner, write(tmp_path / "x.jsonl", [hub, release]))
+    first, second = map(plain, task.items())
+    for item in (first, second):
+        assert right(task.score(item, "    return a + b\n"))
+        assert right(task.score(item, "    return a + b + 1e-12\n")) is (item is first)  # type of 1 + 2 differs
+        assert not right(task.score(item, "    return a - b\n"))
+    assert not right(task.score(second, "    return 3 if a == 1 else 0\n"))  # only the base input is right
+    assert right(task.score(second, "    return a + b + (1e-9 if isinstance(a, float) else 0)\n"))
+
+
+MBPP_ROWS = [
+    {
+        "task_id": i,
+        "text": f"Write a function f{i} to add {i}.",
+        "code": f"def f{i}(x):\r\n  return x + {i}",
+        "test_setup_code": "",
+        "test_list": [f"assert f{i}(0) == {i}", f"assert f{i}(1) == {i + 1}", f"assert f{i}(-{i}) == 0"],
+        "challenge_test_list": [],
+    }
+    for i in (1, 2, 3, 4, 5, 11, 510, 511)
+]
+
+
+def test_mbpp(runner: CodeRunner, tmp_path: Path) -> None:
+    rows = [*MBPP_ROWS]
+    rows[6] = rows[6] | {
+        "test_setup_code": "one = f510(0) - 509",
+        "test_list": [*rows[6]["test_list"], "assert one == 1"],
+    }
+    task = MBPP(runner, write(tmp_path / "mbpp.jsonl", rows))
+    first, last = task.items()
+    assert (first.custom_id, last.custom_id) == ("mbpp-11", "mbpp-510")
+    begin = (
+        "You are an expert Python programmer, and here is your task: Write a function f2 to add 2. Your code should "
+    )
+    assert first.prompt.startswith(
+        begin + "pass these tests:\n\nassert f2(0) == 2\nassert f2(1) == 3\nassert f2(-2) == 0\n[BEGIN]\n"
+        "def f2(x):\r\n  return x + 2\n[DONE]\n\nYou are"
+    )
+    assert first.prompt.count("[DONE]\n\n") == 3
+    assert "f5" not in first.prompt
+    assert first.prompt.endswith("assert f11(-11) == 0\n[BEGIN]\n")
+    assert first.messages[1] == {"role": "assistant", "content": "def f2(x):\r\n  return x + 2\n[DONE]"}
+    assert first.stop == ("[DONE]",)
+    for item, row in ((first, rows[5]), (last, rows[6])):
+        assert right(task.score(plain(item), row["code"] + "\n"))
+        assert right(task.score(chat(item), f"Here it is:\n```python\n{row['code']}\n```\nDone."))
+        assert not right(task.score(plain(item), f"```python\n{row['code']}\n```"))
+        assert not right(task.score(plain(item), row["code"].replace("+", "-")))
+    with pytest.raises(ValueError, match=r"task\.fewshot_input=.*examples of 3"):
+        MBPP(runner, write(tmp_path / "few.jsonl", rows[4:]))
+
+
+def test_mbpp_plus_in_the_form_of_the_hub(runner: CodeRunner, tmp_path: Path) -> None:
+    row = {
+        "task_id": 2,
+        "code": "def f(x): return x * 2",
+        "prompt": "Write a function to double.",
+        "test_imports": ["import math"],
+        "test_list": ["assert f(1) == 2"],
+        "test": "for x in range(99): assert f(x) == math.floor(2.0 * x)",
+    }
+    shots = write(tmp_path / "mbpp.jsonl", MBPP_ROWS)
+    task = MBPPPlus(runner, write(tmp_path / "plus.jsonl", [row]), fewshot_source=shots)
+    (item,) = map(plain, task.items())
+    assert item.custom_id == "mbpp-2"
+    tail = "task: Write a function to double. Your code should pass these tests:\n\nassert f(1) == 2\n[BEGIN]\n"
+    assert item.prompt.endswith(tail)
+    assert right(task.score(item, row["code"]))
+    assert not right(task.score(item, "def f(x): return 2"))
+
+
+def test_mbpp_plus_in_the_release_form(runner: CodeRunner, tmp_path: Path) -> None:
+    pytest.importorskip("evalplus.data.mbpp", reason="needs evalplus")
+    row = {
+        "task_id": "Mbpp/2",
+        "prompt": '"""\nWrite a function to find the shared elements.\nassert similar_elements((1,),(1,))\n"""\n',
+        "entry_point": "similar_elements",
+        "canonical_solution": "def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n",
+        "base_input": [[[1, 2], [2, 3]]],
+        "plus_input": [[[], []], [[7, 8, 9], [9, 8]]],
+        "atol": 0,
+        "assertion": "assert set(similar_elements((1, 2),(2, 3))) == {2}",
+    }
+    shots = write(tmp_path / "mbpp.jsonl", MBPP_ROWS)
+    task = MBPPPlus(runner, write(tmp_path / "plus.jsonl", [row]), fewshot_source=shots)
+    (item,) = map(plain, task.items())
+    assert "task: Write a function to find the shared elements. Your code" in item.prompt
+    assert right(
+        task.score(
+            item, "def similar_elements(a, b):\n    assert type(a) is tuple\n    return [x for x in b if x in a]"
+        )
+    )
+    assert not right(task.score(item, "def similar_elements(a, b):\n    return (2,)"))
+
+
+def test_running_code_must_be_decided(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"task=humaneval .*task\.allow_code_execution=true.* false generates"):
+        CodeRunner("humaneval", None)
+    task = HumanEval(
+        CodeRunner("humaneval", False), write(tmp_path / "x.jsonl", [ADD | {"test": "def check(f): 1 / 0"}])
+    )
+    assert [task.score(item, "") for item in task.items()] == [None]
+
+
+def test_rows_of_another_benchmark_are_told_apart(tmp_path: Path) -> None:
+    source = write(tmp_path / "x.jsonl", [{"question": "?", "answer": "#### 1"}, {"task_id": 12, "text": "x"}])
+    off = CodeRunner("x", False)
+    items = [*HumanEval(off, source).items(), *MBPP(off, source, fewshot=0).items()]
+    words = ["prompt", "entry_point", "task_id", "test_list"]
+    words[1] = "prompt"
+    assert len(items) == 4
+    for item, word in zip(items, words, strict=True):
+        assert word in str(item.error)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("Sure:\n```\nx = 1\ny = 2\n```\n```\nz\n```", "x = 1\ny = 2\n"),
+        ("```py\nx = 1", "x = 1"),
+        ("```x = 1\ny = 2```", "x = 1\ny = 2"),
+    ],
+)
+def test_first_block(text: str, code: str) -> None:
+    assert first_block(text) == code

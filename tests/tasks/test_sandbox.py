@@ -1,0 +1,204 @@
+"""What model code may not do, with namespaces and without; and what counts as passing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lopa_dist.tasks.sandbox import Limits, Outcome, confinement, judge, run_tests
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("the sandbox needs Linux", allow_module_level=True)
+
+FULL = confinement()
+QUICK = Limits(wall_s=1.0)
+FORGE = (
+    "import contextlib, os\nfor fd in range(3, 64):\n    with contextlib.suppress(OSError): "  # what is written follows
+)
+BOTH = pytest.mark.parametrize("namespaces", [True, False])
+
+
+def needs(**properties: bool) -> None:
+    missing = [name for name in properties if not getattr(FULL, name)]
+    if missing:
+        pytest.skip(f"this machine does not let us take away: {', '.join(missing)}")
+
+
+@BOTH
+def test_right_and_wrong(namespaces: bool) -> None:
+    program = """
+import dataclasses, math
+
+@dataclasses.dataclass
+class A:
+    x: int
+
+def f(x):
+    return math.floor(x) + A(1).x
+"""
+    assert run_tests(program, "assert f(1.5) == 2", Limits(), namespaces) == Outcome(
+        True, "", run_tests("", "", Limits(), namespaces).achieved
+    )
+    wrong = run_tests(program, "assert f(1.5) == 3, 'not three'", Limits(), namespaces)
+    assert (wrong.passed, wrong.reason) == (False, "AssertionError: not three")
+    assert run_tests("def f(:", "", Limits(), namespaces).reason.startswith("SyntaxError")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; sys.exit(0)",
+        "raise SystemExit",
+        "import os; os._exit(0)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import atexit, os; atexit.register(os._exit, 0); exit()",
+        "import threading, os; threading.Thread(target=lambda: os._exit(0)).start(); import time; time.sleep(9)",
+        "def check(f): return None\nimport builtins\nbuiltins.check = check\nbuiltins.exec = builtins.compile = print",
+        "import builtins\nbuiltins.AssertionError = Warning\nbuiltins.__build_class__ = builtins.isinstance = None",
+        "import __main__, sys\n__main__.work = __main__.judge = None\nsys.exc_info = lambda: (None,) * 3",
+        "import sys\nsys.settrace(lambda *a: None)\nsys.excepthook = lambda *a: None",
+        FORGE + 'os.write(fd, b\'{"token": "0", "reason": ""}\\n\')\nos._exit(0)',
+        "class E(BaseException):\n    def __str__(self): raise SystemExit\nraise E",
+        "class E(BaseException):\n    def __str__(self):\n        while True: pass\nraise E",
+    ],
+)
+def test_ending_early_or_patching_the_checker_does_not_pass(program: str) -> None:
+    outcome = run_tests(program, "def check(f): assert f(1) == 2\ncheck(lambda x: x)", Limits(wall_s=4))
+    assert not outcome.passed
+    assert outcome.reason
+
+
+def test_patched_builtins_are_put_back_before_the_tests() -> None:
+    program = "import builtins\nbuiltins.all = lambda x: True\nbuiltins.abs = lambda x: 0\ndef f(): return 1"
+    assert not run_tests(program, "assert all(x == 2 for x in [f()])", QUICK).passed
+    assert not run_tests(program, "assert abs(f() - 2) < 0.1", QUICK).passed
+
+
+@BOTH
+def test_endless_loop(namespaces: bool) -> None:
+    began = time.monotonic()
+    outcome = run_tests("while True: pass", "", QUICK, namespaces)
+    assert outcome.reason == "TimeoutError: no result within 1 s"
+    assert time.monotonic() - began < 4
+
+
+@BOTH
+def test_fork_bomb_is_limited(namespaces: bool) -> None:
+    program = """
+import os, time
+n = 0
+try:
+    while n < 200:
+        if os.fork() == 0:
+            time.sleep(60)
+        n += 1
+except OSError:
+    pass
+"""
+    outcome = run_tests(program, "assert n < 20, n", Limits(wall_s=5), namespaces)
+    assert outcome.passed, outcome.reason
+
+
+@BOTH
+def test_memory_is_limited(namespaces: bool) -> None:
+    limits = Limits(wall_s=5, memory_bytes=1 << 29)
+    assert run_tests("x = bytearray(1 << 30)", "", limits, namespaces).reason == "MemoryError: "
+
+
+@BOTH
+def test_writing_outside(namespaces: bool, tmp_path: Path) -> None:
+    needs(writes=True)
+    tmp_path.chmod(0o777)
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "there").chmod(0o666)
+    for statement in (
+        "open(p + '/new', 'w')",
+        "open(p + '/there', 'w')",
+        "os.remove(p + '/there')",
+        "os.mkdir(p + '/d')",
+    ):
+        outcome = run_tests(f"import os\np = {str(tmp_path)!r}\n{statement}", "", Limits(), namespaces)
+        assert outcome.reason.startswith(("OSError", "PermissionError")), statement
+    assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("there", "old")]
+    own = "import tempfile, os\nopen('x', 'w').write('1')\nos.mkdir('d')\ntempfile.TemporaryFile().write(b'1')"
+    assert run_tests(own, "assert open('x').read() == '1'", Limits(), namespaces).passed
+
+
+def test_the_temporary_folder_goes_and_files_stay_small() -> None:
+    where = run_tests("import os\nraise Exception(os.getcwd())", "", Limits()).reason.removeprefix("Exception: ")
+    assert "lopa-run-" in where
+    assert not Path(where).exists()
+    assert "too large" in run_tests("open('x', 'wb').write(bytes(20 << 20))", "", Limits()).reason
+
+
+@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_DGRAM"])
+def test_no_network(kind: str) -> None:
+    needs(network=True)
+    with socket.socket(socket.AF_INET, getattr(socket, kind)) as server:
+        server.bind(("127.0.0.1", 0))
+        if kind == "SOCK_STREAM":
+            server.listen()
+        program = (
+            f"import socket\ns = socket.socket(socket.AF_INET, socket.{kind})\ns.settimeout(2)\n"
+            f"s.connect(('127.0.0.1', {server.getsockname()[1]}))\ns.send(b'x')"
+        )
+        exec(program, {})  # it is the sandbox that prevents it
+        assert run_tests(program, "", Limits()).reason.startswith("OSError")
+
+
+@BOTH
+def test_nothing_is_left_running(namespaces: bool) -> None:
+    mark = f"{os.getpid()}{time.monotonic_ns()}"
+    program = (
+        "import ctypes, os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        f"        time.sleep(100 + 0 * {mark})\n    os._exit(0)\ntime.sleep(0.3)"
+    )
+    before = set(os.listdir("/proc"))
+    assert run_tests(program, "", Limits(), namespaces).passed
+    time.sleep(0.2)
+    left = [p for p in set(os.listdir("/proc")) - before if p.isdigit() and mine(p)]
+    assert not left
+
+
+def mine(pid: str) -> bool:
+    """Whether a process came from the sandbox; its command line is the child's whole source."""
+    try:
+        return b"mount_setattr" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_output_is_thrown_away() -> None:
+    began = time.monotonic()
+    outcome = run_tests(
+        "import os\nfor i in range(100): print('x' * 10_000_000)\nos.write(2, b'y' * 9999)", "", Limits()
+    )
+    assert outcome.passed  # 1 GB
+    assert time.monotonic() - began < 10
+
+
+def test_flooding_the_answer_pipe_fails() -> None:
+    program = FORGE + "\n        while True: os.write(fd, b'{}\\n' * 9999)"
+    assert not run_tests(program, "", QUICK).passed
+
+
+def test_the_runner_is_out_of_easy_reach() -> None:
+    assert run_tests("import __main__", "assert not hasattr(__main__, 'libc')", Limits()).passed
+
+
+def test_environment_holds_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert run_tests("import os", "assert 'WANDB_API_KEY' not in os.environ", Limits()).passed
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [b"", b"\n", b"{}", b"null\n[]\n1", b'{"achieved": []}\n{"token": "guess"}\n', b"\xff\xfe", b"[" * 60000],
+)
+def test_forged_answers_do_not_pass(answers: bytes) -> None:
+    assert not judge(answers, "0123").passed
