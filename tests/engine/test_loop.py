@@ -109,7 +109,10 @@ def test_same_when_the_model_is_split(
         model = copy.deepcopy(small_model)
         split(model, tensor)
         engine = Engine(model, config, comm, 3, tensor=tensor)
-        return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+        found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+        assert engine.flight is not None
+        assert engine.flight.pool.keys.shape[2] == small_model.config.kv_heads // 2
+        return found
 
     for result in on_mesh(branch, 2, work):
         assert result == alone
