@@ -60,9 +60,9 @@ class Group:
         except RuntimeError as error:
             raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
         if mesh.branch > 1:
-            self.comm = TorchCommunicator(axes.get_group("branch"))
+            self.comm = TorchCommunicator(within(axes.get_group("branch"), timeout))
         if mesh.tensor > 1:
-            self.tensor = TorchCommunicator(axes.get_group("tensor"))
+            self.tensor = TorchCommunicator(within(axes.get_group("tensor"), timeout))
 
     def _split_mpi(self, everyone: Any) -> None:
         """The same groups among MPI's ranks; neighbours of one axis have the same place on the others."""
@@ -299,6 +299,12 @@ def choose_backend(world: World, backend: str, device: torch.device) -> str:
     if device.type == "cuda":
         return "nccl"
     return "mpi" if world.launcher == "mpirun" else "gloo"
+
+
+def within(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
+    """The group with this timeout: those that a mesh makes have not the job's, and would wait for half an hour."""
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return group
 
 
 def broken(error: BaseException) -> bool:
