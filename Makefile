@@ -35,6 +35,8 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.embedded
 	$(BIN)/python -m benchmarks.host_time
+	$(BIN)/python -m benchmarks.branch_share
+	$(BIN)/python -m benchmarks.branch_scaling
 
 train: $(STAMP)
 	$(BIN)/python -m lopa_dist.embedded.train

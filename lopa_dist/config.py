@@ -146,19 +146,20 @@ class TaskConfig:
 
 @dataclass
 class ParallelConfig:
-    """How ranks are used: world = data x branch."""
+    """How ranks are used: world = data x branch x tensor."""
 
     data: str | int = "auto"  # replicas that take different requests from one queue
     branch: str | int = "auto"  # ranks of a replica, which share out the branches of its sequences
+    tensor: str | int = "auto"  # ranks that split a model's weights; auto: 1
     backend: str = "auto"  # auto, solo, gloo, nccl, mpi
     timeout_s: float = 60.0  # of every collective
     threads: int = 0  # CPU threads a rank; 0: cores / ranks on this machine
 
     def __post_init__(self) -> None:
         require("parallel.backend", self.backend, ("auto", "solo", "gloo", "nccl", "mpi"))
-        self.data, self.branch = _number(self.data), _number(self.branch)
-        require_count("parallel.data", self.data, auto=True)
-        require_count("parallel.branch", self.branch, auto=True)
+        for axis in ("data", "branch", "tensor"):
+            setattr(self, axis, _number(getattr(self, axis)))
+            require_count(f"parallel.{axis}", getattr(self, axis), auto=True)
         require_count("parallel.threads", self.threads, 0)
         if self.timeout_s <= 0:
             raise ValueError(f"parallel.timeout_s={self.timeout_s}: must be above 0 seconds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -20,7 +20,8 @@ from lopa_dist.engine.scheduler import Scheduler, kv_budget
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Communicator, PeerFailure
+from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo
+from lopa_dist.parallel.group import broken
 from lopa_dist.parallel.stop import Wish
 
 Take = Callable[[int], list[int]]
@@ -37,7 +38,7 @@ class Admission:
 
 
 class Engine:
-    """Generates for many requests at once on one replica; all ranks of its branch group run the same calls."""
+    """Generates for many requests at once on one replica; all ranks of it run the same calls."""
 
     def __init__(
         self,
@@ -50,7 +51,9 @@ class Engine:
         wish: Callable[[], Wish] = lambda: Wish.RUN,
         max_rows: int | None = None,
         kv_tokens: int | None = None,
+        tensor: Communicator | None = None,
     ) -> None:
+        self.tensor = tensor or Solo()  # the group that the model is split over
         self.max_rows, self.kv_tokens = max_rows, kv_tokens
         self.observe = observe  # called after every step
         self.wish = wish  # asked in every step: whether this rank was told to stop
@@ -72,7 +75,7 @@ class Engine:
         """
         if not requests:
             return
-        config, comm, clock = self.config, self.comm, self.statistics
+        config, comm, tensor, clock = self.config, self.comm, self.tensor, self.statistics
         self.flight = flight = Flight(self, requests, take or in_order(len(requests)))
         pool, runner, schedule = flight.pool, flight.runner, flight.scheduler
         clock.start()
@@ -87,7 +90,8 @@ class Engine:
             clock.lap("host")
             records, error = attempt(runner, prepared, comm)
             clock.lap("forward")
-            records, wish = exchange(records, Wish.FAIL if error else self.wish(), comm, error)
+            wish = Wish.FAIL if error else agreed(self.wish(), tensor, records.device)
+            records, wish = exchange(records, wish, comm, error)
             clock.lap("all_gather")
             if wish == Wish.DROP:
                 return
@@ -133,8 +137,9 @@ class Flight:
         self.engine, self.requests, self.take = engine, requests, take
         self.state = State.empty(config, engine.vocabulary, slots, longest, device)
         budget = kv_budget(requests, slots, engine.kv_tokens) if cached else 0
-        self.pool = KVPool(model.config, slots, budget, model.head_weight.dtype, device)
-        self.runner = Runner(model, self.pool, engine.sampling, engine.attention)
+        local = replace(model.config, kv_heads=model.config.kv_heads // engine.tensor.size)
+        self.pool = KVPool(local, slots, budget, model.head_weight.dtype, device)
+        self.runner = Runner(model, self.pool, engine.sampling, engine.attention, engine.tensor)
         self.scheduler = Scheduler(self.pool, engine.max_rows, engine.comm.size, cached)
         self.admitted: dict[int, Admission] = {}
         self.waiting: deque[int] = deque()  # taken from the queue, but without K/V space yet
@@ -196,11 +201,18 @@ def attempt(runner: Runner, prepared: Prepared, comm: Communicator) -> tuple[Ten
     try:
         return runner.forward(prepared), None
     except Exception as error:
-        if comm.size == 1:
+        if comm.size == 1 or broken(error):  # a lost collective is for the others to notice themselves
             raise
         batch = prepared.batch
         shape = (batch.local_branches, batch.masked, 3)
         return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
+
+
+def agreed(wish: Wish, tensor: Communicator, device: torch.device) -> Wish:
+    """The gravest wish of the tensor group: its ranks hear of a signal at different moments, but act at one step."""
+    if tensor.size == 1:
+        return wish
+    return Wish(int(tensor.all_gather(torch.tensor([wish], dtype=torch.int32, device=device)).max()))
 
 
 def exchange(records: Tensor, wish: Wish, comm: Communicator, error: Exception | None) -> tuple[Tensor, Wish]:

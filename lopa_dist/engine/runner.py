@@ -13,7 +13,9 @@ from lopa_dist.decode.layout import Batch
 from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.segment_attention import Group, Segments, attend_grouped, attend_plain, plan
+from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
 
 
 @dataclass
@@ -33,8 +35,16 @@ class Prepared:
 class Runner:
     """Eager path. `attention` is ``torch`` (grouped by shape) or ``plain`` (the oracle)."""
 
-    def __init__(self, model: Transformer, pool: KVPool, sampling: Sampling, attention: str = "torch") -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        pool: KVPool,
+        sampling: Sampling,
+        attention: str = "torch",
+        tensor: Communicator | None = None,
+    ) -> None:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
+        self.shard = head_shard(tensor or Solo())
         self.own: dict[int, Sampling] = {}  # by slot, for requests that bring their own
 
     def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
@@ -66,7 +76,7 @@ class Runner:
         weight, mask_id = self.model.head_weight, self.model.config.mask_id
         for sampling, rows in self.by_sampling(prepared):
             keys = None if batch.head_keys is None else batch.head_keys[rows]
-            records[batch.head_slots[rows]] = record_head(hidden[rows], weight, mask_id, keys, sampling)
+            records[batch.head_slots[rows]] = record_head(hidden[rows], weight, mask_id, keys, sampling, self.shard)
         return records.view(shape)
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:

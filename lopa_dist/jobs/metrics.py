@@ -91,7 +91,7 @@ def build_report(
             "size": group.world.size,
             "data": group.mesh.data,
             "branch": group.mesh.branch,
-            "tensor": 1,
+            "tensor": group.mesh.tensor,
             "backend": group.backend,
             "launcher": group.world.launcher,
         },

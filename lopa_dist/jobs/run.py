@@ -97,7 +97,8 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     items = islice(task.items(), config.task.shard, None, config.task.shards)
     some = list(islice(items, world.size))  # how many there are matters to the mesh only where they are few
     parallel = config.parallel
-    mesh = resolve(parallel.data, parallel.branch, world.size, len(some), config.decode.max_branches)
+    axes = parallel.data, parallel.branch, parallel.tensor
+    mesh = resolve(*axes, world.size, len(some), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.guard():
         folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
@@ -167,12 +168,12 @@ class Job:
         """Say what begins."""
         config, mesh = self.config, self.group.mesh
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters, %s on %s), %d branches, %s windows of %d-token blocks, "
-            "cache %s, data %d x branch %d ranks, into %s",
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d branches, %s windows of %d-token blocks, "
+            "cache %s, data %d x branch %d x tensor %d ranks, into %s",
             self.task.name, len(self.items), config.model.path, model.config.family,
-            sum(p.numel() for p in model.parameters()) / 1e6, self.dtype, self.device, config.decode.max_branches,
-            config.decode.window_attention, config.decode.block_size, config.decode.cache, mesh.data, mesh.branch,
-            self.folder,
+            sum(p.numel() for p in model.parameters()) / 1e6, " a rank" if mesh.tensor > 1 else "", self.dtype,
+            self.device, config.decode.max_branches, config.decode.window_attention,
+            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
         )  # fmt: skip
         if any(self.done):
             log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)
@@ -197,7 +198,7 @@ class Job:
         if group.agree("finished", "yes" if before else "no") == "yes":
             return before or {}
         adapter = find_adapter(config, warn=self.first)
-        model = load_model(self.source, DTYPES[self.dtype], self.device, adapter)
+        model = load_model(self.source, DTYPES[self.dtype], self.device, adapter, group.tensor)
         if self.first:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
@@ -209,7 +210,7 @@ class Job:
         in_flight = max(1, min(config.engine.max_sequences, share))
         engine = Engine(
             model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
-            config.engine.max_rows, config.engine.kv_tokens,
+            config.engine.max_rows, config.engine.kv_tokens, group.tensor,
         )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()
@@ -219,7 +220,7 @@ class Job:
         else:
             for _ in generations:
                 pass
-        traffic = group.total(group.comm.traffic.bytes)
+        traffic = group.total(group.traffic)
         stopped = group.stop.asked
         report = self.finish(engine, traffic, wandb_log, stopped) if self.first else {}
         if wandb_log is not None and not self.first:

@@ -1,11 +1,13 @@
 """The record head: LM head and what is wanted of its logits, in one go.
 
 Logits of all rows never exist at once: rows are taken in tiles, the vocabulary in tiles too, and every tile is reduced
-to running sums (online softmax). Per row three numbers leave: token, probability, confidence.
+to running sums (online softmax), which are merged at the end; tensor ranks, which have a part of the vocabulary each,
+exchange only these. Per row three numbers leave: token, probability, confidence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from lopa_dist.kernels.random import gumbel
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
+SHARES = 8  # a vocabulary is cut at every eighth, so that up to so many tensor ranks can have equal parts
 PAD_ROWS = 16  # see decode.layout.ROW_TILE
 
 
@@ -33,102 +36,135 @@ class Sampling:
         return self.top_p < 1 or self.top_k > 0
 
 
-def record_head(hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling) -> Tensor:
+@dataclass(frozen=True)
+class Shard:
+    """The rows of the head's weight that this rank has: the `rank`-th of `size` equal parts of the vocabulary."""
+
+    rank: int
+    size: int
+    gather: Callable[[Tensor], Tensor]  # ``[...]`` of every rank -> ``[size, ...]``
+
+
+WHOLE = Shard(0, 1, lambda x: x[None])
+
+
+def record_head(
+    hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling, shard: Shard = WHOLE
+) -> Tensor:
     """Records of rows.
 
     The mask token itself is never predicted. Confidence is the token's probability, the distance to the runner-up
     (margin), or the negative entropy in nats; all of the distribution after temperature and filters.
 
+    With a `shard`, all its ranks call this with the same rows, exchange the running sums of their tiles (28 bytes a row
+    and tile) and get the same records, in the bits that one rank with the whole weight gets: tiles are cut alike and
+    merged in the vocabulary's order. Only top-p and top-k need whole rows; their logits are gathered, a tile of rows
+    at a time.
+
     Args:
         hidden: ``[H, d]`` rows behind the final norm.
-        weight: ``[vocabulary, d]`` of the LM head.
+        weight: ``[vocabulary / shard.size, d]`` of the LM head.
         mask_id: id of the mask token.
         keys: ``[H]`` int64, random keys of the rows (needed with temperature > 0).
         sampling: the rules.
+        shard: which rows of the head's weight these are.
 
     Returns:
         ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence.
     """
-    records = torch.empty(len(hidden), 3, dtype=torch.int32, device=hidden.device)
+    count, extra = len(hidden), -len(hidden) % PAD_ROWS
+    if extra:  # reductions, too, may give a lone row other bits than a row among others
+        hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
+    parts = []
     for begin in range(0, len(hidden), ROWS):
-        rows = hidden[begin : begin + ROWS]
         some = None if keys is None else keys[begin : begin + ROWS]
-        token, probability, confidence = _tile(rows, weight, mask_id, some, sampling)
-        records[begin : begin + ROWS, 0] = token
-        records[begin : begin + ROWS, 1] = probability.float().view(torch.int32)
-        records[begin : begin + ROWS, 2] = confidence.float().view(torch.int32)
-    return records
+        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, some, sampling, shard))
+    if not parts:
+        return torch.empty(0, 3, dtype=torch.int32, device=hidden.device)
+    sums = torch.cat(parts, 1)
+    if not sampling.filtered:
+        sums = shard.gather(sums).movedim(0, 2).flatten(2)
+    token, probability, confidence = _records(sums, sampling)
+    return torch.stack([token, probability.view(torch.int32), confidence.view(torch.int32)], 1)[:count]
 
 
-def _tile(
-    rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling
-) -> tuple[Tensor, Tensor, Tensor]:
-    count = len(rows)
-    if count % PAD_ROWS:  # reductions, too, may give a lone row other bits than a row among others
-        extra = PAD_ROWS - count % PAD_ROWS
-        rows, keys = F.pad(rows, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
-    size = len(weight) if sampling.filtered else VOCABULARY
-    state: tuple[Tensor, ...] | None = None
-    for low in range(0, len(weight), size):
-        logits = F.linear(rows, weight[low : low + size]).float()
-        if sampling.temperature > 0:
-            logits /= sampling.temperature
-        if low <= mask_id < low + size:
-            logits[:, mask_id - low] = torch.finfo(torch.float32).min  # finite: 0 x -inf would poison the entropy
-        if sampling.filtered:
-            logits = filter_logits(logits, sampling.top_p, sampling.top_k)
-        state = _merge(state, _reduce(logits, low, keys, sampling))
-    assert state is not None
-    top, second, total, moment, _, best, token = state
-    probability = (best - top).exp() / total
+def _sums(rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling, shard: Shard) -> Tensor:
+    """Running sums ``[7, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
+    if sampling.filtered:
+        logits = shard.gather(F.linear(rows, weight)).transpose(0, 1).flatten(1)
+        return _reduce(_prepare(logits.float(), 0, mask_id, sampling), 0, logits.shape[1], keys, sampling)
+    first, parts = shard.rank * len(weight), []
+    for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
+        logits = F.linear(rows, weight[low - first : high - first]).float()
+        parts.append(_reduce(_prepare(logits, low, mask_id, sampling), low, width, keys, sampling))
+    return torch.cat(parts, 2)
+
+
+def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int]]:
+    """How the vocabulary's part [begin, end) is cut: ``(low, high, width)`` of what is computed at once, in tiles of
+    `width` that are reduced on their own.
+
+    The tiles are the same whatever part of the vocabulary a rank has, if it is one or more of `SHARES` equal ones.
+    """
+    share = vocabulary // SHARES if vocabulary % SHARES == 0 else vocabulary
+    if end - begin <= VOCABULARY:
+        yield begin, end, share
+        return
+    for first in range(begin, end, share):
+        for low in range(first, first + share, VOCABULARY):
+            high = min(low + VOCABULARY, first + share)
+            yield low, high, high - low
+
+
+def _prepare(logits: Tensor, low: int, mask_id: int, sampling: Sampling) -> Tensor:
+    """The logits ``[R, columns from low]`` that the choice is made from."""
+    if sampling.temperature > 0:
+        logits = logits / sampling.temperature
+    if low <= mask_id < low + logits.shape[1]:
+        logits[:, mask_id - low] = torch.finfo(torch.float32).min  # finite: 0 x -inf would poison the entropy
+    return filter_logits(logits, sampling.top_p, sampling.top_k) if sampling.filtered else logits
+
+
+def _reduce(logits: Tensor, low: int, width: int, keys: Tensor | None, sampling: Sampling) -> Tensor:
+    """Running sums ``[7, R, tiles]`` of the tiles: greatest and second logit, sum of exponentials, their first moment,
+    and of the choice its preference, logit and token.
+    """
+    starts = torch.arange(low, low + logits.shape[1], width, device=logits.device)
+    flat, logits = logits, logits.unflatten(1, (-1, width))
+    top, choice = logits.max(2)
+    preference = best = second = top
+    if sampling.temperature > 0:
+        assert keys is not None
+        ids = torch.arange(low, low + flat.shape[1], device=flat.device)
+        preference, choice = (flat + gumbel(keys, ids)).unflatten(1, (-1, width)).max(2)
+        best = logits.gather(2, choice[..., None])[..., 0]
+    if sampling.confidence == "margin":
+        lowest = torch.finfo(logits.dtype).min  # a tile may be one token wide
+        second = F.pad(logits, (0, 1), value=lowest).topk(2, 2).values[..., 1]
+    shifted = logits - top[..., None]
+    exponential = shifted.exp()
+    moment = (exponential * shifted).sum(2) if sampling.confidence == "neg_entropy" else top
+    token = (starts + choice).float()  # fp32 holds token ids exactly, up to 2^24
+    return torch.stack([top, second, exponential.sum(2), moment, preference, best, token])
+
+
+def _records(sums: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """Token, probability and confidence ``[R]`` from the sums of all tiles; on equal preference the lower id wins."""
+    tops, seconds, totals, moments, preferences, logits, tokens = sums
+    top = tops.amax(1, keepdim=True)
+    scale = (tops - top).exp()
+    total = (totals * scale).sum(1)
+    choice = preferences.max(1, keepdim=True).indices
+    probability = (logits.gather(1, choice) - top).exp()[:, 0] / total
     if sampling.confidence == "probability":
         confidence = probability
     elif sampling.confidence == "margin":
-        confidence = (1 - (second - top).exp()) / total
+        second = torch.cat([tops, seconds], 1).topk(2, 1).values[:, 1:]
+        confidence = (1 - (second - top).exp())[:, 0] / total
     else:
+        moment = ((moments + totals * (tops - top)) * scale).sum(1)
         confidence = moment / total - total.log()
-    return token[:count], probability[:count], confidence[:count]
-
-
-def _reduce(logits: Tensor, low: int, keys: Tensor | None, sampling: Sampling) -> tuple[Tensor, ...]:
-    """Running sums of one tile: greatest and second logit, sum of exponentials, their first moment, the choice."""
-    top, token = logits.max(1)
-    second = top
-    if sampling.confidence == "margin":
-        lowest = torch.finfo(logits.dtype).min  # a tile may be one token wide
-        second = F.pad(logits, (0, 1), value=lowest).topk(2, 1).values[:, 1]
-    shifted = logits - top[:, None]
-    exponential = shifted.exp()
-    moment = (exponential * shifted).sum(1) if sampling.confidence == "neg_entropy" else top
-    if sampling.temperature > 0:
-        assert keys is not None
-        ids = torch.arange(low, low + logits.shape[1], device=logits.device)
-        preference, token = (logits + gumbel(keys, ids)).max(1)
-        best = logits.gather(1, token[:, None])[:, 0]
-    else:
-        preference = best = top
-    return top, second, exponential.sum(1), moment, preference, best, token + low
-
-
-def _merge(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Running sums of two tiles together; on equal preference the lower token id stays."""
-    if a is None:
-        return b
-    top = torch.maximum(a[0], b[0])
-    second = torch.maximum(torch.minimum(a[0], b[0]), torch.maximum(a[1], b[1]))
-    scale_a, scale_b = (a[0] - top).exp(), (b[0] - top).exp()
-    total = a[2] * scale_a + b[2] * scale_b
-    moment = (a[3] + a[2] * (a[0] - top)) * scale_a + (b[3] + b[2] * (b[0] - top)) * scale_b
-    take = b[4] > a[4]
-    return (
-        top,
-        second,
-        total,
-        moment,
-        torch.where(take, b[4], a[4]),
-        torch.where(take, b[5], a[5]),
-        torch.where(take, b[6], a[6]),
-    )
+    return tokens.gather(1, choice)[:, 0].int(), probability, confidence
 
 
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:

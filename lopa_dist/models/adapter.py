@@ -78,6 +78,10 @@ class Adapter:
                 f"{len(targeted) - len(absent)}; absent: {', '.join(absent[:8])}"
             )
 
+    def changes(self, name: str) -> bool:
+        """Whether the weight `name` is another with the adapter."""
+        return name in self.whole or name in self.pairs
+
     def merge(self, name: str, weight: Tensor) -> Tensor:
         """The weight with the adapter in it: in fp32 if it was adapted, for the caller to round once."""
         if name in self.whole:

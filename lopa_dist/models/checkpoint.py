@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from lopa_dist.models import tensor_parallel
 from lopa_dist.models.adapter import Adapter
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, weight_files
 from lopa_dist.models.tokenizer import special_tokens
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,13 +34,21 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(f"{file}: {error}") from error
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device, adapter: Adapter | None = None) -> Transformer:
+def load_model(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    adapter: Adapter | None = None,
+    tensor: Communicator | None = None,
+) -> Transformer:
     """Build on the meta device and stream the tensors in, one after the other, merging the adapter on the way.
 
     Names and shapes are compared before any weight is read. On a CPU, weights that need no conversion stay mapped to
-    their file, so that ranks of one machine share them.
+    their file, so that ranks of one machine share them. With a `tensor` group, a rank keeps its part of the weights
+    and reads no more than that, but for adapted ones: those are merged whole, so that every rank has the same bits.
 
     Raises:
+        ValueError: the model's sizes cannot be split over the tensor group.
         CheckpointError: a tensor that is missing, left over, of the wrong shape, or that the adapter does not fit.
     """
     config = read_config(folder)
@@ -56,16 +67,24 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, adapter: 
         if config.tied and adapter.whole:
             raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
 
+    comm = tensor or Solo()
+    tensor_parallel.split(model, comm)
     loaded: dict[str, torch.Tensor] = {}
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped
-            tensor = tensors.get_tensor(name).to(device)
-        if adapter is not None:
-            tensor = adapter.merge(name, tensor)
-        loaded[ours[name]] = tensor.to(dtype)
+            weight = tensors.get_tensor(name)
+            own = tensor_parallel.rows(ours[name], len(weight), comm)
+            if adapter is not None and adapter.changes(name):
+                merged = adapter.merge(name, weight.to(device))
+                weight = merged if comm.size == 1 else merged[own].clone()
+            else:
+                weight = weight[own].to(device)
+        loaded[ours[name]] = weight.to(dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
     if config.tied:
-        model.lm_head.weight = model.model.embed_tokens.weight
+        embedding = model.model.embed_tokens.weight
+        own = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
+        model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own], requires_grad=False)
     return model.requires_grad_(False).eval()
 
 

@@ -1,4 +1,8 @@
-"""What a replica's branch ranks say to each other: one all-gather a step, a broadcast when a block is committed."""
+"""What the ranks of one group say to each other.
+
+A branch group: one all-gather a step, a broadcast when a block is committed. A tensor group: the all-gathers inside the
+forward (`models.tensor_parallel`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class Traffic:
 
 
 class Communicator(Protocol):
-    """A group of ranks that run the branches of the same sequences."""
+    """A group of ranks, in the order of their places on one axis of the mesh."""
 
     rank: int
     size: int

@@ -1,4 +1,4 @@
-"""A job's ranks joined: the branch group's communicator, the shared queue, and what happens when a rank is lost."""
+"""A job's ranks joined: communicators of its branch and tensor groups, the shared queue, and what a lost rank does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,40 +35,58 @@ class Group:
         self, world: World, mesh: Mesh, backend: str, timeout_s: float, device: torch.device, stop: Stop
     ) -> None:
         self.world, self.mesh, self.timeout_s, self.stop = world, mesh, timeout_s, stop
-        self.data_rank, self.branch_rank = mesh.place(world.rank)
+        self.data_rank, self.branch_rank, self.tensor_rank = mesh.place(world.rank)
         self.store: Store | None = None
         self.backend = choose_backend(world, backend, device)
-        self.comm: Communicator = Solo()
+        self.comm: Communicator = Solo()  # the branch group
+        self.tensor: Communicator = Solo()
         self._taken = 0
         self._totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
         if world.size == 1:
             return
         try:
             self.store = rendezvous(world)
-            self.heart = Heartbeat(self.store, world.rank, world.size)
+            self.heart = Heartbeat(self.store, world.rank, world.size, timeout_s, self._cut_off)
             self._count_in("joined", JOIN.total_seconds())  # ranks may take long to import torch
             if self.backend == "mpi":
-                self.comm = MpiCommunicator(mpi().COMM_WORLD.Split(self.data_rank, self.branch_rank), timeout_s)
+                self._split_mpi(mpi().COMM_WORLD)
                 return
             timeout = timedelta(seconds=timeout_s)
             dist.init_process_group(
                 self.backend, store=self.store, rank=world.rank, world_size=world.size, timeout=timeout
             )
-            axes = init_device_mesh(device.type, (mesh.data, mesh.branch), mesh_dim_names=("data", "branch"))
+            names = ("data", "branch", "tensor")
+            axes = init_device_mesh(device.type, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=names)
         except RuntimeError as error:
             raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
         if mesh.branch > 1:
-            self.comm = TorchCommunicator(axes.get_group("branch"))
+            self.comm = TorchCommunicator(within(axes.get_group("branch"), timeout))
+        if mesh.tensor > 1:
+            self.tensor = TorchCommunicator(within(axes.get_group("tensor"), timeout))
+
+    def _split_mpi(self, everyone: Any) -> None:
+        """The same groups among MPI's ranks; neighbours of one axis have the same place on the others."""
+        mesh, (data, branch, tensor) = self.mesh, (self.data_rank, self.branch_rank, self.tensor_rank)
+        branches = everyone.Split(data * mesh.tensor + tensor, branch)
+        tensors = everyone.Split(data * mesh.branch + branch, tensor)
+        self.comm = MpiCommunicator(branches, self.timeout_s)
+        if mesh.tensor > 1:
+            self.tensor = MpiCommunicator(tensors, self.timeout_s)
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes that this rank gave to the collectives of its branch group, and to those of its tensor group."""
+        return self.comm.traffic.bytes | {"tensor": self.tensor.traffic.bytes["all_gather"]}
 
     @property
     def leads(self) -> bool:
         """Whether this rank speaks for its replica."""
-        return self.branch_rank == 0
+        return self.branch_rank == self.tensor_rank == 0
 
     def take(self, most: int, total: int) -> list[int]:
         """The next request numbers for this replica, at most `most` of `total`: from one counter of all replicas.
 
-        Every branch rank of a replica calls this at the same step; the leader asks, the others are told.
+        Every rank of a replica calls this at the same step; the leader asks, the others are told.
         """
         self._stop_if_failed()
         self._share_stop()
@@ -97,10 +116,10 @@ class Group:
 
     def _tell(self, numbers: torch.Tensor) -> torch.Tensor:
         """The leader's numbers on all ranks of the replica."""
-        if self.mesh.branch == 1:
-            return numbers
-        device = "cuda" if self.backend == "nccl" else "cpu"
-        return self.comm.broadcast(numbers.to(device), 0, counted=False).cpu()
+        numbers = numbers.to("cuda" if self.backend == "nccl" else "cpu")
+        if self.tensor_rank == 0:
+            numbers = self.comm.broadcast(numbers, 0, counted=False)
+        return self.tensor.broadcast(numbers, 0, counted=False).cpu()
 
     def ready(self) -> None:
         """Wait until every rank is: their models may load at different speeds."""
@@ -233,6 +252,13 @@ class Group:
         verb = "does" if len(missing) == 1 else "do"
         return f"{names} of {self.world.size} {verb} not answer: killed, hanging or unreachable ({why})"
 
+    def _cut_off(self) -> None:
+        """The store's host does not answer. Whatever this rank waits for, it ends here and now."""
+        die(
+            f"lopa-dist: rank 0 of {self.world.size} does not answer: its host, which keeps the rendezvous, hangs or "
+            f"is unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
+        )
+
     def _end_if_lost(self) -> None:
         """At SIGTERM. torchrun sends it to the survivors of a dead rank, often before their collective has failed: so
         the roll is called here, too. With nobody missing the job is being ended from outside, and may do so in order.
@@ -273,6 +299,12 @@ def choose_backend(world: World, backend: str, device: torch.device) -> str:
     if device.type == "cuda":
         return "nccl"
     return "mpi" if world.launcher == "mpirun" else "gloo"
+
+
+def within(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
+    """The group with this timeout: those that a mesh makes have not the job's, and would wait for half an hour."""
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return group
 
 
 def broken(error: BaseException) -> bool:

@@ -1,10 +1,15 @@
-"""Signs of life: every rank counts up in the store, so that any other can tell who has fallen silent."""
+"""Signs of life: every rank counts up in the store, so that any other can tell who has fallen silent.
+
+The store itself may fall silent, when its host hangs or a cable is cut. Its operations know no timeout, so a thread
+watches the beats' way to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
@@ -12,20 +17,36 @@ INTERVAL_S = 0.5
 
 
 class Heartbeat:
-    """Beats from a thread for as long as the process runs, also while a collective or the model keeps it busy."""
+    """Beats from a thread for as long as the process runs, also while a collective or the model keeps it busy.
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    `cut_off` is called, once and from another thread, when the store has not answered a beat for `limit_s`.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, limit_s: float, cut_off: Callable[[], None]) -> None:
+        self.store, self.rank, self.size, self.limit_s, self.cut_off = store, rank, size, limit_s, cut_off
+        # a connection of its own: operations of other threads on the shared one would block it
+        self._own: Store = store.clone()  # type: ignore[attr-defined]
+        self._answers = 0
         self._seen = [(-1, time.monotonic())] * size  # (last count, when it changed)
         self._looked = 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
             while not self._ended.wait(INTERVAL_S):
-                self.store.add(f"beat/{self.rank}", 1)
+                self._own.add(f"beat/{self.rank}", 1)
+                self._answers += 1
+
+    def _watch(self) -> None:
+        answers, waited = 0, 0.0  # counted in turns of this thread: a process that was stopped has not waited
+        while not self._ended.wait(INTERVAL_S):
+            waited = waited + INTERVAL_S if self._answers == answers else 0.0
+            answers = self._answers
+            if waited > self.limit_s:
+                return self.cut_off()
 
     def close(self) -> None:
         """Stop before the interpreter does: a thread inside the store then aborts the process."""

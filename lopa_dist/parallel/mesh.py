@@ -1,7 +1,7 @@
-"""The mesh: world = data x branch.
+"""The mesh: world = data x branch x tensor.
 
 Data replicas take different requests from one queue; the branch ranks of a replica share out the branches of the same
-sequences. (A third axis, tensor, would split the weights of a replica.)
+sequences; the tensor ranks of a branch rank split its weights.
 """
 
 from __future__ import annotations
@@ -17,33 +17,49 @@ class Mesh:
 
     data: int
     branch: int
+    tensor: int = 1
 
-    def place(self, rank: int) -> tuple[int, int]:
-        """(data, branch) coordinates of a rank; branch neighbours have neighbouring ranks."""
-        return divmod(rank, self.branch)
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.data * self.branch * self.tensor
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """(data, branch, tensor) coordinates of a rank.
+
+        Tensor neighbours have neighbouring ranks, and so the shortest way to each other: they talk most.
+        """
+        replica, tensor = divmod(rank, self.tensor)
+        data, branch = divmod(replica, self.branch)
+        return data, branch, tensor
 
 
-def resolve(data: int | str, branch: int | str, world: int, requests: int, branches: int) -> Mesh:
+def resolve(data: int | str, branch: int | str, tensor: int | str, world: int, requests: int, branches: int) -> Mesh:
     """Turn sizes and ``auto`` into a mesh.
 
-    With both ``auto``, replicas serve throughput: every rank is one, unless fewer requests than ranks would leave some
-    idle; then ranks join in branch groups of at most `branches`.
+    `tensor` is 1 unless given: whether a model needs splitting, its user knows. With data and branch both ``auto``,
+    replicas serve throughput: all ranks (of `tensor` each) are replicas, unless fewer requests than those would leave
+    some idle; then they join in branch groups of at most `branches`.
 
     Raises:
         LaunchError: the sizes do not multiply to the number of ranks.
     """
+    split = 1 if tensor == "auto" else int(tensor)
+    whole = max(1, world // split)  # places for a whole model
     if data == "auto" and branch == "auto":
-        if requests >= world:
-            return Mesh(world, 1)
-        branch = max(b for b in range(1, world + 1) if world % b == 0 and b <= max(1, branches))
+        if requests >= whole:
+            data, branch = whole, 1
+        else:
+            branch = max(b for b in range(1, whole + 1) if whole % b == 0 and b <= max(1, branches))
     if data == "auto":
-        data = max(1, world // int(branch))
+        data = max(1, whole // int(branch))
     if branch == "auto":
-        branch = max(1, world // int(data))
-    mesh = Mesh(int(data), int(branch))
-    if mesh.data * mesh.branch != world:
+        branch = max(1, whole // int(data))
+    mesh = Mesh(int(data), int(branch), split)
+    if mesh.size != world:
+        instead = "" if world % split else ", or set parallel.data or parallel.branch to auto"
         raise LaunchError(
-            f"parallel.data={mesh.data} x parallel.branch={mesh.branch} = {mesh.data * mesh.branch}, but the job has "
-            f"{world} ranks; start {mesh.data * mesh.branch} ranks or set one of the two to auto"
+            f"parallel.data={mesh.data} x parallel.branch={mesh.branch} x parallel.tensor={mesh.tensor} = {mesh.size}, "
+            f"but the job has {world} ranks; start {mesh.size} ranks{instead}"
         )
     return mesh

@@ -38,25 +38,39 @@ class ThreadRank:
 
 
 def on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:
-    """Run `work` on every rank and return what each returned."""
-    board: list[Tensor | None] = [None] * size
-    gate = threading.Barrier(size)
-    results: dict[int, T] = {}
+    """Run `work` on every rank of a branch group and return what each returned."""
+    return on_mesh(size, 1, lambda comm, tensor: work(comm))
+
+
+def on_mesh(branch: int, tensor: int, work: Callable[[Communicator, Communicator], T]) -> list[T]:
+    """Run `work(branch group, tensor group)` on every rank of branch x tensor and return what each returned."""
+    places = [(b, t) for b in range(branch) for t in range(tensor)]
+    branches = [group(branch) for _ in range(tensor)]
+    tensors = [group(tensor) for _ in range(branch)]
+    results: dict[tuple[int, int], T] = {}
     errors: list[BaseException] = []
 
-    def start(rank: int) -> None:
+    def start(b: int, t: int) -> None:
         torch.set_num_threads(1)
         try:
-            results[rank] = work(ThreadRank(rank, size, board, gate))
+            results[b, t] = work(branches[t][b], tensors[b][t])
         except BaseException as error:
             errors.append(error)
-            gate.abort()
+            for rank in (*branches[t], *tensors[b]):
+                rank.gate.abort()
 
-    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=start, args=place) for place in places]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
-    return [results[r] for r in range(size)]
+    return [results[place] for place in places]
+
+
+def group(size: int) -> list[ThreadRank]:
+    """Communicators of one group."""
+    board: list[Tensor | None] = [None] * size
+    gate = threading.Barrier(size)
+    return [ThreadRank(rank, size, board, gate) for rank in range(size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 
@@ -14,11 +15,12 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.tasks.word_problems import problems
 from tests.engine.naive import Naive
-from tests.engine.ranks import on_ranks
+from tests.engine.ranks import on_mesh, on_ranks
 
 BASE = DecodeConfig(branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75)
 
@@ -99,6 +101,32 @@ def test_same_on_more_ranks_and_in_other_batches(
             assert result == alone
 
 
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    config=configs(), seed=st.integers(0, 10**6), rules=st.sampled_from([(0.0, 1.0), (0.8, 1.0), (0.8, 0.9)]),
+    branch=st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_same_when_the_model_is_split(
+    small_model: Transformer, config: DecodeConfig, seed: int, rules: tuple[float, float], branch: int
+) -> None:
+    """Tensor ranks, alone and under branch ranks."""
+    config = replace(config, temperature=rules[0], top_p=rules[1])
+    requests = random_requests(seed, 4, 18)
+    alone = texts(small_model, config, requests)
+
+    def work(comm: Communicator, tensor: Communicator) -> dict[int, tuple[list[int], int]]:
+        model = copy.deepcopy(small_model)
+        split(model, tensor)
+        engine = Engine(model, config, comm, 3, tensor=tensor)
+        found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+        assert engine.flight is not None
+        assert engine.flight.pool.keys.shape[2] == small_model.config.kv_heads // 2
+        return found
+
+    for result in on_mesh(branch, 2, work):
+        assert result == alone
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_embedded_problems_alone_and_together(
     embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast, temperature: float
@@ -116,17 +144,30 @@ def test_embedded_problems_alone_and_together(
     assert all(tokens for tokens, _ in alone.values())
 
 
-def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer) -> None:
-    """16 bytes a masked position and branch at most; nothing is broadcast with block-causal windows."""
+@pytest.mark.parametrize(("k", "size"), [(3, 2), (7, 4)])
+@pytest.mark.parametrize("protocol", ["full", "block_causal"])
+def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, protocol: str, k: int, size: int) -> None:
+    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed) and a status word
+    a step. After the pre-write, a full window's K/V is broadcast from the winner's rank; block-causal K/V never is.
+    """
     requests = random_requests(3, 4, 18)
-    for attention in ("full", "block_causal"):
-        config = replace(BASE, window_attention=attention, tau_conf=0.9)
+    config = replace(BASE, branches=k, window_attention=protocol, tau_conf=0.9)
+    shape = small_model.config
+    token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
 
-        def work(comm: Communicator, config: DecodeConfig = config) -> dict[str, int]:
-            engine = Engine(small_model, config, comm, 4)
-            assert len(list(engine.generate(requests))) == 4
-            return comm.traffic.bytes | {"positions": engine.statistics.masked_records}
+    def work(comm: Communicator) -> tuple[Communicator, Engine]:
+        engine = Engine(small_model, config, comm, 4)
+        assert len(list(engine.generate(requests))) == 4
+        return comm, engine
 
-        traffic = on_ranks(2, work)
-        assert sum(t["all_gather"] for t in traffic) <= 16 * traffic[0]["positions"]
-        assert (sum(t["commit"] for t in traffic) > 0) == (attention == "full")
+    ranks = on_ranks(size, work)
+    gathered = sum(comm.traffic.bytes["all_gather"] for comm, _ in ranks)
+    positions, steps = ranks[0][1].statistics.masked_records, ranks[0][1].statistics.steps
+    assert gathered == 12 * positions + 4 * size * steps
+    sent = [comm.traffic.bytes["commit"] for comm, _ in ranks]
+    if protocol == "block_causal":
+        assert sent == [0] * size
+    else:
+        assert sum(amount > 0 for amount in sent) > 1, "winners of more than one rank, or this test shows little"
+        assert all(amount % token_bytes == 0 for amount in sent)
+        assert sum(sent) <= token_bytes * sum(r.max_new_tokens + config.block_size for r in requests)

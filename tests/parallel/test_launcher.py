@@ -85,30 +85,40 @@ def test_impossible_backends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "branch", "world", "requests", "branches", "expected"),
+    ("axes", "world", "requests", "branches", "expected"),
     [
-        ("auto", "auto", 1, 10, 8, Mesh(1, 1)),
-        ("auto", "auto", 4, 10, 8, Mesh(4, 1)),
-        ("auto", "auto", 4, 1, 8, Mesh(1, 4)),
-        ("auto", "auto", 4, 1, 2, Mesh(2, 2)),
-        ("auto", "auto", 6, 2, 4, Mesh(2, 3)),
-        ("auto", 2, 4, 10, 8, Mesh(2, 2)),
-        (4, "auto", 8, 10, 8, Mesh(4, 2)),
-        (2, 3, 6, 10, 8, Mesh(2, 3)),
+        (("auto", "auto", "auto"), 1, 10, 8, Mesh(1, 1)),
+        (("auto", "auto", "auto"), 4, 10, 8, Mesh(4, 1)),
+        (("auto", "auto", 1), 4, 1, 8, Mesh(1, 4)),
+        (("auto", "auto", 1), 4, 1, 2, Mesh(2, 2)),
+        (("auto", "auto", 1), 6, 2, 4, Mesh(2, 3)),
+        (("auto", "auto", 2), 4, 10, 8, Mesh(2, 1, 2)),
+        (("auto", "auto", 2), 4, 1, 8, Mesh(1, 2, 2)),
+        (("auto", "auto", 2), 8, 2, 4, Mesh(1, 4, 2)),
+        (("auto", 2, "auto"), 4, 10, 8, Mesh(2, 2)),
+        (("auto", 2, 2), 8, 10, 8, Mesh(2, 2, 2)),
+        ((4, "auto", 1), 8, 10, 8, Mesh(4, 2)),
+        ((2, 3, 1), 6, 10, 8, Mesh(2, 3)),
     ],
 )
-def test_mesh(data: int | str, branch: int | str, world: int, requests: int, branches: int, expected: Mesh) -> None:
-    assert resolve(data, branch, world, requests, branches) == expected
+def test_mesh(axes: tuple[int | str, ...], world: int, requests: int, branches: int, expected: Mesh) -> None:
+    assert resolve(*axes, world, requests, branches) == expected
 
 
-@given(st.integers(1, 16), st.integers(1, 16))
-def test_mesh_places_every_rank_once(data: int, branch: int) -> None:
-    mesh = Mesh(data, branch)
-    assert {mesh.place(r) for r in range(data * branch)} == {(d, b) for d in range(data) for b in range(branch)}
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
+def test_mesh_places_every_rank_once(data: int, branch: int, tensor: int) -> None:
+    mesh = Mesh(data, branch, tensor)
+    places = {(d, b, t) for d in range(data) for b in range(branch) for t in range(tensor)}
+    assert {mesh.place(r) for r in range(mesh.size)} == places
+    assert mesh.size == len(places)
 
 
 def test_impossible_mesh_names_the_numbers() -> None:
-    with pytest.raises(LaunchError, match=r"parallel\.data=2 x parallel\.branch=3 = 6, but the job has 4 ranks"):
-        resolve(2, 3, 4, 10, 8)
+    with pytest.raises(
+        LaunchError, match=r"data=2 x parallel\.branch=3 x parallel\.tensor=1 = 6, but the job has 4 ranks"
+    ):
+        resolve(2, 3, 1, 4, 10, 8)
     with pytest.raises(LaunchError, match="4 ranks"):
-        resolve("auto", 3, 4, 10, 8)
+        resolve("auto", 3, "auto", 4, 10, 8)
+    with pytest.raises(LaunchError, match=r"parallel\.tensor=3 = 3, but the job has 4 ranks"):
+        resolve("auto", "auto", 3, 4, 10, 8)

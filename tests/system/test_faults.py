@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 TIMEOUT_S = 6
 
 
-def start(folder: Path, launcher: str, ranks: int, fault: list[str], mesh: str) -> subprocess.Popen[str]:
+def start(folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[str, int]) -> subprocess.Popen[str]:
     overrides = [
         "task.limit=60",
         f"hydra.run.dir={folder}",
         "logging.wandb.mode=disabled",
         "logging.plots=false",
         "parallel.threads=1",
-        f"parallel.{mesh}={ranks}",
+        *(f"parallel.{axis}={size}" for axis, size in mesh.items()),
         f"parallel.timeout_s={TIMEOUT_S}",
         "decode.branches=3",
     ]
@@ -67,10 +67,15 @@ def end(process: subprocess.Popen[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "mesh"), [("kill", "branch"), ("stop", "branch"), ("raise", "branch"), ("kill", "data"), ("stop", "data")]
+    ("how", "mesh"),
+    [
+        *((how, "branch") for how in ("kill", "stop", "raise")),
+        *((how, "data") for how in ("kill", "stop")),
+        ("kill", "tensor"),
+    ],
 )
 def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:
-    process = start(tmp_path, "torchrun", 2, ["1", "4", how], mesh)
+    process = start(tmp_path, "torchrun", 2, ["1", "4", how], {mesh: 2})
     try:
         printed, seconds = read_until(process, "lopa-dist: rank 1")
         assert "lopa-dist: rank 1" in printed, printed[-3000:]
@@ -83,10 +88,21 @@ def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> No
         end(process, tmp_path)
 
 
+def test_groups_that_are_a_part_of_the_job_know_its_timeout(tmp_path: Path) -> None:
+    """Branch 2 x tensor 2: the rank that hangs is in two groups, its neighbours wait in one each."""
+    process = start(tmp_path, "torchrun", 4, ["3", "4", "stop"], {"branch": 2, "tensor": 2})
+    try:
+        printed, seconds = read_until(process, "lopa-dist: rank")
+        assert "rank 3 of 4 does not answer" in printed, printed[-3000:]
+        assert seconds < TIMEOUT_S + 5
+    finally:
+        end(process, tmp_path)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py: pip install 'lopa_dist[mpi]'")
 @pytest.mark.parametrize("how", ["stop", "raise"])
 def test_mpirun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
-    process = start(tmp_path, "mpirun", 2, ["1", "4", how], "branch")
+    process = start(tmp_path, "mpirun", 2, ["1", "4", how], {"branch": 2})
     try:
         printed, seconds = read_until(process, "lopa-dist: rank 1")
         assert "lopa-dist: rank 1" in printed, printed[-3000:]

@@ -33,10 +33,19 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
     return [json.loads(line)["text"] for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("mesh", ["parallel.branch=2", "parallel.data=2"])
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_two_ranks(tmp_path: Path, mesh: str, backend: str) -> None:
-    expected = job(tmp_path / "one", 1)
-    assert job(tmp_path / "two", 2, mesh, f"parallel.backend={backend}") == expected
-    world = json.loads((tmp_path / "two" / "report.json").read_text())["world"]
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return job(tmp_path_factory.mktemp("one"), 1)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "backend"),
+    [
+        ("parallel.branch=2", "mpi"), ("parallel.data=2", "mpi"), ("parallel.tensor=2", "mpi"),
+        ("parallel.branch=2", "gloo"),
+    ],
+)  # fmt: skip
+def test_two_ranks(tmp_path: Path, one_process: list[str], mesh: str, backend: str) -> None:
+    assert job(tmp_path, 2, mesh, f"parallel.backend={backend}") == one_process
+    world = json.loads((tmp_path / "report.json").read_text())["world"]
     assert (world["launcher"], world["backend"]) == ("mpirun", backend)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-PROBLEMS = 100
 
 
 def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
@@ -21,8 +20,8 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
     if ranks > 1:
         launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
     command = [
-        *launcher, "lopa_dist", f"task.limit={PROBLEMS}", f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
-        "logging.plots=false", "parallel.threads=1", f"parallel.branch={ranks}", *overrides,
+        *launcher, "lopa_dist", f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
+        "logging.plots=false", "parallel.threads=1", *overrides,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
@@ -30,23 +29,35 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [("decode.branches=3",), ("decode.branches=3", "decode.temperature=0.8", "decode.top_p=0.95")],
-    ids=["greedy", "sampled"],
-)
-def test_same_text_at_any_world_size(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    runs = {ranks: job(tmp_path / str(ranks), ranks, *overrides) for ranks in (1, 2, 4)}
-    assert len(runs[1]) == PROBLEMS
-    for ranks in (2, 4):
-        for one, other in zip(runs[1], runs[ranks], strict=True):
+SETTINGS = {
+    "full and greedy": ("decode.branches=3", "task.limit=100"),
+    "block-causal and sampled": (
+        "decode.branches=3", "task.limit=24", "decode.window_attention=block_causal", "decode.prompt_attention=self",
+        "decode.temperature=0.8", "decode.top_p=0.95",
+    ),
+}  # fmt: skip
+MESHES = {"full and greedy": [(1, 4, 1), (1, 2, 2)], "block-causal and sampled": [(1, 2, 1), (1, 1, 2), (2, 1, 1)]}
+"""Data x branch x tensor; tests/engine/test_loop.py has all of them under all settings, with threads for ranks."""
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_same_text_at_any_world_size(tmp_path: Path, name: str) -> None:
+    alone = job(tmp_path / "alone", 1, *SETTINGS[name])
+    assert len(alone) == (100 if "full" in name else 24)
+    for data, branch, tensor in MESHES[name]:
+        folder, ranks = tmp_path / f"{data}{branch}{tensor}", data * branch * tensor
+        axes = (f"parallel.data={data}", f"parallel.branch={branch}", f"parallel.tensor={tensor}")
+        for one, other in zip(alone, job(folder, ranks, *SETTINGS[name], *axes), strict=True):
             assert one["text"] == other["text"]
             assert one["usage"] == other["usage"]
-        report = json.loads((tmp_path / str(ranks) / "report.json").read_text())
+        report = json.loads((folder / "report.json").read_text())
         assert report["world"] == {
-            "size": ranks, "data": 1, "branch": ranks, "tensor": 1, "backend": "gloo", "launcher": "torchrun",
+            "size": ranks, "data": data, "branch": branch, "tensor": tensor, "backend": "gloo", "launcher": "torchrun",
         }  # fmt: skip
-        assert report["comm_bytes_per_step"]["commit"] > 0
+        sent = report["comm_bytes_per_step"]
+        assert (sent["all_gather"] > 0) == (branch > 1)
+        assert (sent["commit"] > 0) == (branch > 1 and "full" in name)
+        assert (sent["tensor"] > 0) == (tensor > 1)
 
 
 def test_slurm_script_runs_the_same_job_without_slurm(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""How long a step takes, as a formula: a forward, one all-gather of records, and now and then a broadcast of K/V.
+
+    step = forward(rows) + all_gather(B) + commits x broadcast(C)
+    forward(rows)  = max(weights / memory bandwidth, rows x 2 x parameters / arithmetic rate)
+    all_gather(B)  = (ranks - 1) x (alpha + beta x B)         ranks send on what they have, around a ring
+    broadcast(C)   = ceil(log2 ranks) x (alpha + beta x C)    down a tree
+
+B: bytes of one rank's records, 12 a masked position and branch, and 4; C: K/V bytes of the tokens that a step
+commits (with window_attention=full; block-causal windows send nothing).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+FORMULA = (
+    "step = max(weights/bandwidth, rows x 2 x parameters/rate) + (ranks-1) x (alpha + beta x B) "
+    "+ commits x ceil(log2 ranks) x (alpha + beta x C)"
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One message between two ranks: `alpha` seconds, and `beta` a byte."""
+
+    alpha: float
+    beta: float
+
+    def all_gather(self, ranks: int, size: float) -> float:
+        """Seconds; `size` bytes from every rank."""
+        return (ranks - 1) * (self.alpha + self.beta * size)
+
+    def broadcast(self, ranks: int, size: float) -> float:
+        """Seconds; `size` bytes from one."""
+        return math.ceil(math.log2(ranks)) * (self.alpha + self.beta * size)
+
+
+def fit(seconds: Mapping[int, float]) -> Link:
+    """Least squares of relative errors through times between two ranks by size in bytes; neither figure below 0."""
+    sizes, times = np.array(list(seconds), float), np.array(list(seconds.values()))
+    terms = np.stack([np.ones_like(sizes), sizes], 1) / times[:, None]
+    alpha, beta = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)[0]
+    return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model and a device take. Defaults: Dream-7B in bf16 on one H200, from data sheets, not measured."""
+
+    weight_bytes: float = 14.14e9  # read by every forward: all but the embedding table
+    parameters: float = 7.07e9
+    kv_bytes: float = 57_344  # of one token
+    bandwidth: float = 4.8e12  # bytes a second
+    rate: float = 0.5 * 989e12  # arithmetic operations a second: half the peak
+
+    def forward(self, rows: float) -> float:
+        """Seconds."""
+        return max(self.weight_bytes / self.bandwidth, rows * 2 * self.parameters / self.rate)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step does."""
+
+    branches: int  # of every sequence, the anchor among them
+    sequences: int
+    window: int = 64  # rows of a branch
+    masked: int = 40  # of them, positions still masked
+    commits: float = 0.25  # of a sequence in a step
+    block: int = 32  # tokens that a commit adds
+
+
+def step(model: Model, link: Link, load: Load, ranks: int) -> dict[str, float]:
+    """Seconds of a step on `ranks` branch ranks, by part."""
+    local = -(-load.branches // ranks)
+    records = 12 * load.masked * load.sequences * local + 4
+    commits = load.commits * load.sequences  # one broadcast carries all of an owner's; at most one an owner
+    broadcasts = min(commits, ranks)
+    size = commits * load.block * model.kv_bytes / max(broadcasts, 1e-9)
+    parts = {
+        "forward": model.forward(local * load.sequences * load.window),
+        "all_gather": link.all_gather(ranks, records),
+        "commit": broadcasts * link.broadcast(ranks, size),
+    }
+    return parts | {"total": sum(parts.values())}

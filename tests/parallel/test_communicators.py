@@ -1,0 +1,54 @@
+"""One contract for all communicators: solo, threads for ranks, torch.distributed and MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lopa_dist.parallel.communicator import Solo
+from tests.engine.ranks import on_ranks
+from tests.parallel.contract import check
+
+MPIRUN = Path(sys.executable).parent / "mpirun"
+NO_MPI = importlib.util.find_spec("mpi4py") is None or not MPIRUN.exists()
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+
+
+def test_solo() -> None:
+    check(Solo())
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_threads(size: int) -> None:
+    """The ranks of the engine's tests."""
+    on_ranks(size, check)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("launcher", "backend"),
+    [
+        pytest.param([*TORCHRUN, "3", "-m"], "gloo", id="torchrun-gloo"),
+        pytest.param(
+            [str(MPIRUN), "-n", "2", sys.executable, "-m"],
+            "mpi",
+            id="mpirun-mpi",
+            marks=pytest.mark.skipif(NO_MPI, reason="needs mpi4py and an MPI here: pip install mpi4py mpich"),
+        ),
+    ],
+)
+def test_processes(launcher: list[str], backend: str) -> None:
+    done = subprocess.run(
+        [*launcher, "tests.parallel.contract", backend],
+        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    printed = done.stdout + done.stderr
+    for rank in range(3 if backend == "gloo" else 2):
+        assert f"rank {rank} kept the contract" in printed, printed[-3000:]
+    assert done.returncode == 0, printed[-3000:]

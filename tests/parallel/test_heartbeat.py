@@ -1,0 +1,46 @@
+"""Ranks that fall silent are seen, and so is a store that does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+
+from lopa_dist.parallel.heartbeat import INTERVAL_S, Heartbeat
+
+HOST = """
+import sys, time
+from datetime import timedelta
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, timedelta(seconds=60), False)
+time.sleep(120)
+"""
+
+
+def test_a_store_that_falls_silent_is_noticed_while_an_operation_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    host = subprocess.Popen([sys.executable, "-c", HOST, str(port)])
+    try:
+        store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
+        cut_off = threading.Event()
+        heart = Heartbeat(store, 0, 2, 2.0, cut_off.set)
+        assert not cut_off.wait(3), "the store answers"
+        assert heart.silent() == [1]
+        host.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        threading.Thread(target=lambda: store.check(["x"]), daemon=True).start()  # as a rank would be caught
+        assert cut_off.wait(10)
+        assert 2.0 - INTERVAL_S < time.monotonic() - stopped < 2.0 + 3 * INTERVAL_S
+        host.send_signal(signal.SIGCONT)
+        heart.close()
+    finally:
+        os.kill(host.pid, signal.SIGKILL)
+        host.wait()
