@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ def test_every_sampling_field() -> None:
     )  # fmt: skip
     (simple,) = items_of({"custom_id": "a", **CHAT, **fields}, 3)
     (wrapped,) = items_of(openai({**CHAT, **fields}), 3)
-    assert simple == Item(**{**vars(expected), "origin": Origin(3, "a")})
-    assert wrapped == Item(**{**vars(expected), "origin": Origin(3, "a", "chat", 0, "m")})
+    assert simple == replace(expected, origin=Origin(3, "a"))
+    assert wrapped == replace(expected, origin=Origin(3, "a", "chat", 0, "m"))
     (least,) = items_of({"prompt": "x", "seed": None, "n": None, "stop": "."}, 1)
     assert least == Item("line-1", "x", stop=(".",), origin=Origin(1, "line-1"))
 
