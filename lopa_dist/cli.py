@@ -142,10 +142,7 @@ def report_command(arguments: list[str]) -> None:
 
     if len(arguments) != 1:
         raise UserError("usage: lopa-dist report FOLDER")
-    try:
-        compare(Path(arguments[0]))
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    compare(Path(arguments[0]))
 
 
 def merge_command(arguments: list[str]) -> None:
@@ -155,10 +152,7 @@ def merge_command(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UserError("usage: lopa-dist merge FOLDER (of the runs of a job array)")
     folder = Path(arguments[0])
-    try:
-        report = merge_shards(folder)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    report = merge_shards(folder)
     print(f"{report['shards']} shards, {report['requests']} requests: {folder / 'results.jsonl'}")
 
 
@@ -169,10 +163,7 @@ def lm_eval_command(arguments: list[str]) -> None:
     except ModuleNotFoundError as error:
         missing = str(error.name).split(".")[0]
         raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
-    try:
-        evaluate(arguments)
-    except (ValueError, NotImplementedError) as error:
-        raise UserError(str(error)) from error
+    evaluate(arguments)
 
 
 def trace_command(arguments: list[str]) -> None:
@@ -184,10 +175,7 @@ def trace_command(arguments: list[str]) -> None:
     from lopa_dist.jobs.trace import show, trace
     from lopa_dist.jobs.trace_page import write_page
 
-    try:
-        found = trace(Path(arguments[0]), arguments[1])
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    found = trace(Path(arguments[0]), arguments[1])
     show(found, Console())
     if len(arguments) == 4:
         write_page(found, Path(arguments[3]))
@@ -202,7 +190,10 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         if arguments[:1] and arguments[0] in COMMANDS:
-            return COMMANDS[arguments[0]](arguments[1:])
+            try:
+                return COMMANDS[arguments[0]](arguments[1:])
+            except (ValueError, NotImplementedError) as error:
+                raise UserError(str(error)) from error
         check_keys([a for a in arguments if not a.startswith("-")])
         path = next((i for i, a in enumerate(sys.argv) if a.startswith("model.path=")), None)
         if path and not any(a.startswith("model=") for a in arguments):

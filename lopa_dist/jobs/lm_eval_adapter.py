@@ -25,7 +25,7 @@ from lopa_dist.config import Config, DecodeOptions, EngineConfig, ModelOptions, 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.jobs.run import choose_device, find_adapter
+from lopa_dist.jobs.run import choose_device, choose_dtype, find_adapter
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.models.checkpoint import DTYPES, load_model
 from lopa_dist.models.families import native
@@ -93,8 +93,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         config = Config(model=self.options)
         self._device = choose_device(config, world)
         source = find(path)
-        default = "bf16" if self._device.type == "cuda" else "fp32"
-        precision = DTYPES[default if dtype == "auto" else dtype]
+        precision = DTYPES[choose_dtype(self.options, self._device)]
         self.model = load_model(source, precision, self._device, find_adapter(config, warn=True))
         self.decode = concrete(DecodeOptions(**decode), native(self.model.config, pattern))
         self.tokenizer = load_tokenizer(source)

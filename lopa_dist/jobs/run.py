@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lopa_dist import __version__
-from lopa_dist.config import Config, concrete
+from lopa_dist.config import Config, ModelOptions, concrete
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.batch_output import write_batch_output
@@ -64,6 +64,13 @@ def choose_device(config: Config, world: World) -> torch.device:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(config.parallel.threads or max(1, cores // world.local_size))
     return torch.device(name)
+
+
+def choose_dtype(options: ModelOptions, device: torch.device) -> str:
+    """The name of the weights' precision: `model.dtype`, or what suits the device."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bf16" if device.type == "cuda" else "fp32"
 
 
 def find_adapter(config: Config, warn: bool) -> Adapter | None:
@@ -123,8 +130,7 @@ class Job:
         config = replace(config, decode=concrete(config.decode, native(model, config.model.pattern)))
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
-        default = "bf16" if device.type == "cuda" else "fp32"
-        self.dtype = default if config.model.dtype == "auto" else config.model.dtype
+        self.dtype = choose_dtype(config.model, device)
         self.tokenizer = load_tokenizer(self.source)
         self.items: list[Item] = []  # without their texts, which the requests hold as tokens
         self.requests: list[Request] = []
@@ -263,12 +269,13 @@ class Job:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
         lines, told = merge(self.journal, folder, self.ids, self.rejection, self.number)
-        if len(lines) + len(self.rejections) != len(self.items) and not stopped:
+        complete = len(lines) + len(self.rejections) == len(self.items)
+        if not complete and not stopped:
             raise RuntimeError(
                 f"{len(lines) + len(self.rejections)} result lines of {len(self.items)} requests in {folder}; "
                 "is it one folder for all ranks?"
             )
-        if not stopped or len(lines) + len(self.rejections) == len(self.items):
+        if complete:
             self.write_batch_output()
         for replica in told:
             if replica["attempt"] == self.attempt and replica["replica"] > 0:

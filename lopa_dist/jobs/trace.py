@@ -22,7 +22,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.run import choose_device, find_adapter
+from lopa_dist.jobs.run import choose_device, choose_dtype, find_adapter
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.models.checkpoint import DTYPES, load_model
@@ -109,8 +109,7 @@ def trace(folder: Path, which: str) -> Trace:
         raise ValueError(f"{line['custom_id']}: the task's input has changed since the run")
     source = find(config.model.path)
     device = choose_device(config, World("python"))
-    default = "bf16" if device.type == "cuda" else "fp32"
-    dtype = DTYPES[default if config.model.dtype == "auto" else config.model.dtype]
+    dtype = DTYPES[choose_dtype(config.model, device)]
     tokenizer = load_tokenizer(source)
     model = load_model(source, dtype, device, find_adapter(config, warn=False))
     encoder = Encoder(config, model.config, tokenizer)

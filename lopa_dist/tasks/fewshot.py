@@ -50,6 +50,11 @@ class Prompts:
             turns.append({"role": "assistant", "content": example.answer})
         return [*turns, {"role": "user", "content": question}]
 
+    def item(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
+        """A question in both forms; the job keeps the one that fits the model."""
+        plain, messages = self.plain(question), self.messages(question)
+        return Item(custom_id, prompt=plain, messages=messages, stop=stop, reference=reference)
+
 
 def text_field(row: dict[str, Any], *names: str) -> str:
     """The first of these fields that the row has, as text.

@@ -43,13 +43,7 @@ class GSM8K:
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """One problem."""
         shown = example(row)
-        return Item(
-            f"gsm8k-{number}",
-            prompt=self.prompts.plain(shown.question),
-            messages=self.prompts.messages(shown.question),
-            stop=STOP,
-            reference=shown.answer,
-        )
+        return self.prompts.item(f"gsm8k-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
         """Exact match after normalisation, of both readings."""

@@ -56,17 +56,8 @@ class MBPP:
         if task_id not in TEST_IDS:
             return None
         tests = [row.get("test_setup_code") or "", *assertions(row)]
-        return self.make(f"mbpp-{task_id}", question(text_field(row, "text", "prompt"), row), "\n".join(tests))
-
-    def make(self, custom_id: str, asked: str, tests: str) -> Item:
-        """The item of a question and its tests."""
-        return Item(
-            custom_id,
-            prompt=self.prompts.plain(asked),
-            messages=self.prompts.messages(asked),
-            stop=STOP,
-            reference=tests,
-        )
+        asked = question(text_field(row, "text", "prompt"), row)
+        return self.prompts.item(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
 
     def score(self, item: Item, text: str) -> Score | None:
         """Whether the function passes the tests."""
@@ -93,7 +84,7 @@ class MBPPPlus(MBPP):
         else:
             text, shown = text_field(row, "prompt", "text"), row
             tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
-        return self.make(f"mbpp-{task_id}", question(text, shown), tests)
+        return self.prompts.item(f"mbpp-{task_id}", question(text, shown), STOP, tests)
 
 
 def task_number(row: dict[str, Any]) -> int:

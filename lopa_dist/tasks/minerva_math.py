@@ -59,13 +59,7 @@ class MinervaMath:
         shown = example(row)
         if not BOXED.search(shown.answer):
             raise BadRow("no \\boxed answer in solution")
-        return Item(
-            f"math-{number}",
-            prompt=self.prompts.plain(shown.question),
-            messages=self.prompts.messages(shown.question),
-            stop=STOP,
-            reference=shown.answer,
-        )
+        return self.prompts.item(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
         """Equal as mathematics. Takes up to some seconds (math-verify limits each parse and comparison to 5 s)."""

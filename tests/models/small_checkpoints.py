@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +25,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 VOCABULARY = 80
 HF = {
     "vocab_size": VOCABULARY,
@@ -148,6 +149,11 @@ def reference(kind: Kind) -> PreTrainedModel:
     tied = kind.config.get("tie_word_embeddings", False)
     sizes = {k: HF[k] for k in keys} | kind.sizes
     model = kind.reference(**sizes, tie_word_embeddings=tied, attn_implementation="eager", pad_token_id=None)
+    return enlarged(model)
+
+
+def enlarged(model: Model) -> Model:
+    """The model with random weights, so large that attention, biases and norms matter."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -173,13 +179,18 @@ def write(folder: Path, kind: Kind, weights: dict[str, Tensor], shards: int = 1)
     """A checkpoint folder without a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(kind.config))
+    save(folder, dict(sorted(weights.items())), shards)
+    return folder
+
+
+def save(folder: Path, weights: dict[str, Tensor], shards: int) -> None:
+    """One safetensors file, or the tensors dealt out in turn over several and their index."""
     if shards == 1:
         save_file(weights, folder / "model.safetensors")
-        return folder
-    names = sorted(weights)
+        return
+    names = list(weights)
     files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     for i, file in enumerate(files):
         save_file({n: weights[n] for n in names[i::shards]}, folder / file)
-    index = {"metadata": {}, "weight_map": {n: files[i % shards] for i, n in enumerate(names)}}
+    index = {"metadata": {"total_size": 0}, "weight_map": {n: files[i % shards] for i, n in enumerate(names)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder

@@ -61,16 +61,7 @@ def weights_of(config: ModelConfig) -> dict[str, Tensor]:
 
 def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], shards: int = 1) -> Path:
     (folder / "config.json").write_text(json.dumps(dream_config(config)))
-    if shards == 1:
-        save_file(weights, folder / "model.safetensors")
-        return folder
-    names = list(weights)
-    files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
-    for i, file in enumerate(files):
-        save_file({n: weights[n] for n in names[i::shards]}, folder / file)
-    weight_map = {n: files[i % shards] for i, n in enumerate(names)}
-    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    small_checkpoints.save(folder, weights, shards)
     return folder
 
 

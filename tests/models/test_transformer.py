@@ -16,6 +16,7 @@ from lopa_dist.embedded.checkpoint import dream_config
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Attend, Transformer
+from tests.models.small_checkpoints import enlarged
 
 CPU = torch.device("cpu")
 ROWS, LENGTH = 2, 23
@@ -60,17 +61,7 @@ def qwen2(config: ModelConfig) -> Qwen2ForCausalLM:
             attn_implementation="eager",
         )
     )
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in reference.named_parameters():
-            noise = torch.randn(p.shape, generator=generator)
-            if "norm" in name:
-                p.copy_(1 + 0.3 * noise)
-            elif p.ndim == 1:
-                p.copy_(0.5 * noise)
-            else:
-                p.copy_(noise if "embed" in name else 1.5 * noise * p.shape[1] ** -0.5)
-    return reference.eval()
+    return enlarged(reference)
 
 
 def ours(config: ModelConfig, reference: Qwen2ForCausalLM, folder: Path) -> Transformer:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,21 @@ def read_until(process: subprocess.Popen[str], word: str) -> tuple[str, float]:
     return printed, float("inf")
 
 
+@contextlib.contextmanager
+def watched(
+    folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[str, int], word: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A job with a fault, and what it printed up to `word`, which has to come in time."""
+    process = start(folder, launcher, ranks, fault, mesh)
+    try:
+        printed, seconds = read_until(process, word)
+        assert word in printed, printed[-3000:]
+        assert seconds < TIMEOUT_S + 5
+        yield process, printed
+    finally:
+        end(process, folder)
+
+
 def end(process: subprocess.Popen[str], folder: Path) -> None:
     """Leave no process behind, whatever state the job is in."""
     with contextlib.suppress(ProcessLookupError):
@@ -75,37 +91,22 @@ def end(process: subprocess.Popen[str], folder: Path) -> None:
     ],
 )
 def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:
-    process = start(tmp_path, "torchrun", 2, ["1", "4", how], {mesh: 2})
-    try:
-        printed, seconds = read_until(process, "lopa-dist: rank 1")
-        assert "lopa-dist: rank 1" in printed, printed[-3000:]
-        assert seconds < TIMEOUT_S + 5
+    with watched(tmp_path, "torchrun", 2, ["1", "4", how], {mesh: 2}, "lopa-dist: rank 1") as (process, printed):
         if how == "raise":
             assert "MemoryError: planted fault" in printed
         if how != "stop":  # torchrun itself waits 30 s for a stopped process before it kills it
             assert process.wait(60) != 0
-    finally:
-        end(process, tmp_path)
 
 
 def test_groups_that_are_a_part_of_the_job_know_its_timeout(tmp_path: Path) -> None:
     """Branch 2 x tensor 2: the rank that hangs is in two groups, its neighbours wait in one each."""
-    process = start(tmp_path, "torchrun", 4, ["3", "4", "stop"], {"branch": 2, "tensor": 2})
-    try:
-        printed, seconds = read_until(process, "lopa-dist: rank")
+    mesh = {"branch": 2, "tensor": 2}
+    with watched(tmp_path, "torchrun", 4, ["3", "4", "stop"], mesh, "lopa-dist: rank") as (_, printed):
         assert "rank 3 of 4 does not answer" in printed, printed[-3000:]
-        assert seconds < TIMEOUT_S + 5
-    finally:
-        end(process, tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py: pip install 'lopa_dist[mpi]'")
 @pytest.mark.parametrize("how", ["stop", "raise"])
 def test_mpirun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
-    process = start(tmp_path, "mpirun", 2, ["1", "4", how], {"branch": 2})
-    try:
-        printed, seconds = read_until(process, "lopa-dist: rank 1")
-        assert "lopa-dist: rank 1" in printed, printed[-3000:]
-        assert seconds < TIMEOUT_S + 5
-    finally:
-        end(process, tmp_path)
+    with watched(tmp_path, "mpirun", 2, ["1", "4", how], {"branch": 2}, "lopa-dist: rank 1"):
+        pass
