@@ -44,7 +44,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
     named = load_reports(folder)
     head, rows = rows_of(named)
     shown = Table(title=f"{named[0][1]['task']['name']} with {named[0][1]['model']['path']}")
-    skip = int(all("=" in row[0] for row in rows))  # a sweep's names repeat what the columns say
+    skip = int(all(made_by_sweep(row[0]) for row in rows))
     for i, column in enumerate(head[skip:], skip):
         shown.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
@@ -74,6 +74,11 @@ Point = tuple[str, dict[str, Any]]
 """What stands beside a point, and its report."""
 
 
+def made_by_sweep(name: str) -> bool:
+    """Whether a run's name only repeats its settings; a name that a person gave says more than they do."""
+    return "=" in name
+
+
 def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Point]]:
     """Runs by all settings but the number of branches; along a curve only that grows (the paper's Figure 4)."""
     keys = differing([r for _, r in named])
@@ -81,7 +86,7 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
     curves: dict[str, list[Point]] = {}
     for name, report in sorted(named, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
         curve = ", ".join(f"{k}={report['decode'][k]}" for k in others)
-        label = f"k={report['decode']['branches']}" if keys else name
+        label = f"k={report['decode']['branches']}" if made_by_sweep(name) else name
         curves.setdefault(curve, []).append((label, report))
     return curves
 
