@@ -25,6 +25,7 @@ UNIT = 16  # canvases are multiples of the smallest block
 LENGTHS = (96, 128)  # static sequence lengths, so that compiled training sees few shapes
 MIN_RATIO = 0.15  # clamp of the 1/t weight
 NAME, OPERATION, FACTS = 5, 6, 7  # facts of an answer; 0 to 4 are the results of its computations
+LEFT, AT_SENTENCE = 0.35, 0.6  # share of stories that keep a left part, and of these that end where a sentence ends
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Examples:
         self.problems = wp.problems(split, self.rng.randrange(1 << 30))
         self.ids = dict(tokenizer.get_vocab())
         self.eos = tokenizer.eos_token_id
-        self.equals = self.ids["▁="]
+        self.equals, self.period = self.ids["▁="], self.ids["▁."]
         self.number_ids = {self.ids[f"▁{n}"] for n in range(100)}
         self.name_ids = {self.ids["▁" + name] for name in wp.NAMES}
 
@@ -107,8 +108,10 @@ class Examples:
         return kinds
 
 
-def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int, rng: np.random.Generator) -> Batch:
-    """Choose groups, mask ratios and masks for `examples`, padded to `length`."""
+def masked_batch(
+    examples: list[Example], length: int, mask_id: int, pad_id: int, period_id: int, rng: np.random.Generator
+) -> Batch:
+    """Choose groups, mask ratios and masks for `examples`, padded to `length`; `period_id` ends their sentences."""
     n, blocks = len(examples), length // UNIT
     targets = np.full((n, length), pad_id, np.int64)
     fact = np.full((n, length), -1)
@@ -151,9 +154,13 @@ def masked_batch(examples: list[Example], length: int, mask_id: int, pad_id: int
     masked = np.where(chance < 0.2, facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
     named = fact == NAME
     masked = np.where(rng.random((n, 1)) < 0.15, named, masked)  # copying needs rows of its own to be learned at all
-    # a left part known and nothing behind it: what a decoder sees that fills the leftmost mask first
+    # a left part known and nothing behind it: what a decoder sees that fills the leftmost mask first. The first word
+    # of a sentence says whether another step comes, which nothing else teaches so directly
     cut = (rng.random((n, 1)) * canvas).astype(int)
-    left = ~drill & (rng.random((n, 1)) < 0.2)
+    begins = answer & ((offset == 0) | (np.roll(targets, 1, 1) == period_id))
+    sentence = np.argmax(np.where(begins, rng.random((n, length)), -1.0), 1)[:, None] - prompt
+    cut = np.where(rng.random((n, 1)) < AT_SENTENCE, sentence, cut)
+    left = ~drill & (rng.random((n, 1)) < LEFT)
     masked = np.where(left, offset >= cut, masked)
     masked = np.where(drill, result, masked) & answer
     following = left & (offset == cut)  # the one that such a decoder takes

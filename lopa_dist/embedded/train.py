@@ -148,7 +148,9 @@ class Batches:
             pool.append(example)
             if len(pool) == self.config.tokens // fitting[0]:
                 self.pools[fitting[0]] = []
-                return noise.masked_batch(pool, fitting[0], self.ids.mask_id, self.ids.pad_id, self.rng)
+                return noise.masked_batch(
+                    pool, fitting[0], self.ids.mask_id, self.ids.pad_id, self.source.period, self.rng
+                )
 
     def _fill(self) -> None:
         while True:

@@ -27,6 +27,7 @@ from lopa_dist.tasks import word_problems as wp
 
 WORDS = tokenizer.build()
 MASK, EOS, PAD = WORDS.mask_token_id, WORDS.eos_token_id, WORDS.pad_token_id
+PERIOD = WORDS.convert_tokens_to_ids("▁.")
 
 
 @cache
@@ -39,7 +40,7 @@ def pool(length: int) -> list[Example]:
 
 def batch_of(seed: int, length: int, count: int = 24) -> tuple[list[Example], Batch]:
     examples = random.Random(seed).sample(pool(length), count)
-    return examples, masked_batch(examples, length, MASK, PAD, np.random.default_rng(seed))
+    return examples, masked_batch(examples, length, MASK, PAD, PERIOD, np.random.default_rng(seed))
 
 
 batches = given(seed=st.integers(0, 2**32 - 1), length=st.sampled_from(LENGTHS))
@@ -109,7 +110,7 @@ def test_weights_are_the_inverse_of_the_masked_share(seed: int, length: int) -> 
     All but the first mask of a left part, which weighs fourfold.
     """
     example = Example([5] * (10 + 64), 10, 64, [-1] * 74, drill=False)
-    batch = masked_batch([example] * 8, length, MASK, PAD, np.random.default_rng(seed))
+    batch = masked_batch([example] * 8, length, MASK, PAD, PERIOD, np.random.default_rng(seed))
     for masked, weights in zip(batch.inputs[:, 10:74] == MASK, batch.weights[:, 10:74], strict=True):
         fits = []
         for size in (16, 32):
@@ -124,9 +125,10 @@ def test_weights_are_the_inverse_of_the_masked_share(seed: int, length: int) -> 
 
 
 def test_later_blocks_are_masked_more() -> None:
-    example = Example([5] * (10 + 80), 10, 80, [-1] * 90, drill=False)
+    sentences = ([5] * 9 + [PERIOD]) * 8
+    example = Example([5] * 10 + sentences, 10, 80, [-1] * 90, drill=False)
     rng = np.random.default_rng(0)
-    batches = [masked_batch([example] * 64, 96, MASK, PAD, rng) for _ in range(40)]
+    batches = [masked_batch([example] * 64, 96, MASK, PAD, PERIOD, rng) for _ in range(40)]
     masked = np.concatenate([b.inputs[:, 10:90] == MASK for b in batches]).reshape(-1, 5, 16).mean(2)
     masked = masked[masked.any(1)]  # without the rows that hide names alone: there are none here
     share = masked.mean(0)
@@ -134,6 +136,19 @@ def test_later_blocks_are_masked_more() -> None:
     assert share[0] < 0.5 < share[-1]
     assert (masked == 1).all(1).mean() > 0.005  # what decoding begins with is seen: nothing but masks
     assert ((masked[:, 0] == 0) & (masked[:, -1] > 0)).mean() > 0.1  # and clean blocks in front
+
+
+def test_left_parts_end_where_sentences_end() -> None:
+    """What decoding from the left meets is seen often, at the first words of sentences more often than elsewhere."""
+    example = Example([5] * 10 + ([5] * 9 + [PERIOD]) * 8, 10, 80, [-1] * 90, drill=False)
+    rng = np.random.default_rng(0)
+    batches = [masked_batch([example] * 64, 96, MASK, PAD, PERIOD, rng) for _ in range(40)]
+    masked = np.concatenate([b.inputs[:, 10:90] == MASK for b in batches])
+    cut = masked.argmax(1)
+    left = masked.any(1) & (masked == (np.arange(80) >= cut[:, None])).all(1)
+    counts = np.bincount(cut[left], minlength=80)
+    assert left.mean() > 0.3
+    assert counts[::10].min() > 4 * counts[1::10].max() > 0
 
 
 def test_windows_of_both_kinds_are_seen() -> None:
