@@ -74,13 +74,14 @@ class Lengths:
     first_masked: NDArray[np.int64]  # 1 if position `finished` is masked
     winner: NDArray[np.int64]  # branch that the last step chose
     done: NDArray[np.int64]
+    step: NDArray[np.int64]  # forwards so far
 
     def take(self, slots: NDArray[np.int64]) -> Lengths:
         """Of some slots."""
         return Lengths(*(values[slots] for values in vars(self).values()))
 
 
-BY_SLOT = ("canvas", "key", "full", "eos", "step", "edit_confidence")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "full", "eos", "edit_confidence")  # tensors that begin with S
 
 
 @dataclass
@@ -96,11 +97,10 @@ class State:
     origin: int  # column of position 0 in `canvas`
     canvas: Tensor  # [S, origin + N] prompts right-aligned before `origin`, mask ids where nothing is filled
     eos_ids: Tensor  # [number of EOS ids]
-    integers: Tensor  # [11, S] what the host must know, as `Lengths` names it
+    integers: Tensor  # [12, S] what the host must know, as `Lengths` names it
     key: Tensor  # [S] int64, the request's random key
     full: Tensor  # [S, blocks] bool: fully activated (sticky)
     eos: Tensor  # [S] bool: an EOS was filled (sticky)
-    step: Tensor  # [S] forwards so far
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence a branch was created with; 1 for the anchor
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
@@ -109,7 +109,7 @@ class State:
     def __post_init__(self) -> None:
         # rows of `integers`: written in place, so that the host copy is one transfer
         self.prompt, self.committed, self.finished, self.end, self.limit, self.known = self.integers[:6]
-        self.masked, self.branches, self.first_masked, self.winner, self.ended = self.integers[6:]
+        self.masked, self.branches, self.first_masked, self.winner, self.ended, self.step = self.integers[6:]
         self.edit_position, self.edit_token = self.edits
         self._window: Window | None = None
 
@@ -136,7 +136,7 @@ class State:
         def long(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
-        integers = long(11, slots)
+        integers = long(12, slots)
         integers[1], integers[10] = -1, 1  # no prompt in the cache; done
         edits = long(2, slots, k, e)
         edits[0] = -1
@@ -150,7 +150,6 @@ class State:
             key=long(slots),
             full=torch.zeros(slots, blocks, dtype=torch.bool, device=device),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
-            step=long(slots),
             edits=edits,
             edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
             boundary=Records(long(3, slots).int()),
@@ -168,17 +167,19 @@ class State:
         self.canvas[slot, columns] = torch.tensor(prompt, device=self.canvas.device)
         self.key[slot], self.sampled[slot] = key, sampled
         # in the order of `Lengths`: nothing cached or finished, one block, masked from `known` on, one branch
-        values = (before, -1, 0, end, limit, known, end - known, 1, int(known == 0), 0, 0)
+        values = (before, -1, 0, end, limit, known, end - known, 1, int(known == 0), 0, 0, 0)
         self.integers[:, slot] = torch.tensor(values, device=self.canvas.device)
         self.full[slot] = False
         self.full[slot, 0] = True
-        self.eos[slot], self.step[slot] = False, 0
+        self.eos[slot] = False
         self.edit_position[slot] = -1
         self.edit_confidence[slot] = 1.0
 
-    def generated(self, slot: int, end: int) -> list[int]:
-        """A slot's answer up to position `end`, which the prompt's tail is no part of."""
-        return self.canvas[slot, self.origin + int(self.known[slot]) : self.origin + end].tolist()
+    def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
+        """The answers in some slots up to a position each, in one transfer; the prompts' tails are no part of them."""
+        at = torch.tensor(slots, device=self.canvas.device)
+        rows = torch.cat([self.known[at, None], self.canvas[at, self.origin :]], 1).tolist()
+        return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
     def window(self, width: int) -> Window:
         """The windows, at most `width` positions of each; worked out once a step."""
@@ -218,8 +219,14 @@ class State:
         self._window = None
 
     def lengths(self) -> Lengths:
-        """Copy what the host must know: 11 integers a sequence, one transfer."""
+        """Copy what the host must know: 12 integers a sequence, one transfer."""
         return Lengths(*self.integers.to("cpu", copy=True).numpy())
+
+    def lengths_and(self, beside: Tensor) -> tuple[Lengths, NDArray[np.int64]]:
+        """The lengths and `beside` ``[n]``, still in one transfer."""
+        host = torch.cat([self.integers.flatten(), beside.long()]).cpu().numpy()
+        count = self.integers.numel()
+        return Lengths(*host[:count].reshape(self.integers.shape)), host[count:]
 
 
 @lru_cache(maxsize=256)

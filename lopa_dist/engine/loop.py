@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode import Batch, DecodeConfig, Lengths, State, Vocabulary, advance, layout, select, unpack
@@ -90,18 +92,21 @@ class Engine:
             clock.lap("host")
             records, error = attempt(runner, prepared, comm)
             clock.lap("forward")
-            wish = Wish.FAIL if error else agreed(self.wish(), tensor, records.device)
-            records, wish = exchange(records, wish, comm, error)
+            wish = Wish.FAIL if error else self.wish()
+            records, wishes = exchange(records, wish, comm, tensor)
+            if error:
+                raise error
             clock.lap("all_gather")
-            if wish == Wish.DROP:
-                return
             spread = unpack(state, before, batch, records)
             winner, self.scores = select(state, spread)
             advance(state, spread, winner)
             if slots is not None:
                 flight.state.put(slots, state)
             clock.lap("decode")
-            lengths = flight.state.lengths()
+            lengths, told = flight.state.lengths_and(wishes)
+            wish = gravest(wish, told)
+            if wish == Wish.DROP:
+                return
             after = lengths if slots is None else lengths.take(slots)
             clock.lap("host")
             commit(prepared, pool, config, before, after.winner, comm)
@@ -166,24 +171,24 @@ class Flight:
     def collect(self, lengths: Lengths) -> Iterator[Generation]:
         """Take finished requests out of their slots."""
         now = time.perf_counter()
-        for slot in list(self.admitted):
-            admission = self.admitted[slot]
+        for admission in self.admitted.values():
             admission.first_step = admission.first_step or now - admission.began
-            if lengths.done[slot]:
-                del self.admitted[slot]
-                self.runner.own.pop(slot, None)
-                self.scheduler.leave(slot)
-                yield self.finish(slot, int(lengths.end[slot]), admission, now)
+        over = [slot for slot in self.admitted if lengths.done[slot]]
+        answers = self.state.generated(over, lengths.end[over].tolist()) if over else []
+        for slot, tokens in zip(over, answers, strict=True):
+            self.runner.own.pop(slot, None)
+            self.scheduler.leave(slot)
+            yield self.finish(self.admitted.pop(slot), tokens, int(lengths.step[slot]), now)
 
-    def finish(self, slot: int, end: int, admission: Admission, now: float) -> Generation:
+    def finish(self, admission: Admission, tokens: list[int], forwards: int, now: float) -> Generation:
         """What the user gets: tokens up to the first EOS."""
-        tokens, vocabulary = self.state.generated(slot, end), self.engine.vocabulary
+        vocabulary = self.engine.vocabulary
         stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]
         return Generation(
             request=admission.request,
             tokens=tokens[: stops[0]] if stops else tokens,
             finish_reason="stop" if stops else "length",
-            forwards=int(self.state.step[slot]),
+            forwards=forwards,
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
             filled=sum(t != vocabulary.mask_id for t in tokens),
@@ -208,24 +213,30 @@ def attempt(runner: Runner, prepared: Prepared, comm: Communicator) -> tuple[Ten
         return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
 
 
-def agreed(wish: Wish, tensor: Communicator, device: torch.device) -> Wish:
-    """The gravest wish of the tensor group: its ranks hear of a signal at different moments, but act at one step."""
-    if tensor.size == 1:
-        return wish
-    return Wish(int(tensor.all_gather(torch.tensor([wish], dtype=torch.int32, device=device)).max()))
+def exchange(records: Tensor, wish: Wish, comm: Communicator, tensor: Communicator) -> tuple[Tensor, Tensor]:
+    """All branch ranks' records ``[ranks, local_branches, masked, 3]``, and their wishes ``[ranks]``; on the device.
 
-
-def exchange(records: Tensor, wish: Wish, comm: Communicator, error: Exception | None) -> tuple[Tensor, Wish]:
-    """All ranks' records ``[ranks, local_branches, masked, 3]``, and the gravest of their wishes, which travel along.
-
-    So all ranks stop at the same step, whichever was asked to or failed.
+    So all ranks stop at the same step, whichever was asked to or failed. Of a tensor group, whose ranks hear of a
+    signal at different moments, the gravest wish travels. A rank that is alone tells nobody: its ``[0]``.
     """
+    if comm.size == tensor.size == 1:
+        return records[None], records.new_empty(0)
+    own = records.new_tensor([wish])
+    if tensor.size > 1:
+        own = tensor.all_gather(own).amax(0)
     if comm.size == 1:
-        return records[None], wish
-    told = comm.all_gather(torch.cat([records.flatten(), records.new_tensor([wish])]))
-    wishes = told[:, -1].tolist()
-    if error is not None:
-        raise error
+        return records[None], own
+    told = comm.all_gather(torch.cat([records.flatten(), own]))
+    return told[:, :-1].view(comm.size, *records.shape), told[:, -1]
+
+
+def gravest(wish: Wish, told: NDArray[np.int64]) -> Wish:
+    """What all ranks do: the gravest of the wishes that the groups were `told`, or this rank's where it is alone.
+
+    Raises:
+        PeerFailure: a rank's forward failed.
+    """
+    wishes = told.tolist()
     if Wish.FAIL in wishes:
         raise PeerFailure(f"the forward of branch rank {wishes.index(Wish.FAIL)} failed")
-    return told[:, :-1].view(comm.size, *records.shape), Wish(max(wishes))
+    return Wish(max(wishes, default=wish))

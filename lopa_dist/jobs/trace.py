@@ -74,7 +74,7 @@ class Recorder:
         """After a step."""
         state, mask = engine.flight.state, engine.vocabulary.mask_id
         end, winner = int(state.end[0]), int(state.winner[0])
-        now = state.generated(0, end)
+        now = state.generated([0], [end])[0]
         end = len(now)  # of the answer, which may begin behind position 0
         before = self.tokens + [mask] * (end - len(self.tokens))
         edited = set() if self._edits is None else set(self._edits[winner].tolist())

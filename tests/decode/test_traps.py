@@ -46,7 +46,7 @@ def step(state: State, found: Records) -> int:
 
 
 def filled(state: State) -> list[int]:
-    tokens = state.generated(0, state.config.max_new_tokens)
+    tokens = state.generated([0], [state.config.max_new_tokens])[0]
     return [i for i, t in enumerate(tokens) if t != MASK]
 
 
@@ -219,7 +219,7 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     assert not bool(state.done[0])  # the end of text in the prompt is not the answer's
     step(state, records(state, probability=HIGH))
     assert bool(state.done[0])
-    assert state.generated(0, int(state.end[0])) == [7] * 40
+    assert state.generated([0], [int(state.end[0])])[0] == [7] * 40
 
 
 def test_the_canvas_has_room_for_the_prompts_tail() -> None:
