@@ -1,0 +1,219 @@
+"""Meta-attention: one kernel over a table of tiles serves prompts, windows and stacked branches (XY-Serve, section 3).
+
+The table lies on the device at a fixed address and has a fixed room, the number of tiles in it is read there, and the
+grid is as large as the room: a captured CUDA graph runs any batch that fits. Nothing is tuned at run time and columns
+are never split by the size of the batch, so a sequence has the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa_dist.kernels.tiles import FIELDS, Capacity, Tiles, matrix_rows
+
+MERGED_ROWS = 16  # matrix rows that one program of the merge takes
+MOST_DIM = 128  # of a head
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernel is launched: a choice of speed, and `columns` one of bits too."""
+
+    columns: int  # K/V columns of one step
+    warps: int
+    stages: int  # of the software pipeline that loads K/V
+
+
+def launch_for(height: int, dim: int, dtype: torch.dtype, capability: tuple[int, int]) -> Launch:
+    """A launch by the tile matrix's height, the head size and the GPU's compute capability.
+
+    Chosen by what the compiled kernels use: two blocks of 64 rows fit on one multiprocessor, or one of 128.
+    """
+    if dtype == torch.float32:
+        return Launch(32, 8 if height == 128 else 4, 2)
+    if height == 128:
+        return Launch(64, 8, 3)
+    return Launch(64, 4, 3 if capability >= (9, 0) or height < 64 or dim <= 64 else 2)
+
+
+@dataclass
+class Workspace:
+    """Results of parts until they are merged; plans that do not run at the same time may share one."""
+
+    results: Tensor  # [P, Hkv, height, D] fp32
+    lse: Tensor  # [P, Hkv, height] fp32, base 2
+
+
+class MetaPlan:
+    """A table of tiles on the device, with room for `capacity`: one a CUDA graph, filled anew for every forward."""
+
+    def __init__(
+        self,
+        rows: int,
+        capacity: Capacity,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        tile_rows: int,
+        scratch: int,
+        device: torch.device,
+        workspace: Workspace | None = None,
+        launch: Launch | None = None,
+    ) -> None:
+        """Allocate.
+
+        Args:
+            rows: most packed rows, padding included.
+            capacity: most tiles, merges and parts, see `tiles.capacity`.
+            heads, kv_heads, dim: the model's, on this rank.
+            tile_rows: as in `tiles.tile`.
+            scratch: pool slot of packed row 0; the same for every batch.
+            workspace: another plan's, to share.
+            launch: instead of `launch_for`'s.
+
+        Raises:
+            ValueError: a head size or number of heads that the kernel does not have.
+        """
+        if heads % kv_heads:
+            raise ValueError(f"{heads} query heads do not share {kv_heads} K/V heads evenly")
+        if dim > MOST_DIM:
+            raise ValueError(f"meta-attention takes heads of at most {MOST_DIM} numbers, not {dim}: use torch's")
+        self.height = matrix_rows(tile_rows, heads // kv_heads)
+        if self.height > 128:
+            raise ValueError(
+                f"a tile of {tile_rows} rows with {heads // kv_heads} query heads per K/V head has more than 128 matrix"
+                " rows: take tile_rows from tile_rows_for"
+            )
+        self.rows, self.capacity, self.heads, self.kv_heads, self.dim = rows, capacity, heads, kv_heads, dim
+        self.tile_rows, self.scratch, self.launch = tile_rows, scratch, launch
+        sizes = [2, rows, rows, capacity.tiles * FIELDS, capacity.merges * 4]
+        starts = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)])  # aligned to 16 bytes
+        self.spans = [slice(int(start), int(start) + size) for start, size in zip(starts, sizes, strict=False)]
+        self.buffer = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
+        self.counts, self.lo, self.hi, table, merges = (self.buffer[span] for span in self.spans)
+        self.table, self.merges = table.view(-1, FIELDS), merges.view(-1, 4)
+        shape = (capacity.parts, kv_heads, self.height)
+        if workspace is None:
+            results = torch.empty(*shape, dim, device=device, dtype=torch.float32)
+            workspace = Workspace(results, torch.empty(shape, device=device, dtype=torch.float32))
+        elif workspace.results.shape[0] < capacity.parts or workspace.results.shape[1:] != (*shape[1:], dim):
+            found = tuple(workspace.results.shape)
+            raise ValueError(f"a shared workspace of {found} does not hold parts of {(*shape, dim)}")
+        self.workspace = workspace
+
+    def fill(self, tiles: Tiles) -> None:
+        """Send a forward's tiles to the device, in one copy that the host does not wait for.
+
+        Raises:
+            ValueError: tiles that do not fit, or were made for another pool or tile height.
+        """
+        needs = (len(tiles.lo), len(tiles.table), len(tiles.merges), tiles.parts)
+        room = (self.rows, self.capacity.tiles, self.capacity.merges, self.capacity.parts)
+        if any(need > has for need, has in zip(needs, room, strict=True)):
+            raise ValueError(f"rows, tiles, merges and parts {needs} exceed the plan's {room}")
+        if tiles.tile_rows != self.tile_rows or (len(tiles.table) and tiles.scratch != self.scratch):
+            raise ValueError(
+                f"tiles of {tiles.tile_rows} rows with scratch at {tiles.scratch}, in a plan for {self.tile_rows} rows"
+                f" and {self.scratch}"
+            )
+        sent = np.zeros(len(self.buffer), np.int32)
+        parts = (np.array(needs[1:3], np.int32), tiles.lo, tiles.hi, tiles.table.ravel(), tiles.merges.ravel())
+        for span, part in zip(self.spans, parts, strict=True):
+            sent[span.start : span.start + len(part)] = part
+        host = torch.from_numpy(sent)
+        self.buffer.copy_(host.pin_memory() if self.buffer.is_cuda else host, non_blocking=True)
+
+
+def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
+    """The table's oracle, one tile at a time: as `attend_meta`, on any device."""
+    out = torch.zeros_like(q) if out is None else out
+    repeat = plan.heads // plan.kv_heads
+    tiles, merges = plan.counts.tolist()
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
+    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part in plan.table[:tiles].tolist():
+        own = torch.arange(c0, c1, device=q.device)
+        slots = torch.cat([
+            torch.arange(s0_base, s0_base + s0, device=q.device),
+            torch.arange(s1_base, s1_base + s1, device=q.device),
+            own + plan.scratch,
+        ])  # fmt: skip
+        k, v = (x[slots].float().repeat_interleave(repeat, 1) for x in (keys, values))
+        at = slice(q0, q0 + rows)
+        seen = torch.ones(rows, len(slots), dtype=torch.bool, device=q.device)
+        seen[:, s0 + s1 :] = (own >= plan.lo[at, None]) & (own < plan.hi[at, None])
+        scores = torch.einsum("rhd,chd->rhc", q[at].float(), k) * plan.dim**-0.5
+        scores = scores.masked_fill(~seen[:, None], -torch.inf)
+        lse = scores.logsumexp(2)  # [rows, H]; -inf where a row sees nothing of this tile
+        weights = (scores - lse[..., None]).exp().nan_to_num()
+        result = torch.einsum("rhc,chd->rhd", weights, v)
+        if part < 0:
+            out[at] = result.to(q.dtype)
+        else:
+            parts[part] = result, lse
+    for q0, rows, first, count in plan.merges[:merges].tolist():
+        results, lses = (torch.stack(x) for x in zip(*(parts[first + p] for p in range(count)), strict=True))
+        out[q0 : q0 + rows] = (results * lses.softmax(0).nan_to_num()[..., None]).sum(0).to(q.dtype)
+    return out
+
+
+def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
+    """Attention over the plan's tiles, with Triton.
+
+    Args:
+        q: ``[R', H, D]``, its last dimension contiguous.
+        keys, values: one layer of the pool, ``[slots, Hkv, D]``, likewise; slots that no segment sees may hold NaN.
+        plan: filled.
+        out: ``[R', H, D]``; rows in no segment are left as they are. Else a new tensor, where they are 0.
+
+    Raises:
+        RuntimeError: Triton is missing, or the tensors are not on a GPU.
+    """
+    require_triton(q.device)
+    from lopa_dist.kernels.meta_kernels import attend_kernel, merge_kernel
+
+    out = torch.zeros_like(q) if out is None else out
+    if max(x.stride(2) for x in (q, keys, values, out)) > 1:
+        raise ValueError("meta-attention needs q, keys, values and out with a contiguous last dimension")
+    group, dim_tile = plan.heads // plan.kv_heads, max(16, 1 << (plan.dim - 1).bit_length())
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
+    launch = plan.launch or launch_for(plan.height, dim_tile, q.dtype, capability)
+    work = plan.workspace
+    # Fusing of products and sums is named because Triton's default for it changes, and it changes bits.
+    attend_kernel[(max(plan.capacity.tiles * plan.kv_heads, 1),)](
+        q, keys, values, out, work.results, work.lse, plan.table, plan.lo, plan.hi, plan.counts, plan.scratch,
+        plan.dim**-0.5 * math.log2(math.e),
+        *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
+        G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, BN=launch.columns,
+        STAGES=launch.stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=launch.warps, num_stages=launch.stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    if plan.capacity.merges:
+        merge_kernel[(plan.capacity.merges * plan.kv_heads * (plan.height // MERGED_ROWS),)](
+            work.results, work.lse, out, plan.merges, plan.counts, *out.stride()[:2],
+            G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, ROWS=MERGED_ROWS,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
+
+
+def require_triton(device: torch.device) -> None:
+    """Refuse what Triton cannot run.
+
+    Raises:
+        RuntimeError: with the remedy.
+    """
+    remedy = "choose engine.attention=torch, or install it with: pip install triton"
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(f"meta-attention needs Triton, which is not installed: {remedy}") from error
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError(
+            "meta-attention runs on a GPU: choose engine.attention=torch on a CPU (tests set TRITON_INTERPRET=1)"
+        )

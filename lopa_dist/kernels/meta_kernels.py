@@ -1,0 +1,144 @@
+"""The Triton kernels of meta-attention: one tile and K/V head at a time, and the merge of a tile's parts.
+
+Query heads that share a K/V head are stacked as rows of one matrix: matrix row i is query row ``i // G`` and head
+``i % G`` of its group, so G need not be a power of two. Softmax works with powers of two; the scale has log2(e) in it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOWEST = tl.constexpr(-1e30)  # where a running maximum begins: finite, so that rows that see nothing yet give no NaN
+
+
+@triton.jit
+def soften(scores, values, total, norm, peak, scale, PRECISION: tl.constexpr):
+    """One step of the online softmax: new sum of values, sum of weights and maximum."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores * scale - (new_peak * scale)[:, None])
+    fade = tl.exp2((peak - new_peak) * scale)
+    norm = norm * fade + tl.sum(weights, 1)
+    total = tl.dot(weights.to(values.dtype), values, total * fade[:, None], input_precision=PRECISION)
+    return total, norm, new_peak
+
+
+@triton.jit(do_not_specialize=["scratch"])
+def attend_kernel(
+    q, keys, values, out, partial, partial_lse, table, lo, hi, counts, scratch, scale,
+    q_row, q_head, k_slot, k_head, v_slot, v_head, out_row, out_head,
+    G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, K/V head). The grid is as large as the table; programs beyond the last tile return at once."""
+    tile = tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
+    if tile >= tl.load(counts):
+        return
+    entry = table + tile * 9
+    q0 = tl.load(entry)
+    rows = tl.load(entry + 1)
+    s0_base = tl.load(entry + 2)
+    s0_len = tl.load(entry + 3)
+    s1_base = tl.load(entry + 4)
+    s1_len = tl.load(entry + 5)
+    c0 = tl.load(entry + 6)
+    c1 = tl.load(entry + 7)
+    part = tl.load(entry + 8)
+
+    i = tl.arange(0, BM)
+    row = i // G
+    head = kv_head * G + i % G
+    valid = row < rows
+    d = tl.arange(0, D_TILE)
+    inside = d < D  # all true, and no mask, where D is a power of two
+    at = (q0 + row).to(tl.int64)
+    query = tl.load(
+        q + (at * q_row + head * q_head)[:, None] + d[None, :], mask=valid[:, None] & inside[None, :], other=0.0
+    )
+    keys += kv_head * k_head
+    values += kv_head * v_head
+    total = tl.zeros([BM, D_TILE], tl.float32)
+    norm = tl.zeros([BM], tl.float32)
+    peak = tl.full([BM], LOWEST, tl.float32)
+    n = tl.arange(0, BN)
+
+    # whole blocks of cached tokens: every row sees all of them, no mask
+    blocks0 = s0_len // BN
+    blocks1 = s1_len // BN
+    for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
+        base = tl.where(block < blocks0, s0_base + block * BN, s1_base + (block - blocks0) * BN).to(tl.int64)
+        k = tl.load(keys + base * k_slot + n[None, :] * k_slot + d[:, None], mask=inside[:, None], other=0.0)
+        scores = tl.dot(query, k, input_precision=PRECISION)
+        v = tl.load(values + base * v_slot + n[:, None] * v_slot + d[None, :], mask=inside[None, :], other=0.0)
+        total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
+
+    # the rest of both ranges and the own columns, side by side; slots outside are not read: they may hold NaN
+    rest0 = s0_len % BN
+    cached = rest0 + s1_len % BN
+    columns = cached + c1 - c0
+    row_lo = cached - c0 + tl.load(lo + at, mask=valid, other=0)
+    row_hi = cached - c0 + tl.load(hi + at, mask=valid, other=0)
+    for start in tl.range(0, columns, BN, num_stages=STAGES):
+        c = start + n
+        slot = tl.where(c < rest0, s0_base + blocks0 * BN + c, s1_base + blocks1 * BN + c - rest0)
+        slot = tl.where(c < cached, slot, scratch + c0 + c - cached).to(tl.int64)
+        there = c < columns
+        k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        scores = tl.dot(query, k, input_precision=PRECISION)
+        seen = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
+        scores = tl.where(seen, scores, float("-inf"))
+        v = tl.load(values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
+
+    some = tl.where(norm > 0, norm, 1.0)
+    result = total / some[:, None]  # 0 where a row sees nothing
+    stored = valid[:, None] & inside[None, :]
+    if part < 0:
+        address = out + (at * out_row + head * out_head)[:, None] + d[None, :]
+        tl.store(address, result.to(out.dtype.element_ty), mask=stored)
+    else:
+        place = (part * KV_HEADS + kv_head).to(tl.int64) * BM + i
+        tl.store(partial + (place * D)[:, None] + d[None, :], result, mask=stored)
+        tl.store(partial_lse + place, tl.where(norm > 0, peak * scale + tl.log2(some), float("-inf")), mask=valid)
+
+
+@triton.jit
+def merge_kernel(
+    partial, partial_lse, out, merges, counts, out_row, out_head,
+    G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program (merge, K/V head, ROWS matrix rows): the parts of a tile's rows, weighted by their log-sum-exp."""
+    strips: tl.constexpr = BM // ROWS
+    strip = tl.program_id(0) % strips
+    kv_head = tl.program_id(0) // strips % KV_HEADS
+    merge = tl.program_id(0) // strips // KV_HEADS
+    if merge >= tl.load(counts + 1):
+        return
+    q0 = tl.load(merges + merge * 4)
+    rows = tl.load(merges + merge * 4 + 1)
+    first = tl.load(merges + merge * 4 + 2)
+    parts = tl.load(merges + merge * 4 + 3)
+    i = strip * ROWS + tl.arange(0, ROWS)
+    row = i // G
+    head = kv_head * G + i % G
+    valid = row < rows
+    d = tl.arange(0, D_TILE)
+    stored = valid[:, None] & (d < D)[None, :]
+    total = tl.zeros([ROWS, D_TILE], tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    for part in range(first, first + parts):
+        place = (part * KV_HEADS + kv_head).to(tl.int64) * BM + i
+        lse = tl.load(partial_lse + place, mask=valid, other=float("-inf"))
+        new_peak = tl.maximum(peak, lse)
+        weight = tl.exp2(lse - new_peak)
+        fade = tl.exp2(peak - new_peak)
+        norm = norm * fade + weight
+        result = tl.load(partial + (place * D)[:, None] + d[None, :], mask=stored, other=0.0)
+        total = total * fade[:, None] + result * weight[:, None]
+        peak = new_peak
+    result = total / tl.where(norm > 0, norm, 1.0)[:, None]
+    address = out + ((q0 + row).to(tl.int64) * out_row + head * out_head)[:, None] + d[None, :]
+    tl.store(address, result.to(out.dtype.element_ty), mask=stored)

@@ -1,0 +1,179 @@
+"""Segments cut into tiles: the units of work of meta-attention (XY-Serve's task decomposition and reordering).
+
+A tile is a run of query rows, its cached ranges and its own columns; a table of them is all that a kernel needs to
+know about prompts, windows and branches. Rows of one K/V head's query heads lie on top of each other in a tile, so a
+tile of `tile_rows` rows is a matrix of ``tile_rows x heads_per_kv`` rows. Made on the host once per forward, without a
+Python loop over segments; every layer uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lopa_dist.kernels.segment_attention import Ints, Segments
+
+Ints32 = NDArray[np.int32]
+FIELDS = 9  # of a tile in the table
+# Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
+# 64 rows, do without Hopper's wide matrix instructions. Reckoned, not measured.
+ROW_COST = {128: 1.0, 64: 1.08, 32: 1.6, 16: 3.0}
+
+
+@dataclass
+class Tiles:
+    """Work for one forward, longest tiles first.
+
+    Own columns are numbered like the packed rows: the K/V of packed row r lie in pool slot ``scratch + r``.
+    """
+
+    table: Ints32  # [T, 9] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: writes its rows itself)
+    lo: Ints32  # [R] first own column each packed row sees
+    hi: Ints32  # [R] the one behind the last; both 0 where a row is in no segment
+    merges: Ints32  # [N, 4] q0, rows, first_part, parts: rows whose result is made of parts
+    parts: int  # of all merges
+    scratch: int  # pool slot of packed row 0
+    tile_rows: int  # most rows of a tile
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many of each a table has room for."""
+
+    tiles: int
+    merges: int
+    parts: int
+
+
+def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: bool = True) -> Tiles:
+    """Cut segments into tiles of at most `tile_rows` rows.
+
+    Adjacent segments that see the same cached tokens, the branches of a sequence, are one stack: a tile may hold rows
+    of several, and the cached K/V are read once for all of them. How a tile is cut depends on its own stack alone, so
+    a sequence's results do not depend on the batch. Among stacks of other heights they agree to rounding only.
+
+    Args:
+        segments: in any order; the own K/V of every segment must lie in pool slots of packed order.
+        tile_rows: most query rows of a tile, see `tile_rows_for`.
+        chunk: tiles that see more K/V columns are split along them into parts of that many, merged afterwards: more
+            work at a time where few long sequences are left. A multiple of 128 wastes nothing. None: never split.
+        stacked: False makes every segment a stack of its own: a branch's bits then do not depend on its siblings.
+
+    Raises:
+        ValueError: own K/V that do not lie in packed order.
+    """
+    order = np.argsort(segments.start, kind="stable")
+    order = order[segments.rows[order] > 0]
+    start, rows, offset = segments.start[order], segments.rows[order], (segments.own_base - segments.start)[order]
+    if (offset != offset[:1]).any():
+        raise ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
+    nothing = np.zeros_like(segments.start)
+    tail_base, tail = segments.tail or (nothing, nothing)
+    view = np.stack([segments.shared_base, segments.shared, tail_base, tail])[:, order]  # [4, G]
+    owner = np.repeat(np.arange(len(rows)), rows)
+    row = within(rows) + start[owner]
+    lo, hi = np.zeros((2, len(segments.hi)), np.int64)
+    lo[row] = start[owner]
+    hi[row] = segments.hi[row] + start[owner]
+
+    # stacks, and tiles of their rows
+    together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
+    together &= stacked & (view[1, 1:] + view[3, 1:] > 0)  # without cached tokens there is nothing to share
+    first = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~together]))
+    height = np.add.reduceat(rows, first) if len(first) else rows
+    count = -(-height // tile_rows)
+    stack = np.repeat(np.arange(len(first)), count)
+    q0 = start[first][stack] + within(count) * tile_rows
+    n = np.minimum(start[first][stack] + height[stack] - q0, tile_rows)
+    c0 = lo[q0]  # segments start in ascending order
+    c1 = np.maximum.reduceat(hi, q0) if len(q0) else q0  # rows between tiles have hi = 0
+    s0_base, s0, s1_base, s1 = view[:, first][:, stack]
+
+    # parts of their columns
+    columns = s0 + s1 + c1 - c0
+    pieces = np.ones_like(columns) if chunk is None else np.maximum(-(-columns // chunk), 1)
+    of = np.repeat(np.arange(len(pieces)), pieces)
+    begin = within(pieces) * (chunk or 0)
+    end = columns[of] if chunk is None else np.minimum(begin + chunk, columns[of])
+    s0_cut, s1_cut, own_cut = (
+        np.clip(np.stack([begin, end]) - before[of], 0, length[of])
+        for before, length in ((np.zeros_like(s0), s0), (s0, s1), (s0 + s1, c1 - c0))
+    )
+    split = pieces > 1
+    parts = pieces * split
+    first_part = np.cumsum(parts) - parts
+    part = np.where(split[of], first_part[of] + within(pieces), -1)
+    table = np.stack([
+        q0[of], n[of],
+        s0_base[of] + s0_cut[0], s0_cut[1] - s0_cut[0],
+        s1_base[of] + s1_cut[0], s1_cut[1] - s1_cut[0],
+        c0[of] + own_cut[0], c0[of] + own_cut[1], part,
+    ], axis=1)  # fmt: skip
+    longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and meet in the L2 cache
+    merges = np.stack([q0, n, first_part, pieces], axis=1)[split]
+    return Tiles(
+        table[longest_first].astype(np.int32), lo.astype(np.int32), hi.astype(np.int32), merges.astype(np.int32),
+        int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
+    )  # fmt: skip
+
+
+def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:
+    """Rows of a tile that suit stacks of `stack_rows` rows: the cheapest of the heights 16 to 128 of the matrix.
+
+    Four branches of 32 rows with one query head per K/V head are exactly one tile of 128 rows.
+
+    Raises:
+        ValueError: more query heads per K/V head than the highest tile has rows.
+    """
+    if heads_per_kv > max(ROW_COST):
+        raise ValueError(f"{heads_per_kv} query heads per K/V head: meta-attention takes at most {max(ROW_COST)}")
+    heights = [height for height in ROW_COST if height >= heads_per_kv]
+    cost = {h: -(-stack_rows // (h // heads_per_kv)) * h * ROW_COST[h] for h in heights}
+    return min(heights, key=lambda height: cost[height]) // heads_per_kv
+
+
+def capacity(
+    rows: int, stacks: int, tile_rows: int, chunk: int | None = None, cached: int = 0, own: int = 0
+) -> Capacity:
+    """What a table needs to hold any `tile` of that size.
+
+    Args:
+        rows: packed rows in segments.
+        stacks: stacks among them; where segments are not stacked, segments.
+        tile_rows, chunk: as in `tile`.
+        cached: most cached tokens a segment sees, both ranges together.
+        own: most rows of a segment.
+    """
+    stacks = min(stacks, rows)
+    tiles = (rows - stacks) // tile_rows + stacks
+    columns = cached + 2 * own + tile_rows  # a tile that begins and ends within segments sees all of their columns
+    if chunk is None or columns <= chunk:
+        return Capacity(tiles, 0, 0)
+    parts = tiles * -(-columns // chunk)
+    return Capacity(parts, tiles, parts)
+
+
+def spent(tiles: Tiles, heads_per_kv: int, column_tile: int) -> int:
+    """Score elements that the tiles work out, per K/V head: whole matrices of rows and columns."""
+    height = matrix_rows(tiles.tile_rows, heads_per_kv)
+    columns = tiles.table[:, 3] + tiles.table[:, 5] + tiles.table[:, 7] - tiles.table[:, 6]
+    return int((-(-columns.astype(np.int64) // column_tile) * column_tile).sum()) * height
+
+
+def real(segments: Segments, heads_per_kv: int) -> int:
+    """Score elements that there are, per K/V head."""
+    cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
+    row = within(segments.rows) + np.repeat(segments.start, segments.rows)
+    return int((cached * segments.rows).sum() + segments.hi[row].sum()) * heads_per_kv
+
+
+def matrix_rows(tile_rows: int, heads_per_kv: int) -> int:
+    """Height of the matrix that holds a tile: a power of two, 16 or more."""
+    return max(16, 1 << (tile_rows * heads_per_kv - 1).bit_length())
+
+
+def within(counts: Ints) -> Ints:
+    """``[0..counts[0]), [0..counts[1]), ...`` in one array."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

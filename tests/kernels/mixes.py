@@ -1,0 +1,110 @@
+"""Random batches as the engine packs them: prompts, windows and stacked branches in one pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lopa_dist.kernels.segment_attention import Segments
+
+KINDS = ("full", "causal", "block_causal", "prompt_self")
+
+
+@dataclass
+class Mix:
+    """Segments, and how many packed rows (padding included) and pool slots there are."""
+
+    segments: Segments
+    rows: int
+    slots: int
+    scratch: int
+    sequence: list[int]  # of each segment
+
+
+def own_columns(kind: str, rows: int, unit: int) -> list[int]:
+    """`hi` of a segment's rows; `unit` is the block size, or the length of the prompt."""
+    if kind == "full":
+        return [rows] * rows
+    if kind == "causal":
+        return list(range(1, rows + 1))
+    if kind == "block_causal":
+        return [min((r // unit + 1) * unit, rows) for r in range(rows)]
+    prompt = min(unit, rows)
+    return [prompt] * prompt + [rows] * (rows - prompt)
+
+
+@st.composite
+def mixes(draw: st.DrawFn, sequences: int = 4, most_rows: int = 40, most_cached: int = 70) -> Mix:
+    """Sequences in any order in the pool, their branches adjacent among the rows, now and then rows of padding."""
+    tails = draw(st.booleans())
+    columns: list[tuple[int, ...]] = []
+    hi: list[int] = []
+    owners: list[int] = []
+    slots = 0
+    for sequence in range(draw(st.integers(1, sequences))):
+        kind = draw(st.sampled_from(KINDS))
+        rows = draw(st.one_of(st.integers(1, most_rows), st.just(16)))
+        unit = draw(st.integers(1, 17))
+        cached = draw(st.one_of(st.just(0), st.integers(1, most_cached)))
+        tail = draw(st.integers(0, 30)) if tails else 0
+        base = slots + draw(st.integers(0, 3))
+        tail_base = base + cached + draw(st.integers(0, 3))
+        slots = tail_base + tail
+        hi += [0] * draw(st.sampled_from([0, 0, 0, 2]))  # padding; the engine has it at the end only
+        for _ in range(draw(st.integers(1, 4))):
+            columns.append((len(hi), rows, base, cached, tail_base, tail))
+            hi += own_columns(kind, rows, unit)
+            owners.append(sequence)
+    scratch = slots + draw(st.integers(0, 3))
+    hi += [0] * (-len(hi) % 16)
+    start, rows_of, base_of, cached_of, tail_base_of, tail_of = np.array(columns, np.int64).T
+    segments = Segments(
+        start, rows_of, base_of, cached_of, scratch + start, np.array(hi, np.int64),
+        (tail_base_of, tail_of) if tails else None,
+    )  # fmt: skip
+    return Mix(segments, len(hi), scratch + len(hi), scratch, owners)
+
+
+def subset(segments: Segments, which: list[int] | np.ndarray) -> Segments:
+    """Some segments of a batch, where they are."""
+    tail = None if segments.tail is None else (segments.tail[0][which], segments.tail[1][which])
+    return Segments(
+        segments.start[which], segments.rows[which], segments.shared_base[which], segments.shared[which],
+        segments.own_base[which], segments.hi, tail,
+    )  # fmt: skip
+
+
+def seen_slots(segments: Segments) -> dict[int, list[int]]:
+    """The pool slots that each packed row sees, by row."""
+    found = {}
+    for g, start in enumerate(segments.start.tolist()):
+        base, cached, own = (int(x[g]) for x in (segments.shared_base, segments.shared, segments.own_base))
+        slots = [*range(base, base + cached)]
+        if segments.tail is not None:
+            slots += range(int(segments.tail[0][g]), int(segments.tail[0][g] + segments.tail[1][g]))
+        for row in range(start, start + int(segments.rows[g])):
+            found[row] = [*slots, *range(own, own + int(segments.hi[row]))]
+    return found
+
+
+def tensors(mix: Mix, kv_heads: int, group: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q ``[R, H, D]`` and pools ``[slots, Hkv, D]``."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(mix.rows, kv_heads * group, dim, generator=generator)
+    keys, values = torch.randn(2, mix.slots, kv_heads, dim, generator=generator)
+    return q, keys, values
+
+
+def poisoned(mix: Mix, *qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same tensors with NaN in rows of no segment, and in slots that nobody sees."""
+    q, keys, values = (x.clone() for x in qkv)
+    views = seen_slots(mix.segments)
+    q[[row for row in range(mix.rows) if row not in views]] = torch.nan
+    unseen = torch.ones(mix.slots, dtype=torch.bool)
+    unseen[[slot for slots in views.values() for slot in slots]] = False
+    keys[unseen], values[unseen] = torch.nan, torch.nan
+    return q, keys, values

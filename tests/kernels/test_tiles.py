@@ -1,0 +1,143 @@
+"""Tiles cover what the oracle sees exactly once, are cut by their own stack alone, and waste what they should."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.kernels.tiles import Tiles, capacity, real, spent, tile, tile_rows_for
+from tests.kernels.mixes import Mix, mixes, seen_slots, subset
+
+CUTS = st.tuples(st.sampled_from([1, 3, 16, 64]), st.sampled_from([None, 8, 24, 64]), st.booleans())
+
+
+def covered(tiles: Tiles) -> dict[int, list[int]]:
+    """The pool slots that each packed row sees, by row, as the table has it."""
+    found: dict[int, list[int]] = {}
+    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, _ in tiles.table.tolist():
+        for row in range(q0, q0 + rows):
+            slots = found.setdefault(row, [])
+            slots += [*range(s0_base, s0_base + s0), *range(s1_base, s1_base + s1)]
+            slots += [tiles.scratch + c for c in range(c0, c1) if tiles.lo[row] <= c < tiles.hi[row]]
+    return found
+
+
+@given(mix=mixes(), cut=CUTS)
+@settings(max_examples=80, deadline=None)
+def test_every_row_sees_every_column_once(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+    tile_rows, chunk, stacked = cut
+    tiles = tile(mix.segments, tile_rows, chunk, stacked)
+    wanted = seen_slots(mix.segments)
+    found = covered(tiles)
+    assert found.keys() == wanted.keys()
+    assert all(Counter(found[row]) == Counter(wanted[row]) for row in wanted)
+    columns = tiles.table[:, [3, 5]].sum(1) + tiles.table[:, 7] - tiles.table[:, 6]
+    assert (np.diff(columns) <= 0).all(), "longest first"
+    assert (tiles.table[:, 1] >= 1).all()
+    assert (tiles.table[:, 1] <= tile_rows).all()
+    assert chunk is None or (columns <= chunk).all()
+
+
+@given(mix=mixes(), cut=CUTS)
+@settings(max_examples=80, deadline=None)
+def test_parts_are_numbered_and_merged_once(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+    tiles = tile(mix.segments, *cut)
+    by_rows: dict[tuple[int, int], list[int]] = {}
+    for entry in tiles.table.tolist():
+        by_rows.setdefault((entry[0], entry[1]), []).append(entry[8])
+    merges = {(q0, rows): list(range(first, first + parts)) for q0, rows, first, parts in tiles.merges.tolist()}
+    assert len(merges) == len(tiles.merges)
+    for rows, parts in by_rows.items():
+        assert sorted(parts) == merges.get(rows, [-1])
+    assert sorted(part for parts in merges.values() for part in parts) == list(range(tiles.parts))
+
+
+@given(mix=mixes(), cut=CUTS)
+@settings(max_examples=80, deadline=None)
+def test_the_capacity_holds_and_a_sequence_is_cut_by_itself(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+    tile_rows, chunk, _ = cut
+    segments = mix.segments
+    tiles = tile(segments, *cut)
+    cached = segments.shared + (0 if segments.tail is None else segments.tail[1])
+    room = capacity(
+        int(segments.rows.sum()), len(segments.rows), tile_rows, chunk, int(cached.max()), int(segments.rows.max())
+    )
+    assert len(tiles.table) <= room.tiles
+    assert len(tiles.merges) <= room.merges
+    assert tiles.parts <= room.parts
+    together = Counter(tuple(entry[:8]) for entry in tiles.table.tolist())
+    for sequence in set(mix.sequence):
+        alone = tile(subset(segments, np.array(mix.sequence) == sequence), *cut)
+        assert not Counter(tuple(entry[:8]) for entry in alone.table.tolist()) - together
+
+
+def test_branches_are_stacked_only_if_they_share_something() -> None:
+    def heights(cached: int, stacked: bool = True) -> list[int]:
+        return tile(windows(1, 4, 32, [cached]), 128, stacked=stacked).table[:, 1].tolist()
+
+    assert heights(100) == [128]
+    assert heights(100, stacked=False) == [32] * 4
+    assert heights(0) == [32] * 4
+    two = windows(2, 2, 32, [100, 100])
+    assert tile(two, 128).table[:, 1].tolist() == [64, 64]  # sequences with equal lengths are no stack
+    assert tile(two, 64).table[:, 6:8].tolist() == [[0, 64], [64, 128]]
+    assert tile(two, 32).table[:, 6:8].tolist() == [[0, 32], [32, 64], [64, 96], [96, 128]]  # no sibling's columns
+
+
+def test_own_keys_must_lie_in_packed_order() -> None:
+    segments = windows(2, 2, 8, [5, 6])
+    segments.own_base = segments.own_base + np.array([0, 0, 0, 1])
+    with pytest.raises(ValueError, match="scratch"):
+        tile(segments, 16)
+
+
+def test_no_segments() -> None:
+    nothing = np.zeros(0, np.int64)
+    tiles = tile(Segments(nothing, nothing, nothing, nothing, nothing, np.zeros(16, np.int64)), 16, 32)
+    assert tiles.table.shape == (0, 9)
+    assert tiles.merges.shape == (0, 4)
+    assert tiles.hi.shape == (16,)
+
+
+@pytest.mark.parametrize(
+    ("group", "stack", "rows"),
+    [(1, 4 * 32, 128), (1, 8 * 16, 128), (1, 8 * 32, 128), (1, 32, 32), (1, 5 * 32, 64), (7, 8 * 32, 18), (7, 1, 2)],
+)
+def test_tile_heights(group: int, stack: int, rows: int) -> None:
+    assert tile_rows_for(group, stack) == rows
+
+
+def test_too_many_heads() -> None:
+    with pytest.raises(ValueError, match="at most 128"):
+        tile_rows_for(129, 32)
+
+
+@pytest.mark.parametrize(("tile_rows", "waste"), [(32, 1.08), (64, 1.22), (128, 1.54)])
+def test_waste_of_a_mix(tile_rows: int, waste: float) -> None:
+    """XY-Serve's tile heights on 16 prompts and 64 samples of five branches."""
+    generator = np.random.default_rng(0)
+    prompts = generator.integers(100, 870, 16)
+    cached = generator.integers(400, 1100, 64)
+    segments = windows(64, 5, 32, cached.tolist(), prompts.tolist())
+    assert spent(tile(segments, tile_rows), 1, 64) / real(segments, 1) == pytest.approx(waste, abs=0.03)
+
+
+def test_four_branches_waste_nothing_but_their_corner() -> None:
+    segments = windows(16, 4, 32, [1024] * 16)
+    assert spent(tile(segments, 128), 1, 32) / real(segments, 1) == (1024 + 128) / (1024 + 32)
+    assert spent(tile(segments, 32), 1, 32) == real(segments, 1)
+
+
+def windows(sequences: int, branches: int, rows: int, cached: list[int], prompts: list[int] | None = None) -> Segments:
+    """Prompts that see themselves, then windows of equal height on their sequences' cached tokens."""
+    prompts = prompts or []
+    count = np.array([*prompts, *[rows] * (sequences * branches)])
+    shared = np.concatenate([np.zeros(len(prompts), np.int64), np.repeat(cached, branches)]).astype(np.int64)
+    base = np.concatenate([np.zeros(len(prompts), np.int64), np.repeat(np.cumsum(cached) - cached, branches)])
+    start = np.cumsum(count) - count
+    return Segments(start, count, base, shared, sum(cached) + start, np.repeat(count, count))
