@@ -1,0 +1,118 @@
+"""Compile Triton kernels for GPUs that are not there, and read what they use.
+
+Triton decides at import whether kernels are interpreted, and the other kernel tests interpret them, so compiling runs
+in a process of its own: `compile_all` sends it many variants at once, `compiled` one. Kernels are named, not passed:
+``"lopa_dist.kernels.meta_attention:attend_kernel"``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory one block may have, by compute capability
+
+
+@dataclass
+class Variant:
+    """One way to compile a kernel.
+
+    Attributes:
+        kernel: ``module:name``.
+        signature: types of the arguments that are not constexpr, by name: ``*bf16``, ``i32``, ``fp32``.
+        constexprs: values of the constexpr arguments, by name.
+        aligned: arguments that are multiples of 16, pointers included. At run time Triton finds them out by value;
+            loads are only pipelined where addresses and strides are.
+        arch: compute capability: 80, 90.
+        options: of the launch: num_warps, num_stages, enable_fp_fusion, maxnreg.
+    """
+
+    kernel: str
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    aligned: Sequence[str] = ()
+    arch: int = 90
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Compiled:
+    """What a compiled kernel uses, per thread (registers, stack) and per block (shared); spills lie in the stack."""
+
+    registers: int
+    stack: int  # bytes
+    shared: int  # bytes
+    ptx: str
+    ttgir: str
+
+
+def compiled(
+    kernel: str,
+    signature: dict[str, str],
+    constexprs: dict[str, Any],
+    arch: int = 90,
+    aligned: Iterable[str] = (),
+    **options: Any,
+) -> Compiled:
+    """Compile one variant; see `Variant`."""
+    return compile_all([Variant(kernel, signature, constexprs, tuple(aligned), arch, options)])[0]
+
+
+def compile_all(variants: list[Variant]) -> list[Compiled]:
+    """Compile variants in one process without the interpreter.
+
+    Raises:
+        RuntimeError: with the compiler's message.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.kernels.cross_compile"]
+    sent = json.dumps([asdict(variant) for variant in variants])
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"cross-compiling failed:\n{done.stderr[-4000:]}")
+    return [Compiled(**found) for found in json.loads(done.stdout.splitlines()[-1])]
+
+
+def compile_here(variant: Variant) -> Compiled:
+    """Compile in this process, which must not interpret."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, name = variant.kernel.split(":")
+    kernel = getattr(importlib.import_module(module), name)
+    unknown = {*variant.signature, *variant.constexprs} ^ set(kernel.arg_names)
+    if unknown:
+        raise ValueError(f"{variant.kernel}: arguments that only the kernel or only the variant has: {sorted(unknown)}")
+    signature = {argument: variant.signature.get(argument, "constexpr") for argument in kernel.arg_names}
+    attributes = {(kernel.arg_names.index(argument),): [["tt.divisibility", 16]] for argument in variant.aligned}
+    constexprs = {(kernel.arg_names.index(argument),): value for argument, value in variant.constexprs.items()}
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    binary = triton.compile(source, target=GPUTarget("cuda", variant.arch, 32), options=variant.options)
+    usage = resource_usage(binary.asm["cubin"])
+    return Compiled(usage["REG"], usage["STACK"], binary.metadata.shared, binary.asm["ptx"], str(binary.asm["ttgir"]))
+
+
+def resource_usage(cubin: bytes) -> dict[str, int]:
+    """Registers (REG) and bytes of stack (STACK) of a compiled kernel, by Triton's own cuobjdump."""
+    import tempfile
+
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", printed)}
+
+
+if __name__ == "__main__":
+    print(json.dumps([asdict(compile_here(Variant(**variant))) for variant in json.load(sys.stdin)]))
