@@ -1,12 +1,32 @@
-"""Root-mean-square normalisation."""
+"""Root-mean-square normalisation, alone and with the residual sum in front of it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from lopa_dist.kernels.dispatch import fused
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension in fp32 and scale it: ``x [..., d], weight [d]`` -> ``[..., d]`` in x's dtype."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``rms_norm(residual + x)`` and the sum itself, both ``[R, d]``, from ``x, residual [R, d], weight [d]``.
+
+    The sum is rounded to x's dtype before it is normalised, in both forms. All three have one dtype.
+    """
+    if fused(x):
+        from lopa_dist.kernels import norm_triton
+
+        return norm_triton.add_rms_norm(x, residual, weight, eps)
+    return add_rms_norm_plain(x, residual, weight, eps)
+
+
+def add_rms_norm_plain(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The oracle of `add_rms_norm`."""
+    total = residual + x
+    return rms_norm(total, weight, eps), total

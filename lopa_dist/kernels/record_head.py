@@ -2,7 +2,8 @@
 
 Logits of all rows never exist at once: rows are taken in tiles, the vocabulary in tiles too, and every tile is reduced
 to running sums (online softmax), which are merged at the end; tensor ranks, which have a part of the vocabulary each,
-exchange only these. Per row three numbers leave: token, probability, confidence.
+exchange only these. Per row three numbers leave: token, probability, confidence. On CUDA, tiles are reduced in the
+kernel that multiplies them (`record_head_triton`), unless a row's whole distribution is needed (top-p, top-k).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.random import gumbel
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
@@ -49,7 +51,13 @@ WHOLE = Shard(0, 1, lambda x: x[None])
 
 
 def record_head(
-    hidden: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling, shard: Shard = WHOLE
+    hidden: Tensor,
+    weight: Tensor,
+    mask_id: int,
+    keys: Tensor | None,
+    sampling: Sampling,
+    shard: Shard = WHOLE,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Records of rows.
 
@@ -68,10 +76,14 @@ def record_head(
         keys: ``[H]`` int64, random keys of the rows (needed with temperature > 0).
         sampling: the rules.
         shard: which rows of the head's weight these are.
+        rows: ``[1]`` int32 on the device, how many of the rows are real, or null: all. The others' records are
+            undefined; the fused form spends no time on them.
 
     Returns:
         ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence.
     """
+    if fused(hidden) and not sampling.filtered:
+        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows)
     count, extra = len(hidden), -len(hidden) % PAD_ROWS
     if extra:  # reductions, too, may give a lone row other bits than a row among others
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
@@ -84,8 +96,26 @@ def record_head(
     sums = torch.cat(parts, 1)
     if not sampling.filtered:
         sums = shard.gather(sums).movedim(0, 2).flatten(2)
-    token, probability, confidence = _records(sums, sampling)
-    return torch.stack([token, probability.view(torch.int32), confidence.view(torch.int32)], 1)[:count]
+    return _records(sums, sampling)[:count]
+
+
+def fused_records(
+    hidden: Tensor,
+    weight: Tensor,
+    mask_id: int,
+    keys: Tensor | None,
+    sampling: Sampling,
+    shard: Shard,
+    rows: Tensor | None,
+) -> Tensor:
+    """As `record_head`, by the Triton kernels; tensor ranks exchange 28 bytes a row and share of the vocabulary."""
+    from lopa_dist.kernels import record_head_triton
+
+    vocabulary = len(weight) * shard.size
+    shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
+    first = shard.rank * len(weight)
+    sums = record_head_triton.share_sums(hidden, weight, first, shares, mask_id, keys, sampling, rows)
+    return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
 
 
 def _sums(rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling, shard: Shard) -> Tensor:
@@ -148,8 +178,8 @@ def _reduce(logits: Tensor, low: int, width: int, keys: Tensor | None, sampling:
     return torch.stack([top, second, exponential.sum(2), moment, preference, best, token])
 
 
-def _records(sums: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """Token, probability and confidence ``[R]`` from the sums of all tiles; on equal preference the lower id wins."""
+def _records(sums: Tensor, sampling: Sampling) -> Tensor:
+    """Records ``[R, 3]`` from the sums ``[7, R, tiles]`` of all tiles; on equal preference the lower id wins."""
     tops, seconds, totals, moments, preferences, logits, tokens = sums
     top = tops.amax(1, keepdim=True)
     scale = (tops - top).exp()
@@ -164,7 +194,8 @@ def _records(sums: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
     else:
         moment = ((moments + totals * (tops - top)) * scale).sum(1)
         confidence = moment / total - total.log()
-    return tokens.gather(1, choice)[:, 0].int(), probability, confidence
+    token = tokens.gather(1, choice)[:, 0].int()
+    return torch.stack([token, probability.view(torch.int32), confidence.view(torch.int32)], 1)
 
 
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:

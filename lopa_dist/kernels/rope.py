@@ -1,9 +1,12 @@
-"""Rotary position embedding, rotate-half convention."""
+"""Rotary position embedding, rotate-half convention, alone and with what lies between projection and attention."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from lopa_dist.kernels.dispatch import fused
+from lopa_dist.kernels.norm import rms_norm
 
 
 def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -18,3 +21,63 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x [R, heads, head_dim]`` by the table's angles."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def rope_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scratch: int,
+    rows: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
+
+    Packed row r goes to slot ``scratch + r``. Only rows below `rows` are read, rotated and written; the others' q is
+    undefined, their slots stay as they are.
+
+    Args:
+        qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
+        cos: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype. `sin` likewise.
+        sin: see `cos`.
+        keys: ``[slots, Hkv, D]``, one layer of the pool; written. `values` likewise.
+        values: see `keys`.
+        scratch: the pool's slot of the first packed row.
+        rows: ``[1]`` int32 on qkv's device, how many rows are real.
+        norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.
+        eps: of these norms.
+
+    Returns:
+        q ``[R, H, D]``.
+    """
+    cos, sin = cos.flatten(1), sin.flatten(1)
+    if fused(qkv):
+        from lopa_dist.kernels import rope_triton
+
+        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps)
+    return rope_and_store_plain(qkv, cos, sin, keys, values, scratch, rows, norms, eps)
+
+
+def rope_and_store_plain(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scratch: int,
+    rows: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    """The oracle of `rope_and_store`."""
+    count, (kv_heads, dim) = int(rows), keys.shape[1:]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    q, k, v = qkv.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], 1)
+    if norms is not None:
+        q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
+    q, k = (apply_rope(x, cos[:, None], sin[:, None]) for x in (q, k))
+    keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
+    return q

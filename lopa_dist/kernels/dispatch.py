@@ -1,0 +1,30 @@
+"""Which form of a primitive runs: the Triton kernel or plain torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TRITON = find_spec("triton") is not None  # it comes with torch's CUDA builds for Linux; CPU builds lack it
+OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}  # of every launch: Triton's default is to change, and with it bits
+
+
+def fused(x: Tensor) -> bool:
+    """Whether the Triton form runs: on CUDA, where nothing is to be differentiated."""
+    return TRITON and x.is_cuda and not (torch.is_grad_enabled() and x.requires_grad)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; a few for tensors on a CPU, which only the interpreter runs kernels on."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@cache
+def hopper(device: torch.device) -> bool:
+    """Whether a GPU has Hopper's matrix instructions; tensors on a CPU count as if theirs had."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)

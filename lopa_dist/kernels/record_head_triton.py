@@ -1,0 +1,269 @@
+"""The record head without logits in memory: every tile of logits is reduced where it was multiplied.
+
+Two kernels. The first is a matrix product whose programs each make the logits of `BM` rows and `BV` tokens, in
+registers, and write their running sums, 28 bytes a row at most. The second merges the sums of a share of the
+vocabulary (`record_head.SHARES`). What follows, exchange between tensor ranks and records, is `record_head`'s.
+
+Sums are of one tile, never of the tiles a program happened to take, and the tiles of a share begin where it begins. So
+a row's bits depend neither on how many rows there are nor on how many tensor ranks, as long as `BV` and `BK` stay: in
+a tile of any height, a warp has whole rows (on Hopper; on older GPUs all tiles are of one height).
+
+What is read how often: with one tile of rows (128), the weight once, which is the floor for few rows; else once for
+every `GROUP` tiles of rows, which run at a time and find the weight's tile in L2. The hidden rows come from L2, once for
+every tile of the vocabulary.
+
+Logits stay in fp32; torch's operators round them to the weight's dtype first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lopa_dist.kernels.dispatch import OPTIONS, hopper
+
+if TYPE_CHECKING:
+    from lopa_dist.kernels.record_head import Sampling
+
+GROUP = 16  # tiles of rows that go through a tile of the vocabulary together: 2,048 hidden rows fit in L2
+MERGED = 2048  # numbers the merging kernel holds of one kind of sum: 16 a thread
+SIZES = ("count", "first", "mask_id", "share", "tiles", "all_tiles", "row_tiles", "shares")  # no variant for a 1 or 16
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of a tile and of its pipeline. `bv` and `bk` are part of the bits, the others of the speed only."""
+
+    bm: int
+    bv: int
+    bk: int
+    warps: int
+    stages: int
+
+
+def config(rows: int, dtype: torch.dtype, noise: bool, hopper: bool) -> Config:
+    """The tile for so many rows at most; two programs fit on one of Hopper's processors, so that one multiplies while
+    the other reduces. fp32, which tensor cores would round, is multiplied without them.
+    """
+    if dtype == torch.float32:
+        return Config(64, 64, 32, 4, 2)
+    if not hopper:  # there, warps share rows in a way that depends on the tile's height
+        return Config(128, 128, 64, 8, 3)
+    if rows <= 64:
+        return Config(64, 128, 64, 4, 4)
+    return Config(128, 128, 64, 8 if noise else 4, 3)  # the noise takes registers
+
+
+def share_sums(
+    hidden: Tensor,
+    weight: Tensor,
+    first: int,
+    shares: int,
+    mask_id: int,
+    keys: Tensor | None,
+    sampling: Sampling,
+    rows: Tensor | None = None,
+    tile: Config | None = None,
+) -> Tensor:
+    """Running sums of shares of the vocabulary, as `record_head._reduce` gives them for tiles.
+
+    Args:
+        hidden: ``[H, d]`` rows.
+        weight: ``[tokens, d]``, the tokens from `first` on, a multiple of `shares`.
+        first: id of the weight's first token.
+        shares: equal parts to sum over.
+        mask_id: id of the mask token.
+        keys: ``[H]`` int64, needed with temperature > 0.
+        sampling: the rules, without top-p and top-k.
+        rows: ``[1]`` int32 on the device, how many rows are real, or null: all. Tiles beyond return at once, and the
+            sums of their rows are undefined.
+        tile: sizes, for benchmarks.
+
+    Returns:
+        ``[7, H, shares]`` fp32.
+    """
+    count, size = hidden.shape
+    hidden, weight = hidden.contiguous(), weight.contiguous()
+    share = len(weight) // shares
+    noise = sampling.temperature > 0
+    chosen = tile or config(count, hidden.dtype, noise, hopper(hidden.device))
+    tiles = triton.cdiv(share, chosen.bv)
+    rows = torch.full((1,), count, dtype=torch.int32, device=hidden.device) if rows is None else rows
+    parts = hidden.new_empty(7, shares * tiles, count, dtype=torch.float32)
+    sums = hidden.new_empty(7, count, shares, dtype=torch.float32)
+    if not count:
+        return sums
+    wanted = {"MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin", "NOISE": noise}
+    row_tiles = triton.cdiv(count, chosen.bm)
+    tile_sums_kernel[(row_tiles * shares * tiles,)](
+        hidden, weight, hidden if keys is None else keys, parts, rows, count, first, mask_id, sampling.temperature,
+        share, tiles, shares * tiles, row_tiles,
+        K=size, BM=chosen.bm, BV=chosen.bv, BK=chosen.bk, GROUP=GROUP, STAGES=chosen.stages, **wanted,
+        PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32", num_warps=chosen.warps, **OPTIONS,
+    )  # fmt: skip
+    padded = triton.next_power_of_2(tiles)
+    merged = max(MERGED // padded, 1)
+    share_sums_kernel[(triton.cdiv(count, merged), shares)](
+        parts, sums, rows, count, tiles, shares, TILES=padded, ROWS=merged, **wanted, num_warps=4, **OPTIONS
+    )
+    return sums
+
+
+@triton.jit
+def mix(x: tl.tensor) -> tl.tensor:
+    """`random.mix` of uint64."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def gumbel(keys: tl.tensor, counters: tl.tensor) -> tl.tensor:
+    """`random.gumbel`: ``keys [H]`` int64, ``counters [V]`` -> ``[H, V]`` fp32; the same 23 bits of the same hash."""
+    golden = counters.to(tl.uint64) * 0x9E3779B97F4A7C15
+    bits = mix(mix(keys.to(tl.uint64))[:, None] + golden[None])
+    uniform = ((bits >> 41).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2^-23
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit(do_not_specialize=SIZES)
+def tile_sums_kernel(
+    hidden: tl.tensor,  # [H, K]
+    weight: tl.tensor,  # [tokens, K]
+    keys: tl.tensor,  # [H]
+    parts: tl.tensor,  # [7, all tiles, H]
+    rows: tl.tensor,  # [1]
+    count: tl.tensor,  # H
+    first: tl.tensor,  # id of the weight's first token
+    mask_id: tl.tensor,
+    temperature: tl.tensor,
+    share: tl.tensor,  # tokens of a share
+    tiles: tl.tensor,  # tiles of a share
+    all_tiles: tl.tensor,
+    row_tiles: tl.tensor,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    MOMENT: tl.constexpr,
+    SECOND: tl.constexpr,
+    NOISE: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """Grid ``(row tiles * tiles,)``: groups of GROUP row tiles, in them tile by tile, in these row tile by row tile."""
+    program = tl.program_id(0)
+    group = program // (GROUP * all_tiles)
+    height = tl.minimum(row_tiles - group * GROUP, GROUP)
+    inner = program - group * GROUP * all_tiles
+    row_tile, tile = group * GROUP + inner % height, inner // height
+    limit = tl.load(rows)
+    if row_tile * BM >= limit:
+        return
+    row = row_tile * BM + tl.arange(0, BM)
+    column = tl.arange(0, BV)
+    low = tile // tiles * share + tile % tiles * BV  # in the weight
+    width = tl.minimum(share - tile % tiles * BV, BV)
+    k = tl.arange(0, BK)
+    a = hidden + row[:, None].to(tl.int64) * K + k[None]
+    b = weight + (low + column)[None].to(tl.int64) * K + k[:, None]
+    real, inside = (row < limit)[:, None], (column < width)[None]
+    logits = tl.zeros([BM, BV], tl.float32)
+    for start in tl.range(0, K, BK, num_stages=STAGES):
+        if K % BK == 0:
+            x, w = tl.load(a, real, 0), tl.load(b, inside, 0)
+        else:
+            x = tl.load(a, real & (k < K - start)[None], 0)
+            w = tl.load(b, inside & (k < K - start)[:, None], 0)
+        logits = tl.dot(x, w, logits, input_precision=PRECISION)
+        a += BK
+        b += BK
+
+    lowest = -3.4028234663852886e38  # finite: 0 x -inf would poison the moment
+    if NOISE:
+        logits = logits / temperature
+    token = first + low + column
+    logits = tl.where(inside & (token != mask_id)[None], logits, lowest)
+    plane = all_tiles.to(tl.int64) * count
+    at = parts + tile.to(tl.int64) * count + row
+    kept = row < limit
+    top = tl.max(logits, 1)
+    index = tl.min(tl.where(logits == top[:, None], column[None], BV - 1), 1)  # of equal ones the lower id
+    tl.store(at, top, kept)
+    if SECOND:
+        second = tl.max(tl.where(column[None] == index[:, None], lowest, logits), 1)
+        tl.store(at + plane, second, kept)
+    shifted = logits - top[:, None]
+    exponential = tl.where(inside, tl.exp(shifted), 0)
+    tl.store(at + 2 * plane, tl.sum(exponential, 1), kept)
+    if MOMENT:
+        tl.store(at + 3 * plane, tl.sum(exponential * shifted, 1), kept)
+    if NOISE:
+        noisy = logits + gumbel(tl.load(keys + row, kept, 0), token)
+        preference = tl.max(noisy, 1)
+        index = tl.min(tl.where(noisy == preference[:, None], column[None], BV - 1), 1)
+        tl.store(at + 4 * plane, preference, kept)
+        tl.store(at + 5 * plane, tl.max(tl.where(column[None] == index[:, None], logits, lowest), 1), kept)
+    index = tl.minimum(index, width - 1)  # a token, even where a row is NaN
+    tl.store(at + 6 * plane, (first + low + index).to(tl.float32), kept)  # exact up to 2^24
+
+
+@triton.jit(do_not_specialize=SIZES)
+def share_sums_kernel(
+    parts: tl.tensor,  # [7, shares * tiles, H]
+    sums: tl.tensor,  # [7, H, shares]
+    rows: tl.tensor,  # [1]
+    count: tl.tensor,
+    tiles: tl.tensor,
+    shares: tl.tensor,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    MOMENT: tl.constexpr,
+    SECOND: tl.constexpr,
+    NOISE: tl.constexpr,
+) -> None:
+    """Grid ``(tiles of ROWS rows, shares)``; all tiles of a share at once."""
+    share = tl.program_id(1)
+    limit = tl.load(rows)
+    if tl.program_id(0) * ROWS >= limit:
+        return
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tile = tl.arange(0, TILES)[:, None]
+    kept, inside = row < limit, (tile < tiles) & (row < limit)[None]
+    plane = (shares * tiles).to(tl.int64) * count
+    at = parts + (share * tiles + tile).to(tl.int64) * count + row[None]
+    out, out_plane = sums + row.to(tl.int64) * shares + share, count.to(tl.int64) * shares
+    lowest = -3.4028234663852886e38
+    tops = tl.load(at, inside, lowest)
+    totals = tl.load(at + 2 * plane, inside, 0)
+    tokens = tl.load(at + 6 * plane, inside, 0)
+    top = tl.max(tops, 0)
+    scale = tl.exp(tops - top[None])
+    best = tl.min(tl.where(tops == top[None], tile, TILES - 1), 0)  # the first tile: the lower id
+    second, moment, preference, logit = top, top, top, top
+    if SECOND:
+        seconds = tl.load(at + plane, inside, lowest)
+        second = tl.max(tl.maximum(seconds, tl.where(tile == best[None], lowest, tops)), 0)
+    if MOMENT:
+        moments = tl.load(at + 3 * plane, inside, 0)
+        moment = tl.sum((moments + totals * (tops - top[None])) * scale, 0)
+    if NOISE:
+        preferences = tl.load(at + 4 * plane, inside, lowest)
+        preference = tl.max(preferences, 0)
+        best = tl.min(tl.where(preferences == preference[None], tile, TILES - 1), 0)
+        logits = tl.load(at + 5 * plane, inside, lowest)
+        logit = tl.max(tl.where(tile == best[None], logits, lowest), 0)
+    token = tl.max(tl.where(tile == best[None], tokens, 0), 0)
+    tl.store(out, top, kept)
+    tl.store(out + out_plane, second, kept)
+    tl.store(out + 2 * out_plane, tl.sum(totals * scale, 0), kept)
+    tl.store(out + 3 * out_plane, moment, kept)
+    tl.store(out + 4 * out_plane, preference, kept)
+    tl.store(out + 5 * out_plane, logit, kept)
+    tl.store(out + 6 * out_plane, token, kept)

@@ -1,0 +1,108 @@
+"""From projection to attention in one kernel: norms of q and k, rotation, K/V into the pool.
+
+A program takes one row's next `HEADS` heads, of whichever kind: q, k and v lie side by side in the projection. Every
+number is read once and written once. It rounds where torch's operators round.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lopa_dist.kernels.dispatch import OPTIONS
+
+TILE = 2048  # numbers a program takes, about: 16 a thread
+
+
+def rope_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scratch: int,
+    rows: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    """As `rope.rope_and_store`, with `cos` and `sin` ``[R, D]``."""
+    count, (kv_heads, dim) = len(qkv), keys.shape[1:]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    q = qkv.new_empty(count, heads, dim)
+    half = triton.next_power_of_2(dim // 2)
+    at_once = min(max(TILE // (2 * half), 1), triton.next_power_of_2(heads + 2 * kv_heads))
+    q_norm, k_norm = (qkv, qkv) if norms is None else norms  # never read without norms
+    if count:
+        rope_and_store_kernel[(count, triton.cdiv(heads + 2 * kv_heads, at_once))](
+            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, scratch,
+            qkv.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
+            H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None, num_warps=4, **OPTIONS,
+        )  # fmt: skip
+    return q
+
+
+@triton.jit(do_not_specialize=["scratch"])
+def rope_and_store_kernel(
+    qkv: tl.tensor,  # [R, (H + 2 KV) * D]
+    cos: tl.tensor,  # [R, D], of which the first half is read
+    sin: tl.tensor,  # likewise
+    q_norm: tl.tensor,  # [D]
+    k_norm: tl.tensor,  # [D]
+    q: tl.tensor,  # [R, H, D]
+    keys: tl.tensor,  # [slots, KV, D]
+    values: tl.tensor,  # [slots, KV, D]
+    rows: tl.tensor,  # [1]
+    scratch: tl.tensor,
+    qkv_stride: tl.tensor,
+    cos_stride: tl.tensor,
+    sin_stride: tl.tensor,
+    keys_stride: tl.tensor,
+    values_stride: tl.tensor,
+    eps: tl.tensor,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+) -> None:
+    """Grid ``(R, tiles of HEADS heads)``."""
+    row = tl.program_id(0)
+    if row >= tl.load(rows):
+        return
+    row = row.to(tl.int64)
+    slot = row + scratch
+    dtype = q.dtype.element_ty
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    column = tl.arange(0, HALF)[None]
+    half = D // 2
+    inside = (column < half) & (head < H + 2 * KV)
+    source = qkv + row * qkv_stride + head * D + column
+    raw_first, raw_second = tl.load(source, inside, 0), tl.load(source + half, inside, 0)
+    is_value = head >= H + KV
+    tl.store(values + slot * values_stride + (head - H - KV) * D + column, raw_first, inside & is_value)
+    tl.store(values + slot * values_stride + (head - H - KV) * D + column + half, raw_second, inside & is_value)
+
+    first, second = raw_first.to(tl.float32), raw_second.to(tl.float32)
+    if NORM:
+        inverse = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / D + eps)[:, None]
+        for_q, for_k = inside & (head < H), inside & (head >= H) & (head < H + KV)
+        first_scale = tl.load(q_norm + column + head * 0, for_q, 0).to(tl.float32)
+        first_scale += tl.load(k_norm + column + head * 0, for_k, 0).to(tl.float32)
+        second_scale = tl.load(q_norm + half + column + head * 0, for_q, 0).to(tl.float32)
+        second_scale += tl.load(k_norm + half + column + head * 0, for_k, 0).to(tl.float32)
+        first = ((first * inverse).to(dtype).to(tl.float32) * first_scale).to(dtype).to(tl.float32)
+        second = ((second * inverse).to(dtype).to(tl.float32) * second_scale).to(dtype).to(tl.float32)
+    c = tl.load(cos + row * cos_stride + column, column < half, 0).to(tl.float32)
+    s = tl.load(sin + row * sin_stride + column, column < half, 0).to(tl.float32)
+    turned_first = (first * c).to(dtype).to(tl.float32) - (second * s).to(dtype).to(tl.float32)
+    turned_second = (second * c).to(dtype).to(tl.float32) + (first * s).to(dtype).to(tl.float32)
+
+    target = q + row * (H * D) + head * D + column
+    tl.store(target, turned_first.to(dtype), inside & (head < H))
+    tl.store(target + half, turned_second.to(dtype), inside & (head < H))
+    target = keys + slot * keys_stride + (head - H) * D + column
+    is_key = inside & (head >= H) & (head < H + KV)
+    tl.store(target, turned_first.to(dtype), is_key)
+    tl.store(target + half, turned_second.to(dtype), is_key)

@@ -1,0 +1,127 @@
+"""Persistent matrix product with the number of real rows on the device.
+
+As many programs as fit on the GPU walk over the tiles of the real rows, in groups of row tiles that share a column
+tile's weight in L2. The walk over K has one order and one step, and no tile is split along K: a row's bits do not depend
+on the number of rows.
+
+An int8 weight takes the left side of the product, since tensor cores read that side from registers, where it is
+converted; its rows' scale is applied to the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lopa_dist.kernels.dispatch import OPTIONS, processors
+
+GROUP = 8  # row tiles that share a column tile
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of a tile and of its pipeline, and programs a processor. `bk` is part of the bits."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+    resident: int = 1
+
+
+WIDE = Config(128, 256, 64, 8, 3)
+INT8 = Config(128, 128, 64, 4, 4, 2)
+FP32 = Config(64, 64, 32, 4, 2, 2)  # without tensor cores, which would round it
+
+
+def config(x: Tensor, weight: Tensor) -> Config:
+    """The tile of these types; on any number of rows the same."""
+    if x.dtype == torch.float32:
+        return FP32
+    return INT8 if weight.dtype == torch.int8 else WIDE
+
+
+def vgemm(
+    x: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    tile: Config | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """As `virtual_gemm.vgemm`; `tile` is for benchmarks. Rows of `out` that are not real are not written."""
+    x, weight = x.contiguous(), weight.contiguous()
+    (m, k), n = x.shape, len(weight)
+    chosen = tile or config(x, weight)
+    out = x.new_empty(m, n) if out is None else out
+    if m:
+        most = triton.cdiv(m, chosen.bm) * triton.cdiv(n, chosen.bn)
+        vgemm_kernel[(min(most, processors(x.device) * chosen.resident),)](
+            x, weight, x if bias is None else bias, x if scale is None else scale, out, rows,
+            N=n, K=k, BM=chosen.bm, BN=chosen.bn, BK=chosen.bk, GROUP=GROUP, STAGES=chosen.stages,
+            BIAS=bias is not None, INT8=scale is not None,
+            PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=chosen.warps, **OPTIONS,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def vgemm_kernel(
+    x: tl.tensor,  # [M, K]
+    weight: tl.tensor,  # [N, K]
+    bias: tl.tensor,  # [N]
+    scale: tl.tensor,  # [N]
+    out: tl.tensor,  # [M, N]
+    rows: tl.tensor,  # [1]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+    INT8: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """Grid ``(programs,)``, any number of them."""
+    limit = tl.load(rows)
+    row_tiles, column_tiles = tl.cdiv(limit, BM), tl.cdiv(N, BN)
+    k = tl.arange(0, BK)
+    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0)):
+        group = tile // (GROUP * column_tiles)
+        height = tl.minimum(row_tiles - group * GROUP, GROUP)
+        inner = tile - group * GROUP * column_tiles
+        row = (group * GROUP + inner % height) * BM + tl.arange(0, BM)
+        column = (inner // height) * BN + tl.arange(0, BN)
+        a = x + row[:, None].to(tl.int64) * K + k[None]
+        b = weight + column[:, None].to(tl.int64) * K + k[None]
+        real, inside = (row < limit)[:, None], (column < N)[:, None]
+        if INT8:
+            sums = tl.zeros([BN, BM], tl.float32)
+        else:
+            sums = tl.zeros([BM, BN], tl.float32)
+        for start in tl.range(0, K, BK, num_stages=STAGES):
+            if K % BK == 0:
+                left, right = tl.load(a, real, 0), tl.load(b, inside, 0)
+            else:
+                left = tl.load(a, real & (k < K - start)[None], 0)
+                right = tl.load(b, inside & (k < K - start)[None], 0)
+            if INT8:
+                sums = tl.dot(right.to(left.dtype), left.T, sums, input_precision=PRECISION)
+            else:
+                sums = tl.dot(left, right.T, sums, input_precision=PRECISION)
+            a += BK
+            b += BK
+        if INT8:
+            sums = sums.T * tl.load(scale + column, column < N, 0)[None]
+        if BIAS:
+            sums += tl.load(bias + column, column < N, 0).to(tl.float32)[None]
+        at = out + row[:, None].to(tl.int64) * N + column[None]
+        tl.store(at, sums.to(out.dtype.element_ty), real & (column < N)[None])
