@@ -59,7 +59,7 @@ def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
     """The oracle of `quantize_rows`."""
     greatest = x.float().abs().amax(1).clamp(min=SMALLEST)
     scale = (greatest / FP8_MAX).where(greatest.isfinite(), torch.nan)
-    return (x.float() * (FP8_MAX / greatest)[:, None]).to(FP8), scale
+    return (x.float() * (greatest.reciprocal() * FP8_MAX)[:, None]).to(FP8), scale
 
 
 def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast_sums: bool = False) -> Tensor:

@@ -39,4 +39,4 @@ def quantize_rows_kernel(
     greatest = tl.maximum(tl.max(tl.abs(wide)), 7.888609052210118e-31)  # 2^-100, quantized.SMALLEST
     broken = tl.max((tl.abs(wide) < float("inf")).to(tl.int32) ^ 1) > 0  # maxima and casts may lose a NaN
     tl.store(scale + row, tl.where(broken, float("nan"), tl.div_rn(greatest, 448.0)))
-    tl.store(out + row * SIZE + columns, (wide * tl.div_rn(448.0, greatest)).to(out.dtype.element_ty), inside)
+    tl.store(out + row * SIZE + columns, (wide * (tl.div_rn(1.0, greatest) * 448.0)).to(out.dtype.element_ty), inside)
