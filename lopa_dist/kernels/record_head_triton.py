@@ -9,8 +9,8 @@ a row's bits depend neither on how many rows there are nor on how many tensor ra
 a tile of any height, a warp has whole rows (on Hopper; on older GPUs all tiles are of one height).
 
 What is read how often: with one tile of rows (128), the weight once, which is the floor for few rows; else once for
-every `GROUP` tiles of rows, which run at a time and find the weight's tile in L2. The hidden rows come from L2, once for
-every tile of the vocabulary.
+every `GROUP` tiles of rows, which run at a time and find the weight's tile in L2. The hidden rows come from L2, once
+for every tile of the vocabulary.
 
 Logits stay in fp32; torch's operators round them to the weight's dtype first.
 """

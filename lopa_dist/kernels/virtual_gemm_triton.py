@@ -1,8 +1,8 @@
 """Persistent matrix product with the number of real rows on the device.
 
 As many programs as fit on the GPU walk over the tiles of the real rows, in groups of row tiles that share a column
-tile's weight in L2. The walk over K has one order and one step, and no tile is split along K: a row's bits do not depend
-on the number of rows.
+tile's weight in L2. The walk over K has one order and one step, and no tile is split along K: a row's bits do not
+depend on the number of rows.
 
 An int8 weight takes the left side of the product, since tensor cores read that side from registers, where it is
 converted; its rows' scale is applied to the sums.
@@ -103,10 +103,7 @@ def vgemm_kernel(
         a = x + row[:, None].to(tl.int64) * K + k[None]
         b = weight + column[:, None].to(tl.int64) * K + k[None]
         real, inside = (row < limit)[:, None], (column < N)[:, None]
-        if INT8:
-            sums = tl.zeros([BN, BM], tl.float32)
-        else:
-            sums = tl.zeros([BM, BN], tl.float32)
+        sums = tl.zeros([BN, BM], tl.float32) if INT8 else tl.zeros([BM, BN], tl.float32)
         for start in tl.range(0, K, BK, num_stages=STAGES):
             if K % BK == 0:
                 left, right = tl.load(a, real, 0), tl.load(b, inside, 0)

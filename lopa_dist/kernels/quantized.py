@@ -1,0 +1,149 @@
+"""Linear layers with eight-bit weights: fp8 times fp8, and int8 weights alone.
+
+fp8 (W8A8) halves both the weight's bytes and the time of the multiplication; every row of the activations is quantised
+on the way in. int8 (weights only) halves the bytes and keeps the activations. Scales are one a row, of weight and
+activations alike, so rows stay independent: a row's numbers do not depend on its batch, and a pad row's NaN stays its
+own.
+
+On a CPU the fp8 layer computes what a GPU would, up to the order of sums, at a CPU's speed: it shows what fp8 does to
+accuracy.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lopa_dist.kernels.dispatch import fused
+from lopa_dist.kernels.virtual_gemm import vgemm
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0  # the greatest number of FP8
+INT8_MAX = 127.0
+SMALLEST = 2.0**-100  # the least greatest number of a row that is told from 0: scales stay normal fp32 numbers
+
+
+def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight ``[N, K]`` as fp8 (e4m3fn) ``[N, K]`` and scales ``[N]`` fp32, of which it is about the product.
+
+    Raises:
+        ValueError: a weight with NaN or infinity.
+    """
+    check_finite(weight, "quantize_fp8")
+    return quantize_rows_plain(weight)
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight ``[N, K]`` as int8 from -127 to 127 and scales ``[N]`` fp32, of which it is about the product.
+
+    Raises:
+        ValueError: a weight with NaN or infinity.
+    """
+    check_finite(weight, "quantize_int8")
+    greatest = weight.float().abs().amax(1).clamp(min=SMALLEST)
+    scale = greatest / INT8_MAX
+    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations ``[M, K]`` as fp8 and scales ``[M]`` fp32; NaN is the scale of a row with NaN or infinity."""
+    if fused(x):
+        from lopa_dist.kernels import quantized_triton
+
+        return quantized_triton.quantize_rows(x)
+    return quantize_rows_plain(x)
+
+
+def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The oracle of `quantize_rows`."""
+    greatest = x.float().abs().amax(1).clamp(min=SMALLEST)
+    scale = (greatest / FP8_MAX).where(greatest.isfinite(), torch.nan)
+    return (x.float() * (greatest.reciprocal() * FP8_MAX)[:, None]).to(FP8), scale
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast_sums: bool = False) -> Tensor:
+    """``x @ weight.T + bias`` in fp8, summed in fp32.
+
+    Args:
+        x: ``[M, K]``; quantised here, row by row.
+        weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16.
+        scale: ``[N]`` of `quantize_fp8`.
+        bias: ``[N]`` or null.
+        fast_sums: let the GPU keep fewer bits of partial sums; faster, and not what a CPU computes.
+
+    Returns:
+        ``[M, N]`` in x's dtype.
+
+    Raises:
+        RuntimeError: a GPU without fp8.
+        ValueError: sizes that the GPU's product cannot have.
+    """
+    if x.is_cuda:
+        check_fp8(x.device, weight)
+    rows, row_scale = quantize_rows(x)
+    if not x.is_cuda:
+        product = F.linear(rows.float(), weight.float()) * row_scale[:, None] * scale
+        return (product if bias is None else product + bias.float()).to(x.dtype)
+    out = torch._scaled_mm(
+        rows,
+        weight.t(),
+        row_scale[:, None],
+        scale[None],
+        bias=None if bias is None else bias.bfloat16(),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=fast_sums,
+    )
+    return out.to(x.dtype)
+
+
+def int8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, rows: Tensor | None = None
+) -> Tensor:
+    """``x @ (weight * scale).T + bias`` with the scale applied to the sums.
+
+    Args:
+        x: ``[M, K]``.
+        weight: ``[N, K]`` of `quantize_int8`.
+        scale: ``[N]`` of `quantize_int8`.
+        bias: ``[N]`` or null.
+        rows: ``[1]`` int32 on x's device, how many rows are real, or null: all. The others are undefined.
+
+    Returns:
+        ``[M, N]`` in x's dtype.
+    """
+    if fused(x):
+        every = torch.full((1,), len(x), dtype=torch.int32, device=x.device) if rows is None else rows
+        return vgemm(x, weight, every, bias, scale)
+    return int8_linear_plain(x, weight, scale, bias)
+
+
+def int8_linear_plain(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The oracle of `int8_linear`."""
+    product = F.linear(x.float(), weight.float()) * scale
+    return (product if bias is None else product + bias.float()).to(x.dtype)
+
+
+def check_finite(weight: Tensor, where: str) -> None:
+    """Raise a ValueError that names the first row with NaN or infinity."""
+    bad = (~weight.isfinite()).any(1).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"{where}: row {int(bad[0])} of a weight of shape {list(weight.shape)} holds NaN or infinity "
+            f"({len(bad)} rows do); check the checkpoint, or load it in bf16 or fp32: fp16 overflows at 65504"
+        )
+
+
+def check_fp8(device: torch.device, weight: Tensor) -> None:
+    """Raise where the GPU or the weight's shape does not allow an fp8 product."""
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        raise RuntimeError(
+            f"fp8_linear on {name}: fp8 needs compute capability 8.9 (Ada) or 9.0 (Hopper), this GPU has "
+            f"{capability[0]}.{capability[1]}; use int8 weights or bf16"
+        )
+    if weight.shape[0] % 16 or weight.shape[1] % 16:
+        raise ValueError(
+            f"fp8_linear: the weight's shape {list(weight.shape)} is not in multiples of 16, as fp8 products need; "
+            "leave this layer in bf16"
+        )

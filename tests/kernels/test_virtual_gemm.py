@@ -1,0 +1,127 @@
+"""Linear layers that read their number of rows from the device: right, blind to pad rows, the same bits for any number.
+
+Without a GPU the kernel is interpreted, and cross-compiled.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lopa_dist.kernels import virtual_gemm_triton
+from lopa_dist.kernels.quantized import quantize_int8
+from lopa_dist.kernels.virtual_gemm import grouped_linear, vgemm, vgemm_plain
+from lopa_dist.kernels.virtual_gemm_triton import FP32, INT8, WIDE, Config
+from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SENTINEL = 7.0
+SMALL = Config(16, 32, 32, 4, 2)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def real(count: int) -> Tensor:
+    return torch.tensor([count], dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "count", "wide", "deep"),
+    [
+        (torch.float32, 1, 1, 70, 96),
+        (torch.float32, 64, 17, 130, 50),
+        (torch.float16, 140, 129, 300, 128),
+        (torch.bfloat16, 17, 16, 48, 72),
+        (torch.float16, 9, 0, 48, 64),
+    ],
+    ids=str,
+)
+def test_against_the_plain_product(
+    dtype: torch.dtype, rows: int, count: int, wide: int, deep: int, eight: bool, bias: bool
+) -> None:
+    if eight and dtype == torch.bfloat16 and DEVICE.type == "cpu":
+        pytest.skip("the interpreter makes no bf16 of int8")
+    x, weight = random(rows, deep, dtype=dtype), random(wide, deep, dtype=dtype, seed=1)
+    added = random(wide, dtype=dtype, seed=2) if bias else None
+    weight, scale = quantize_int8(weight) if eight else (weight, None)
+    x[count:] = torch.nan
+    out = torch.full((rows, wide), SENTINEL, dtype=dtype, device=DEVICE)
+    virtual_gemm_triton.vgemm(x, weight, real(count), added, scale, out=out)
+    wanted = vgemm_plain(x, weight, real(count), added, scale)
+    steps = 8 * torch.finfo(dtype).eps
+    assert torch.allclose(out[:count].float(), wanted[:count].float(), rtol=steps, atol=steps * deep**0.5)
+    assert out[count:].eq(SENTINEL).all()
+
+
+@pytest.mark.parametrize("eight", [False, True])
+def test_bits_do_not_depend_on_the_number_of_rows_or_programs(eight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = random(90, 100), random(70, 100, seed=1)
+    weight, scale = quantize_int8(weight) if eight else (weight, None)
+    whole = virtual_gemm_triton.vgemm(x, weight, real(90), None, scale, SMALL)
+    for count in (1, 16, 33, 90):
+        part = virtual_gemm_triton.vgemm(x, weight, real(count), None, scale, SMALL)
+        assert torch.equal(part[:count], whole[:count])
+    for low in (3, 16, 40):  # wherever a row lies
+        part = virtual_gemm_triton.vgemm(x[low : low + 20], weight, real(20), None, scale, SMALL)
+        assert torch.equal(part, whole[low : low + 20])
+    for programs in (1, 7, 1000):
+        monkeypatch.setattr(virtual_gemm_triton, "processors", lambda device, programs=programs: programs)
+        assert torch.equal(virtual_gemm_triton.vgemm(x, weight, real(90), None, scale, SMALL), whole)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_grouped_products(rows: int, bias: bool) -> None:
+    x, weight = random(64, 32, dtype=torch.bfloat16), random(48, 32, dtype=torch.bfloat16, seed=1)
+    x[rows:] = torch.nan
+    added = random(48, dtype=torch.bfloat16, seed=2) if bias else None
+    found = grouped_linear(x, weight, real(rows), added)[:rows]
+    wanted = vgemm_plain(x, weight, real(rows), added, None)[:rows]
+    assert torch.allclose(found.float(), wanted.float(), rtol=0.02, atol=0.02)
+
+
+def test_the_dispatcher() -> None:
+    x, weight = torch.randn(5, 16), torch.randn(8, 16)
+    out = vgemm(x, weight, torch.tensor([3], dtype=torch.int32))
+    assert torch.equal(out[:3], x[:3] @ weight.T)
+    with pytest.raises(ValueError, match=r"int8 needs scale \[N\]"):
+        vgemm(x, weight.to(torch.int8), torch.tensor([3], dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"float32 takes no scale"):
+        vgemm(x, weight, torch.tensor([3], dtype=torch.int32), None, torch.ones(8))
+
+
+def product(wide: int, deep: int, tile: Config, arch: int, weight: str = "bf16", x: str = "bf16") -> Variant:
+    types = {"x": f"*{x}", "weight": f"*{weight}", "bias": f"*{x}", "scale": "*fp32", "out": f"*{x}", "rows": "*i32"}
+    sizes = {"N": wide, "K": deep, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "STAGES": tile.stages}
+    sizes |= {"GROUP": virtual_gemm_triton.GROUP, "BIAS": True, "INT8": weight == "i8"}
+    return Variant(
+        "lopa_dist.kernels.virtual_gemm_triton:vgemm_kernel",
+        types,
+        {**sizes, "PRECISION": "ieee" if x == "fp32" else "tf32"},
+        tuple(types),
+        arch,
+        {"num_warps": tile.warps},
+    )
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_cross_compiled(arch: int) -> None:
+    """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""
+    variants = [product(2 * 18944, 3584, WIDE, arch), product(3584, 18944, WIDE, arch)]
+    variants += [product(4096, 12288, INT8, arch, "i8"), product(576, 192, FP32, arch, "fp32", "fp32")]
+    found = compile_all(variants)
+    for one, kernel in zip(variants, found, strict=True):
+        print(one.arch, one.constexprs, kernel.registers, kernel.stack, kernel.shared)
+        assert kernel.stack <= 64, one
+        assert kernel.shared <= SHARED_LIMIT[arch], one
+        assert "cp.async" in kernel.ptx, one
+    for one, kernel in zip(variants[:3], found, strict=False):
+        assert ("wgmma.mma_async" if arch == 90 else "mma.sync") in kernel.ptx, one
+    if arch == 90:  # two programs with an int8 weight at a time
+        assert found[2].registers * 32 * INT8.warps * INT8.resident <= 65536
+        assert (found[2].shared + 1024) * INT8.resident <= 228 * 1024
