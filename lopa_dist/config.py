@@ -10,7 +10,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from lopa_dist.decode.config import CHOICES, DecodeConfig
+from lopa_dist.kernels.attention import NAMES as ATTENTION
 from lopa_dist.models.families import PATTERNS, Native
+from lopa_dist.models.quantize import KINDS
 
 HERE = Path(__file__).parent
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
@@ -40,6 +42,7 @@ class ModelOptions:
     pattern: str = "auto"  # how it was trained, which decode options set to auto follow; auto: as its family
     dtype: str = "auto"  # auto: fp32 on a CPU, bf16 on a GPU
     device: str = "auto"
+    quantization: str = "none"  # of the layers' projections: none, fp8 (weights and activations), int8 (weights)
     chat_template: str = "auto"  # auto: wrap plain prompts when the tokenizer has a template
 
     def __post_init__(self) -> None:
@@ -47,6 +50,7 @@ class ModelOptions:
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
         require("model.pattern", self.pattern, ("auto", *PATTERNS))
         require("model.dtype", self.dtype, ("auto", "fp32", "bf16", "fp16"))
+        require("model.quantization", self.quantization, ("none", *KINDS))
         require("model.chat_template", self.chat_template, ("auto", "always", "never"))
 
 
@@ -172,14 +176,16 @@ class EngineConfig:
     max_sequences: int = 16  # in flight at once
     max_rows: int | None = None  # of one forward on one rank, which bounds its memory; sequences beyond it wait a step
     kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
-    attention: str = "torch"  # torch: segments of one shape together; plain: the oracle, one at a time
+    attention: str = "auto"  # torch, meta (Triton), or plain (the oracle); auto: meta on a GPU
+    graphs: str = "auto"  # CUDA graphs over fixed buffers: auto: on a GPU with meta; always, never
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
         for key in ("max_rows", "kv_tokens"):
             if getattr(self, key) is not None:
                 require_count(f"engine.{key}", getattr(self, key))
-        require("engine.attention", self.attention, ("torch", "plain"))
+        require("engine.attention", self.attention, ("auto", *ATTENTION))
+        require("engine.graphs", self.graphs, ("auto", "always", "never"))
 
 
 @dataclass

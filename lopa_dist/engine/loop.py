@@ -18,6 +18,7 @@ from lopa_dist.engine.commit import commit
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.scheduler import Scheduler, kv_budget
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.kernels.record_head import Sampling
@@ -48,20 +49,22 @@ class Engine:
         config: DecodeConfig,
         comm: Communicator,
         max_sequences: int = 16,
-        attention: str = "torch",
+        attention: str = "auto",
         observe: Callable[[Engine], None] = lambda engine: None,
         wish: Callable[[], Wish] = lambda: Wish.RUN,
         max_rows: int | None = None,
         kv_tokens: int | None = None,
         tensor: Communicator | None = None,
+        graphs: str = "auto",
     ) -> None:
         self.tensor = tensor or Solo()  # the group that the model is split over
         self.max_rows, self.kv_tokens = max_rows, kv_tokens
         self.observe = observe  # called after every step
         self.wish = wish  # asked in every step: whether this rank was told to stop
         self.model, self.config, self.comm = model, config, comm
-        self.max_sequences, self.attention = max_sequences, attention
+        self.max_sequences = max_sequences
         self.device = model.head_weight.device
+        self.runners = Runners(model, config, attention, graphs, self.tensor)
         self.statistics = Statistics()
         self.scores: Tensor | None = None  # [S, K] of the last step's branches
         self.taken = 0  # requests admitted so far
@@ -144,7 +147,7 @@ class Flight:
         budget = kv_budget(requests, slots, engine.kv_tokens) if cached else 0
         local = replace(model.config, kv_heads=model.config.kv_heads // engine.tensor.size)
         self.pool = KVPool(local, slots, budget, model.head_weight.dtype, device)
-        self.runner = Runner(model, self.pool, engine.sampling, engine.attention, engine.tensor)
+        self.runner = engine.runners.make(self.pool, engine.sampling, slots, longest)
         self.scheduler = Scheduler(self.pool, engine.max_rows, engine.comm.size, cached)
         self.admitted: dict[int, Admission] = {}
         self.waiting: deque[int] = deque()  # taken from the queue, but without K/V space yet

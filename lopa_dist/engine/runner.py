@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from lopa_dist.decode.layout import Batch
 from lopa_dist.engine.kv_pool import Ints, KVPool
+from lopa_dist.kernels.attention import Attention
 from lopa_dist.kernels.record_head import Sampling, record_head
-from lopa_dist.kernels.segment_attention import Group, Segments, attend_grouped, attend_plain, plan
+from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -25,7 +27,7 @@ class Prepared:
     batch: Batch
     slots: Ints | None  # of the sequences in the batch; null where they are all there are
     segments: Segments
-    groups: list[Group]
+    plan: Any  # what the attention's back end made of the segments
 
     def slot(self, sequence: Ints) -> Ints:
         """The slots of the batch's sequences."""
@@ -33,14 +35,14 @@ class Prepared:
 
 
 class Runner:
-    """Eager path. `attention` is ``torch`` (grouped by shape) or ``plain`` (the oracle)."""
+    """Eager path: the model's modules, and an attention back end."""
 
     def __init__(
         self,
         model: Transformer,
         pool: KVPool,
         sampling: Sampling,
-        attention: str = "torch",
+        attention: Attention,
         tensor: Communicator | None = None,
     ) -> None:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
@@ -49,12 +51,16 @@ class Runner:
 
     def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool; `slots` are its sequences' where some wait."""
-        config, pool = self.model.config, self.pool
-        pool.reserve(len(batch.tokens))
+        self.pool.reserve(len(batch.tokens))
+        segments = self.segments(batch, slots)
+        return Prepared(batch, slots, segments, self.attention.plan(segments, len(batch.tokens)))
+
+    def segments(self, batch: Batch, slots: Ints | None) -> Segments:
+        """The batch's segments with the pool's addresses."""
+        pool = self.pool
         base = pool.base(batch.sequence if slots is None else slots[batch.sequence])
         tail = None if batch.tail is None else (base + batch.tail[0], batch.tail[1])
-        segments = Segments(batch.start, batch.rows, base, batch.shared, pool.scratch + batch.start, batch.hi, tail)
-        return Prepared(batch, slots, segments, plan(segments, config.heads // config.kv_heads, batch.tokens.device))
+        return Segments(batch.start, batch.rows, base, batch.shared, pool.scratch + batch.start, batch.hi, tail)
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
@@ -67,17 +73,18 @@ class Runner:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pool.write(layer, k, v)
-            keys, values = pool.keys[layer], pool.values[layer]
-            if self.attention == "plain":
-                return attend_plain(q, keys, values, prepared.segments)
-            return attend_grouped(q, keys, values, prepared.groups)
+            return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
         hidden = self.model(batch.tokens, batch.positions, attend)[batch.head_rows]
-        weight, mask_id = self.model.head_weight, self.model.config.mask_id
+        self.write_records(prepared, hidden, records)
+        return records.view(shape)
+
+    def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
+        """Records of the head rows' hidden states ``[H, d]`` into their places, each by its request's sampling."""
+        batch, weight, mask_id = prepared.batch, self.model.head_weight, self.model.config.mask_id
         for sampling, rows in self.by_sampling(prepared):
             keys = None if batch.head_keys is None else batch.head_keys[rows]
             records[batch.head_slots[rows]] = record_head(hidden[rows], weight, mask_id, keys, sampling, self.shard)
-        return records.view(shape)
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
         """Head rows by how their requests choose tokens: one kind, unless requests in flight bring their own."""

@@ -2,8 +2,8 @@
 
 lm-evaluation-harness has no way to find models of other packages by itself, so this module registers `lopa_dist` and
 then runs the harness's own command line; every option of it works. `--model_args` takes `path`, `lora`, `pattern`,
-`dtype`, `device`, `attention`, `max_sequences`, `seed` and every key of the `decode` section; `--batch_size` has no
-effect, as no text depends on it. One process, one device.
+`dtype`, `device`, `quantization`, `attention`, `max_sequences`, `seed` and every key of the `decode` section;
+`--batch_size` has no effect, as no text depends on it. One process, one device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from lopa_dist.config import Config, DecodeOptions, EngineConfig, ModelOptions, 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.jobs.run import choose_device, choose_dtype, find_adapter
+from lopa_dist.jobs.loading import choose_device, load
 from lopa_dist.jobs.stopping import finished_text
-from lopa_dist.models.checkpoint import DTYPES, load_model
 from lopa_dist.models.families import native
 from lopa_dist.models.files import find
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -36,7 +35,7 @@ from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
 NAME = "lopa_dist"
-OWN = ("path", "lora", "pattern", "dtype", "device", "attention", "max_sequences", "seed")
+OWN = ("path", "lora", "pattern", "dtype", "device", "quantization", "attention", "max_sequences", "seed")
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
 REASON = (
     "lopa_dist cannot score given text: a diffusion model has no left-to-right likelihood; choose tasks that generate "
@@ -71,7 +70,8 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         pattern: str = "auto",
         dtype: str = "auto",
         device: str = "auto",
-        attention: str = "torch",
+        quantization: str = "none",
+        attention: str = "auto",
         max_sequences: int = 16,
         seed: int = 0,
         batch_size: int | str | None = None,  # the harness always gives it
@@ -88,13 +88,12 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             raise LaunchError(f"lm-eval with {world.size} ranks: run it as one process")
         if device == "cuda:0" and not torch.cuda.is_available():  # what the harness says where the user says nothing
             device = "auto"
-        self.options = ModelOptions(path, lora, pattern, dtype, device)
+        self.options = ModelOptions(path, lora, pattern, dtype, device, quantization=quantization)
         self.engine, self.seed = EngineConfig(max_sequences=max_sequences, attention=attention), seed
         config = Config(model=self.options)
         self._device = choose_device(config, world)
         source = find(path)
-        precision = DTYPES[choose_dtype(self.options, self._device)]
-        self.model = load_model(source, precision, self._device, find_adapter(config, warn=True))
+        self.model = load(self.options, self._device, warn=True)
         self.decode = concrete(DecodeOptions(**decode), native(self.model.config, pattern))
         self.tokenizer = load_tokenizer(source)
         self.templated = False  # contexts then hold the template's special tokens already

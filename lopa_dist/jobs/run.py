@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import platform
 import time
 import zlib
@@ -20,11 +19,12 @@ from typing import Any
 import torch
 
 from lopa_dist import __version__
-from lopa_dist.config import Config, ModelOptions, concrete
+from lopa_dist.config import Config, concrete
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
+from lopa_dist.jobs.loading import choose_device, choose_dtype, load
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
@@ -33,8 +33,7 @@ from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
-from lopa_dist.models.adapter import Adapter, load_adapter
-from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
+from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.families import native
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
@@ -47,41 +46,6 @@ from lopa_dist.parallel.stop import Stop, Stopped
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
-
-
-def choose_device(config: Config, world: World) -> torch.device:
-    """The GPU of this rank, or the CPU with its share of the threads."""
-    name = config.model.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise ValueError(f"model.device={name}: this torch sees no GPU; use cpu")
-        own = world.local_rank % torch.cuda.device_count()
-        device = torch.device(name if ":" in name else f"cuda:{own}")
-        torch.cuda.set_device(device)
-        return device
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(config.parallel.threads or max(1, cores // world.local_size))
-    return torch.device(name)
-
-
-def choose_dtype(options: ModelOptions, device: torch.device) -> str:
-    """The name of the weights' precision: `model.dtype`, or what suits the device."""
-    if options.dtype != "auto":
-        return options.dtype
-    return "bf16" if device.type == "cuda" else "fp32"
-
-
-def find_adapter(config: Config, warn: bool) -> Adapter | None:
-    """The LoRA adapter of `model.lora`; `warn` if it was made for another model."""
-    if config.model.lora is None:
-        return None
-    adapter = load_adapter(find(config.model.lora, "model.lora"))
-    message = adapter.mismatch(config.model.path)
-    if warn and message:
-        log.warning("WARNING: %s", message)
-    return adapter
 
 
 def versions() -> dict[str, str]:
@@ -166,6 +130,8 @@ class Job:
         model = {"revision": revision(self.source), "lora": lora, "dtype": self.dtype, "chat_template": chat_template}
         decode, task = self.config.to_dict()["decode"], self.config.task
         told = {"model": model, "decode": decode, "seed": self.config.seed, "task": task.name}
+        if self.config.model.quantization != "none":
+            model["quantization"] = self.config.model.quantization
         if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
             told["allow_code_execution"] = task.allow_code_execution
         return told
@@ -177,7 +143,8 @@ class Job:
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d branches, %s windows of %d-token blocks, "
             "cache %s, data %d x branch %d x tensor %d ranks, into %s",
             self.task.name, len(self.items), config.model.path, model.config.family,
-            sum(p.numel() for p in model.parameters()) / 1e6, " a rank" if mesh.tensor > 1 else "", self.dtype,
+            sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
+            self.dtype if config.model.quantization == "none" else f"{self.dtype} and {config.model.quantization}",
             self.device, config.decode.max_branches, config.decode.window_attention,
             config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
         )  # fmt: skip
@@ -203,8 +170,7 @@ class Job:
         before = self.finished_before() if self.first else None
         if group.agree("finished", "yes" if before else "no") == "yes":
             return before or {}
-        adapter = find_adapter(config, warn=self.first)
-        model = load_model(self.source, DTYPES[self.dtype], self.device, adapter, group.tensor)
+        model = load(config.model, self.device, warn=self.first, tensor=group.tensor)
         if self.first:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
@@ -216,7 +182,7 @@ class Job:
         in_flight = max(1, min(config.engine.max_sequences, share))
         engine = Engine(
             model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
-            config.engine.max_rows, config.engine.kv_tokens, group.tensor,
+            config.engine.max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs,
         )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()

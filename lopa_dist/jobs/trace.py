@@ -21,11 +21,10 @@ from lopa_dist.config import Config, EngineConfig, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.loading import choose_device, load
 from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.run import choose_device, choose_dtype, find_adapter
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
-from lopa_dist.models.checkpoint import DTYPES, load_model
 from lopa_dist.models.files import find
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
@@ -109,15 +108,14 @@ def trace(folder: Path, which: str) -> Trace:
         raise ValueError(f"{line['custom_id']}: the task's input has changed since the run")
     source = find(config.model.path)
     device = choose_device(config, World("python"))
-    dtype = DTYPES[choose_dtype(config.model, device)]
     tokenizer = load_tokenizer(source)
-    model = load_model(source, dtype, device, find_adapter(config, warn=False))
+    model = load(config.model, device, warn=False)
     encoder = Encoder(config, model.config, tokenizer)
     item = encoder.choose(item)
     request = encoder.encode(0, item)
     assert isinstance(request, Request), request
     recorder = Recorder()
-    engine = Engine(model, config.decode, Solo(), 1, config.engine.attention, recorder)
+    engine = Engine(model, config.decode, Solo(), 1, config.engine.attention, recorder, graphs=config.engine.graphs)
     [generation] = engine.generate([request])
     _, text = finished_text(tokenizer, generation, item.stop)
     prompt = tokenizer.decode(request.prompt)

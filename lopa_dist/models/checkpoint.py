@@ -12,6 +12,7 @@ from lopa_dist.models.adapter import Adapter
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, weight_files
+from lopa_dist.models.quantize import quantize
 from lopa_dist.models.tokenizer import special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -40,6 +41,7 @@ def load_model(
     device: torch.device,
     adapter: Adapter | None = None,
     tensor: Communicator | None = None,
+    quantization: str = "none",
 ) -> Transformer:
     """Build on the meta device and stream the tensors in, one after the other, merging the adapter on the way.
 
@@ -85,7 +87,10 @@ def load_model(
         embedding = model.model.embed_tokens.weight
         own = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
         model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own], requires_grad=False)
-    return model.requires_grad_(False).eval()
+    model.requires_grad_(False).eval()
+    if quantization != "none":
+        quantize(model, quantization)
+    return model
 
 
 def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:

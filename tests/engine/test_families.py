@@ -46,6 +46,7 @@ def test_alone_and_together(model: Transformer, branches: int, cache: str) -> No
     requests = requests_for(model, 11, 5)
     alone = texts(model, config, requests, max_sequences=1)
     assert texts(model, config, requests[::-1], max_sequences=5) == alone
+    assert texts(model, config, requests, attention="meta", graphs="always") == alone
     assert len({tuple(tokens) for tokens, _ in alone.values()}) == 5
     mask = model.config.mask_id
     assert all(mask not in tokens for tokens, _ in alone.values())

@@ -41,9 +41,10 @@ def texts(
     comm: Communicator | None = None,
     max_sequences: int = 4,
     attention: str = "torch",
+    graphs: str = "auto",
 ) -> dict[int, tuple[list[int], int]]:
     """Tokens and forwards of every request."""
-    engine = Engine(model, config, comm or Solo(), max_sequences, attention)
+    engine = Engine(model, config, comm or Solo(), max_sequences, attention, graphs=graphs)
     return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
 

@@ -1,0 +1,65 @@
+"""Which runner serves a model on its device: CUDA graphs where they can be had, the eager path elsewhere."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.kernels.attention import Meta, choose, make
+from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.models.fused import FusedTransformer
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator
+
+FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
+"""Models whose projections were merged: once, whatever engines use them."""
+
+
+class Runners:
+    """Makes runners for one model and one way of decoding.
+
+    Args:
+        model, config: of the engine.
+        attention: a name of `kernels.attention.NAMES`, or ``auto``.
+        graphs: ``auto`` (on a GPU, with meta-attention and a whole model), ``always`` (on a CPU the same fixed buffers,
+            without a graph: slower, for tests), or ``never``.
+        tensor: the group that the model is split over.
+
+    Raises:
+        ValueError: graphs=always where they cannot be had.
+    """
+
+    def __init__(
+        self, model: Transformer, config: DecodeConfig, attention: str, graphs: str, tensor: Communicator
+    ) -> None:
+        self.model, self.config, self.tensor = model, config, tensor
+        device, shape = model.head_weight.device, model.config
+        name = choose(attention, device)
+        windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
+        self.stack_rows = windows * config.max_branches
+        heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
+        self.attention = make(name, heads, kv_heads, shape.head_dim, self.stack_rows, device)
+        possible = isinstance(self.attention, Meta) and tensor.size == 1
+        if graphs == "always" and not possible:
+            raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
+        self.static = possible and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
+
+    def make(self, pool: KVPool, sampling: Sampling, sequences: int, longest_prompt: int) -> Runner:
+        """A runner over `pool` for at most so many sequences with prompts of at most so many tokens."""
+        if not self.static:
+            return Runner(self.model, pool, sampling, self.attention, self.tensor)
+        assert isinstance(self.attention, Meta)
+        if self.model not in FUSED:
+            FUSED[self.model] = FusedTransformer(self.model)
+        longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
+        return StaticRunner(
+            self.model, pool, sampling, self.attention, FUSED[self.model], sequences, self.config.max_branches,
+            longest, self.stack_rows,
+        )  # fmt: skip
+
+
+USUAL_BLOCKS = 2
+"""Blocks of a window, where their number is not bounded: it sizes the tiles, and any number is right."""

@@ -1,0 +1,206 @@
+"""One forward as two CUDA graphs over fixed buffers: the transformer by rows, the record head by masked rows.
+
+A graph freezes sizes and addresses. So sizes come from a ladder of buckets, and whatever changes from step to step
+lies in buffers at fixed addresses: tokens, positions, attention tiles, and how many of the rows count. Rows added to
+fill a bucket (virtual padding) write no K/V, are in no tile and in no result; they may hold anything, NaN included
+(tests). Steps too large for the ladder run the same functions without a graph.
+
+On a CPU the "graphs" are the functions themselves, over the same buffers: so tests reach all of it but the capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lopa_dist.decode.layout import Batch
+from lopa_dist.engine.buckets import bucket
+from lopa_dist.engine.kv_pool import Ints, KVPool
+from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.kernels.attention import Meta, attend_tiles
+from lopa_dist.kernels.meta_attention import MetaPlan
+from lopa_dist.kernels.record_head import Sampling, record_head
+from lopa_dist.kernels.tiles import Tiles, capacity, tile
+from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.transformer import Transformer
+
+CHUNK = 256  # K/V columns of a part, where tiles are too few to keep a GPU busy
+FEW_PROGRAMS = 132  # multiprocessors of an H100 or H200
+
+
+class Replay:
+    """A function over fixed buffers: a captured graph on a GPU, itself elsewhere."""
+
+    def __init__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
+        self.function, self.graph = function, None
+        if device.type != "cuda":
+            return
+        aside = torch.cuda.Stream(device)
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):  # kernels are compiled and workspaces made before the capture
+            function()
+            function()
+        torch.cuda.current_stream(device).wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
+        with torch.cuda.graph(self.graph, pool=memory, capture_error_mode="thread_local"):
+            function()
+
+    def __call__(self) -> None:
+        """Run it once more."""
+        if self.graph is None:
+            self.function()
+        else:
+            self.graph.replay()
+
+
+class Body:
+    """The transformer over `size` packed rows: its buffers and its graph."""
+
+    def __init__(self, size: int, runner: StaticRunner) -> None:
+        device = runner.device
+        self.tokens = torch.zeros(size, dtype=torch.long, device=device)
+        self.positions = torch.zeros(size, dtype=torch.long, device=device)
+        self.rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self.hidden = runner.hidden[:size]
+        self.plan = runner.attention_plan(size)
+        self.replay: Replay | None = None
+
+    def load(self, prepared: Prepared) -> None:
+        """Put the step's inputs in place."""
+        batch, count = prepared.batch, len(prepared.batch.tokens)
+        self.tokens[:count], self.positions[:count] = batch.tokens, batch.positions
+        self.rows.fill_(len(batch.hi))
+        assert isinstance(prepared.plan, Tiles)
+        self.plan.fill(prepared.plan)
+
+    def run(self, runner: StaticRunner) -> None:
+        """Hidden states into `hidden`."""
+        pool = runner.pool
+
+        def attend(layer: int, q: Tensor) -> Tensor:
+            return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan)
+
+        cache = Cache(pool.keys, pool.values, pool.scratch)
+        self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend))
+
+
+class Head:
+    """The record head over `size` masked rows."""
+
+    def __init__(self, size: int, runner: StaticRunner) -> None:
+        device = runner.device
+        self.which = torch.zeros(size, dtype=torch.long, device=device)
+        self.keys = torch.zeros(size, dtype=torch.long, device=device) if runner.sampling.temperature > 0 else None
+        self.records = torch.zeros(size, 3, dtype=torch.int32, device=device)
+        self.replay: Replay | None = None
+
+    def load(self, batch: Batch) -> None:
+        """Put the step's inputs in place; rows beyond them repeat old ones, and their records are not read."""
+        self.which[: len(batch.head_rows)] = batch.head_rows
+        if self.keys is not None and batch.head_keys is not None:
+            self.keys[: len(batch.head_keys)] = batch.head_keys
+
+    def run(self, runner: StaticRunner) -> None:
+        """Records into `records`."""
+        model = runner.model
+        hidden = runner.hidden[self.which]
+        made = record_head(hidden, model.head_weight, model.config.mask_id, self.keys, runner.sampling)
+        self.records.copy_(made)
+
+
+class StaticRunner(Runner):
+    """The runner of one device that has the whole model.
+
+    `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
+    prompt, `stack_rows` the usual rows of a sequence's branches together; they size the tables of tiles.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        pool: KVPool,
+        sampling: Sampling,
+        attention: Meta,
+        network: FusedTransformer,
+        sequences: int,
+        branches: int,
+        longest: int,
+        stack_rows: int,
+    ) -> None:
+        super().__init__(model, pool, sampling, attention)
+        self.network, self.device, self.tile_rows = network, model.head_weight.device, attention.tile_rows
+        self.stacks, self.longest = sequences * branches, longest
+        tiles = sequences * -(-stack_rows // self.tile_rows) * model.config.kv_heads
+        self.chunk = CHUNK if tiles < FEW_PROGRAMS else None
+        self.bodies: dict[int, Body] = {}
+        self.heads: dict[int, Head] = {}
+        self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.hidden = model.head_weight.new_zeros(0, model.config.hidden_size)
+        self.address = 0
+
+    def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
+        """Find the batch's K/V in the pool and cut its attention into tiles."""
+        rows = len(batch.tokens)
+        size = bucket(rows) or rows
+        self.pool.reserve(size)
+        if self.pool.keys.data_ptr() != self.address:  # what was captured speaks of addresses that are no more
+            self.bodies.clear()
+            self.address = self.pool.keys.data_ptr()
+        if len(self.hidden) < size:
+            self.bodies.clear()
+            self.heads.clear()
+            self.hidden = self.hidden.new_zeros(size, self.hidden.shape[1])
+        segments = self.segments(batch, slots)
+        return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.chunk))
+
+    @torch.inference_mode()
+    def forward(self, prepared: Prepared) -> Tensor:
+        """As `Runner.forward`."""
+        batch = prepared.batch
+        records = torch.zeros(batch.local_branches * batch.masked, 3, dtype=torch.int32, device=self.device)
+        if len(batch.rows):
+            self.body(prepared)
+            if self.own or self.sampling.filtered:
+                self.write_records(prepared, self.hidden[batch.head_rows], records)
+            elif len(batch.head_rows):
+                records[batch.head_slots] = self.head(batch)
+        return records.view(batch.local_branches, batch.masked, 3)
+
+    def body(self, prepared: Prepared) -> None:
+        """Hidden states of the packed rows, into `hidden`."""
+        rows = len(prepared.batch.tokens)
+        size = bucket(rows)
+        body = self.bodies.get(size or 0) or Body(size or rows, self)
+        body.load(prepared)
+        if size is None:  # above the ladder: a large prefill, whose launches cost next to nothing
+            body.run(self)
+            return
+        if body.replay is None:
+            self.bodies[size] = body
+            body.replay = Replay(partial(body.run, self), self.device, self.memory)
+        body.replay()
+
+    def head(self, batch: Batch) -> Tensor:
+        """Records ``[H, 3]`` of the rows whose predictions are wanted."""
+        count = len(batch.head_rows)
+        size = bucket(count) or count
+        head = self.heads.get(size) or Head(size, self)
+        head.load(batch)
+        if head.replay is None:
+            self.heads[size] = head
+            head.replay = Replay(partial(head.run, self), self.device, self.memory)
+        head.replay()
+        return head.records[:count]
+
+    def attention_plan(self, size: int) -> MetaPlan:
+        """A table with room for any batch of `size` rows."""
+        config = self.model.config
+        room = capacity(size, self.stacks, self.tile_rows, self.chunk, self.longest, min(size, self.longest))
+        return MetaPlan(
+            size, room, config.heads, config.kv_heads, config.head_dim, self.tile_rows, self.pool.scratch, self.device
+        )

@@ -1,0 +1,94 @@
+"""The attention back ends by name. Each makes a plan of a forward's segments once, and every layer attends with it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lopa_dist.kernels import segment_attention
+from lopa_dist.kernels.dispatch import TRITON
+from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta, attend_tiles_plain
+from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
+from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
+
+
+class Attention(Protocol):
+    """A back end."""
+
+    def plan(self, segments: Segments, rows: int) -> Any:
+        """What `attend` needs to know of a forward's segments; `rows` are the packed rows, padding included."""
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
+        """``q [R, H, D]``, one layer of the pool ``[slots, Hkv, D]`` twice -> ``[R, H, D]``."""
+
+
+class Plain:
+    """The oracle, one segment at a time."""
+
+    def plan(self, segments: Segments, rows: int) -> Segments:
+        return segments
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Segments) -> Tensor:
+        return attend_plain(q, keys, values, plan)
+
+
+class Grouped:
+    """torch's own attention, over segments of one shape together; K/V are gathered."""
+
+    def __init__(self, heads_per_kv: int, device: torch.device) -> None:
+        self.heads_per_kv, self.device = heads_per_kv, device
+
+    def plan(self, segments: Segments, rows: int) -> list[segment_attention.Group]:
+        return segment_attention.plan(segments, self.heads_per_kv, self.device)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[segment_attention.Group]) -> Tensor:
+        return attend_grouped(q, keys, values, plan)
+
+
+class Meta:
+    """Meta-attention over a table of tiles: Triton on a GPU, the table's oracle on a CPU."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> None:
+        self.heads, self.kv_heads, self.dim, self.device = heads, kv_heads, dim, device
+        self.tile_rows = tile_rows_for(heads // kv_heads, stack_rows)
+
+    def plan(self, segments: Segments, rows: int) -> MetaPlan:
+        tiles = tile(segments, self.tile_rows)
+        room = Capacity(len(tiles.table), 0, 0)
+        shape = self.heads, self.kv_heads, self.dim, self.tile_rows
+        plan = MetaPlan(rows, room, *shape, tiles.scratch, self.device)
+        plan.fill(tiles)
+        return plan
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan) -> Tensor:
+        return attend_tiles(q, keys, values, plan)
+
+
+def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan) -> Tensor:
+    """Meta-attention on the device that the tensors are on."""
+    return (attend_meta if q.is_cuda else attend_tiles_plain)(q, keys, values, plan)
+
+
+NAMES = ("torch", "plain", "meta")
+"""What `make` makes."""
+
+
+def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> Attention:
+    """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together."""
+    if name == "plain":
+        return Plain()
+    if name == "torch":
+        return Grouped(heads // kv_heads, device)
+    return Meta(heads, kv_heads, dim, stack_rows, device)
+
+
+def choose(name: str, device: torch.device) -> str:
+    """The back end that ``auto`` means on a device; other names stay.
+
+    On a GPU meta-attention, where Triton is there to compile it.
+    """
+    if name != "auto":
+        return name
+    return "meta" if device.type == "cuda" and TRITON else "torch"

@@ -1,0 +1,95 @@
+"""The transformer as a GPU wants it: merged projections, fused small operations, fixed buffers.
+
+The same weights and the same arithmetic as `transformer`, in 9 kernels a layer instead of some 40: q, k and v are one
+product, gate and up another; a residual is added where the next norm reads it; rotation, per-head norms and the K/V
+write are one pass. Nothing here depends on a tensor's values or on the number of rows that count, so a CUDA graph can
+hold the whole of it. On a CPU the plain forms of the kernels run: what the tests compare with the modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lopa_dist.kernels.norm import add_rms_norm, rms_norm
+from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.kernels.rope import rope_and_store, rope_table
+from lopa_dist.kernels.swiglu import swiglu
+from lopa_dist.models.quantize import QuantizedLinear, joined
+from lopa_dist.models.transformer import Layer, RMSNorm, Transformer
+
+Attend = Callable[[int, Tensor], Tensor]
+"""``(layer, q [R, H, D]) -> [R, H, D]``; K/V of the rows are in the cache already."""
+
+
+@dataclass
+class Cache:
+    """Where K/V of the packed rows go: row r of layer l into slot ``scratch + r`` of ``keys[l]`` and ``values[l]``."""
+
+    keys: Tensor  # [layers, slots, Hkv, D]
+    values: Tensor
+    scratch: int
+
+
+class FusedLayer:
+    """One layer's merged weights; the modules they come from become views of them."""
+
+    def __init__(self, layer: Layer) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.before, self.after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        self.head_norms: tuple[Tensor, Tensor] | None = None
+        if isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
+            self.head_norms = q_norm.weight, k_norm.weight
+        self.out = attention.o_proj
+        self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
+        self.down: nn.Module = mlp.down_proj
+
+
+class FusedTransformer:
+    """``tokens [R], positions [R] -> hidden [R, d]`` of a whole (not tensor-parallel) transformer.
+
+    `products` says by (rows, outputs, inputs) which of `kernels.products.PRODUCTS` multiplies fastest, where that
+    was measured; elsewhere it is the library's.
+    """
+
+    def __init__(self, model: Transformer, products: Mapping[tuple[int, int, int], str] | None = None) -> None:
+        self.products = products or {}
+        self.config, self.embedding = model.config, model.model.embed_tokens.weight
+        self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
+        self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
+
+    def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: Cache, attend: Attend) -> Tensor:
+        """Hidden states after the final norm.
+
+        Args:
+            tokens, positions: ``[R]``.
+            rows: ``[1]`` int32 on the device: rows that count. The others may hold anything; they write no K/V.
+            cache: where K/V of the rows go.
+            attend: what the rows see.
+        """
+        eps = self.config.rms_eps
+        cos, sin = rope_table(positions, self.config.head_dim, self.config.rope_theta, self.embedding.dtype)
+        x = F.embedding(tokens, self.embedding)
+        normed = rms_norm(x, self.norms[0], eps)
+        for number, layer in enumerate(self.layers):
+            keys, values = cache.keys[number], cache.values[number]
+            qkv = self.project(layer.qkv, normed, rows)
+            q = rope_and_store(qkv, cos, sin, keys, values, cache.scratch, rows, layer.head_norms, eps)
+            attended = attend(number, q).flatten(1)
+            normed, x = add_rms_norm(self.project(layer.out, attended, rows), x, layer.after, eps)
+            hidden = swiglu(self.project(layer.gate_up, normed, rows))
+            normed, x = add_rms_norm(self.project(layer.down, hidden, rows), x, self.norms[number + 1], eps)
+        return normed
+
+    def project(self, linear: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+        """``[R, K] -> [R, N]``; of the rows that do not count, anything."""
+        if isinstance(linear, QuantizedLinear):
+            return linear(x)
+        assert isinstance(linear, nn.Linear)
+        how = self.products.get((len(x), *linear.weight.shape), "library")
+        return PRODUCTS[how](x, linear.weight, rows, linear.bias)

@@ -1,0 +1,89 @@
+"""Quantised weights: the layers' projections in fp8 or int8, put in place of the loaded ones.
+
+Every output channel has a scale of its own, so that a tensor rank, which has some of the channels, quantises to the
+same numbers as one that has them all. The embedding, the norms and the LM head stay as they are: the head decides
+between tokens, and it is 7 % of Dream-7B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lopa_dist.kernels.quantized import fp8_linear, int8_linear, quantize_fp8, quantize_int8
+from lopa_dist.models.transformer import Layer, Transformer
+
+Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]
+Product = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
+KINDS: dict[str, tuple[Quantizer, Product]] = {
+    "fp8": (quantize_fp8, fp8_linear),
+    "int8": (quantize_int8, int8_linear),
+}
+
+
+class QuantizedLinear(nn.Module):
+    """A linear map whose weight is kept in `kind` with one fp32 scale an output channel."""
+
+    weight: Tensor  # [N, K]
+    scale: Tensor  # [N]
+    bias: Tensor | None  # [N]
+
+    def __init__(self, kind: str, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.kind = kind
+        for name, value in (("weight", weight), ("scale", scale), ("bias", bias)):
+            self.register_buffer(name, value)
+
+    @classmethod
+    def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
+        """A linear layer's weights in another form, behind the same hooks (those of tensor parallelism)."""
+        made = cls(kind, *KINDS[kind][0](linear.weight.data), None if linear.bias is None else linear.bias.data)
+        made._forward_pre_hooks, made._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[R, K] -> [R, N]``."""
+        return KINDS[self.kind][1](x, self.weight, self.scale, self.bias)
+
+
+def quantize(model: Transformer, kind: str) -> None:
+    """Quantise the layers' projections in place, one after the other, so that memory never holds both forms of all.
+
+    Raises:
+        ValueError: from the kernels, where the device cannot run this kind.
+    """
+    for layer in model.model.layers:
+        assert isinstance(layer, Layer)
+        for block in (layer.self_attn, layer.mlp):
+            for name, linear in list(block.named_children()):
+                if isinstance(linear, nn.Linear):
+                    setattr(block, name, QuantizedLinear.of(kind, linear))
+
+
+def joined(parts: list[nn.Module]) -> nn.Module:
+    """One map that computes several of the same input side by side: weights, scales and biases one below the other.
+
+    The parts become views of the whole, so nothing is held twice.
+    """
+    weights: list[Tensor] = [part.weight for part in parts]  # type: ignore[misc]
+    weight = torch.cat(weights)
+    biases = [part.bias for part in parts]
+    bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+    first = parts[0]
+    if isinstance(first, QuantizedLinear):
+        whole: nn.Module = QuantizedLinear(first.kind, weight, torch.cat([p.scale for p in parts]), bias)  # type: ignore[misc]
+    else:
+        whole = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+        whole.weight = nn.Parameter(weight, requires_grad=False)
+        whole.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    begin = 0
+    for part in parts:
+        end = begin + len(part.weight)  # type: ignore[arg-type]
+        for name in ("weight", "scale", "bias"):
+            own, all_of = getattr(part, name, None), getattr(whole, name, None)
+            if own is not None and all_of is not None:
+                own.data = all_of.data[begin:end]
+        begin = end
+    return whole

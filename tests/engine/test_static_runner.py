@@ -1,0 +1,96 @@
+"""The static path gives the eager path's text, whatever lies in padding and in slots that nothing points to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.buckets import TOP, bucket, ladder
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
+from tests.engine.ranks import on_ranks
+from tests.engine.test_loop import BASE, configs, random_requests, texts
+
+Texts = dict[int, tuple[list[int], int]]
+
+
+def poison(engine: Engine) -> None:
+    """NaN wherever the next step has no business: padding, scratch, slots behind what is committed, old results."""
+    runner = engine.flight.runner
+    assert isinstance(runner, StaticRunner)
+    pool, lengths = runner.pool, engine.flight.state.lengths()
+    unused = torch.ones(pool.keys.shape[1], dtype=torch.bool)
+    for slot, (begin, end) in pool.ranges.items():
+        written = begin + lengths.prompt[slot] + max(lengths.committed[slot], 0)
+        unused[begin : end if engine.config.cache == "dual" else written] = False
+    pool.keys[:, unused] = torch.nan
+    pool.values[:, unused] = torch.nan
+    runner.hidden.fill_(torch.nan)
+    for head in runner.heads.values():
+        head.records.fill_(-1)
+    for body in runner.bodies.values():
+        body.tokens.fill_(3)
+        body.positions.fill_(500)
+        body.plan.workspace.results.fill_(torch.nan)
+        body.plan.workspace.lse.fill_(torch.nan)
+
+
+def static_texts(
+    model: Transformer, config: DecodeConfig, requests: list[Request], comm: Solo | None = None, **options: int
+) -> Texts:
+    engine = Engine(model, config, comm or Solo(), 4, "meta", poison, graphs="always", **options)
+    found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+    assert isinstance(engine.flight.runner, StaticRunner)
+    return found
+
+
+@given(config=configs(), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_same_text_as_the_eager_path_among_nan(
+    small_model: Transformer, config: DecodeConfig, seed: int, temperature: float
+) -> None:
+    config = replace(config, temperature=temperature)
+    requests = random_requests(seed, 5, config.max_new_tokens)
+    assert static_texts(small_model, config, requests) == texts(small_model, config, requests)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_same_text_on_two_ranks_and_with_few_rows_a_step(small_model: Transformer, top_p: float) -> None:
+    config = replace(BASE, temperature=0.7, top_p=top_p)
+    requests = random_requests(3, 6, config.max_new_tokens)
+    wanted = texts(small_model, config, requests)
+    assert static_texts(small_model, config, requests, max_rows=40) == wanted
+    for found in on_ranks(2, lambda comm: static_texts(small_model, config, requests, comm)):
+        assert found == wanted
+
+
+def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+    requests = random_requests(5, 6, BASE.max_new_tokens)
+    assert static_texts(small_model, BASE, requests) == texts(small_model, BASE, requests)
+
+
+def test_graphs_are_refused_where_they_cannot_be_had(small_model: Transformer) -> None:
+    with pytest.raises(ValueError, match=r"engine\.graphs=always: graphs need engine\.attention=meta"):
+        Engine(small_model, BASE, Solo(), 2, "torch", graphs="always")
+
+
+@given(st.integers(0, TOP + 500))
+def test_buckets_hold_their_rows_and_waste_little(rows: int) -> None:
+    size = bucket(rows)
+    if rows > TOP:
+        assert size is None
+        return
+    assert size is not None
+    assert size >= rows
+    assert size % 16 == 0
+    assert size in ladder()
+    assert size - max(rows, 1) < max(32, rows / 4)

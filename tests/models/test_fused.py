@@ -1,0 +1,93 @@
+"""The fused transformer computes what the modules compute, and holds no weight twice."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.transformer import Transformer
+from tests.models.small_checkpoints import KINDS, reference, weights_of, write
+
+CPU = torch.device("cpu")
+ROWS, PADDED, SCRATCH = 21, 32, 7
+Products = dict[tuple[int, int, int], str]
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint of every family."""
+    kind = KINDS[request.param]
+    return write(tmp_path_factory.mktemp(request.param), kind, weights_of(kind, reference(kind)))
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of the real rows, NaN in the others."""
+    repeat = q.shape[1] // k.shape[1]
+    out = torch.full_like(q, torch.nan)
+    q, k, v = (x[:ROWS].transpose(0, 1) for x in (q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)))
+    out[:ROWS] = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)
+    return out
+
+
+@torch.no_grad()
+def hidden_of_both(model: Transformer, products: Products | None = None) -> tuple[Tensor, Tensor]:
+    """Hidden states of the modules, and of the fused form among NaN."""
+    tokens = torch.randint(0, 46, (PADDED,), generator=torch.Generator().manual_seed(3))
+    positions = torch.arange(PADDED) + 5
+    expected = model(tokens[:ROWS], positions[:ROWS], lambda layer, q, k, v: causal(q, k, v))
+    config = model.config
+    shape = (config.layers, SCRATCH + PADDED, config.kv_heads, config.head_dim)
+    keys, values = torch.full((2, *shape), torch.nan, dtype=model.head_weight.dtype)
+
+    def attend(layer: int, q: Tensor) -> Tensor:
+        return causal(q, keys[layer, SCRATCH : SCRATCH + ROWS], values[layer, SCRATCH : SCRATCH + ROWS])
+
+    rows = torch.tensor([ROWS], dtype=torch.int32)
+    fused = FusedTransformer(copy.deepcopy(model), products)
+    found = fused(tokens, positions, rows, Cache(keys, values, SCRATCH), attend)
+    slot = torch.arange(SCRATCH + PADDED)
+    for pool in (keys, values):
+        written = ~pool.isnan().flatten(2).any(2)
+        assert (written == ((slot >= SCRATCH) & (slot < SCRATCH + ROWS))).all()
+    return expected, found[:ROWS]
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int8"])
+def test_hidden_states_of_the_real_rows(folder: Path, quantization: str) -> None:
+    expected, found = hidden_of_both(load_model(folder, torch.float32, CPU, quantization=quantization))
+    if quantization == "fp8":  # a last bit may fall to another of the 8-bit numbers
+        assert (found - expected).norm() < 0.05 * expected.norm()
+    else:
+        assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_any_product_serves(name: str, small_model: Transformer) -> None:
+    dtype = torch.bfloat16 if name == "grouped" else torch.float32  # what its GPU form takes
+    model = copy.deepcopy(small_model).to(dtype)
+    shapes = {(n, k) for n, k in (p.shape for p in model.parameters() if p.ndim == 2)}
+    shapes |= {(2 * n, k) for n, k in shapes} | {(model.config.head_dim * 8, model.config.hidden_size)}
+    products = {(PADDED, n, k): name for n, k in shapes}
+    expected, found = hidden_of_both(model, products)
+    assert torch.allclose(found.float(), expected.float(), atol=1e-4 if dtype == torch.float32 else 0.15)
+
+
+def test_no_weight_is_held_twice_and_the_modules_go_on(small_model: Transformer) -> None:
+    model = copy.deepcopy(small_model)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    fused = FusedTransformer(model)
+    for name, p in model.named_parameters():
+        assert (p == before[name]).all()
+    for modules, layer in zip(model.model.layers, fused.layers, strict=True):
+        attention, mlp = modules.self_attn, modules.mlp
+        parts = {layer.qkv: (attention.q_proj, attention.k_proj, attention.v_proj)}
+        parts |= {layer.gate_up: (mlp.gate_proj, mlp.up_proj)}
+        for whole, of in parts.items():
+            assert {p.weight.untyped_storage().data_ptr() for p in (whole, *of)} == {whole.weight.data_ptr()}
