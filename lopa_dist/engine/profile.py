@@ -1,0 +1,127 @@
+"""How long a forward takes by its rows, t(M), and what follows from it (XY-Serve, section 4; our spec 7.5).
+
+Below the knee of t(M) a step costs what reading the weights costs, whatever its rows: there lookahead branches are
+free. Above it a step costs in proportion. A profile is measured once for a model on a device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.layout import Batch
+from lopa_dist.engine.buckets import ladder
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.runners import USUAL_BLOCKS, Runners
+from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
+
+PREFIX = 256  # cached tokens that every row of a measured forward sees
+REPEATS = 5
+MOST_BRANCHES = 15  # lookahead branches that `free_branches` may take
+FREE = 1.1  # a step with lookahead branches is called free up to so many times the one without
+NEARLY = 1.03  # a batch is called best from so many times the least time a row
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of a forward by its packed rows; `window` rows to a branch."""
+
+    seconds: dict[int, float]
+    window: int
+
+    def at(self, rows: int) -> float:
+        """Seconds of a forward of so many rows, between and beyond the measured ones in proportion."""
+        sizes = sorted(self.seconds)
+        if rows > sizes[-1]:
+            return self.seconds[sizes[-1]] * rows / sizes[-1]
+        return float(np.interp(rows, sizes, [self.seconds[size] for size in sizes]))
+
+    def best_rows(self) -> int:
+        """The smallest forward whose time a row is nearly the least: to fill steps up to, argmin t(M)/M."""
+        least = min(seconds / rows for rows, seconds in self.seconds.items())
+        return min(rows for rows, seconds in self.seconds.items() if seconds / rows <= NEARLY * least)
+
+    def free_branches(self, sequences: int, ranks: int) -> int:
+        """Most lookahead branches that cost next to nothing, with so many sequences in flight on so many ranks."""
+        alone = self.at(sequences * self.window)
+        branches = 0
+        for k in range(1, MOST_BRANCHES + 1):
+            if self.at(sequences * self.window * -(-(k + 1) // ranks)) > FREE * alone:
+                break
+            branches = k
+        return branches
+
+
+@torch.inference_mode()
+def measure(
+    model: Transformer, config: DecodeConfig, attention: str, graphs: str, most_rows: int, budget_s: float
+) -> Profile:
+    """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
+
+    A forward has branches of one window each, every eight of them of one sequence with `PREFIX` cached tokens; half of
+    its rows are masked. The median of five runs counts, after two that do not.
+    """
+    window = config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
+    runners = Runners(model, config, attention, graphs, Solo())
+    device, seconds = model.head_weight.device, {}
+    deadline = time.perf_counter() + budget_s
+    for rows in rising(window, most_rows):
+        count = rows // window
+        pool = KVPool(model.config, -(-count // 8), -(-count // 8) * PREFIX, model.head_weight.dtype, device)
+        for sequence in range(-(-count // 8)):
+            pool.allocate(sequence, PREFIX)
+        runner = runners.make(pool, Sampling(config.confidence), -(-count // 8), PREFIX)
+        seconds[rows] = forward_seconds(runner, windows(count, window, model.config.mask_id, device))
+        if time.perf_counter() > deadline:
+            break
+    return Profile(seconds, window)
+
+
+def rising(window: int, most_rows: int) -> Iterable[int]:
+    """Multiples of the window that lie near the ladder's sizes."""
+    sizes = {max(1, size // window) * window for size in ladder(most_rows)}
+    return sorted(sizes | {window})
+
+
+def windows(count: int, window: int, mask_id: int, device: torch.device) -> Batch:
+    """A batch of `count` windows, eight a sequence, of which every other position is masked."""
+    numbers = np.arange(count)
+    rows = np.full(count, window)
+    total = count * window
+    tokens = torch.full((total,), mask_id, device=device)
+    head = torch.arange(0, total, 2, device=device)
+    return Batch(
+        sequence=numbers // 8, branch=numbers % 8, start=numbers * window, rows=rows, shared=np.full(count, PREFIX),
+        first=np.zeros(count, int), hi=np.full(total, window), tail=None, begin=rows * 0, stop=rows, tokens=tokens,
+        positions=PREFIX + torch.arange(window, device=device).repeat(count), head_rows=head,
+        head_slots=torch.arange(len(head), device=device), head_sequence=numbers.repeat(window)[::2] // 8,
+        head_keys=None, local_branches=1, masked=len(head), where=head.new_zeros(len(head), 2), width=window,
+    )  # fmt: skip
+
+
+def forward_seconds(runner: Runner, batch: Batch) -> float:
+    """The median seconds of a forward, of those after which the device is done."""
+    times = []
+    for repeat in range(REPEATS + 2):
+        prepared = runner.prepare(batch)
+        synchronize(batch.tokens.device)
+        began = time.perf_counter()
+        runner.forward(prepared)
+        synchronize(batch.tokens.device)
+        if repeat > 1:
+            times.append(time.perf_counter() - began)
+    return float(np.median(times))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
