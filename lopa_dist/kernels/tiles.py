@@ -72,11 +72,11 @@ def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: 
     nothing = np.zeros_like(segments.start)
     tail_base, tail = segments.tail or (nothing, nothing)
     view = np.stack([segments.shared_base, segments.shared, tail_base, tail])[:, order]  # [4, G]
-    owner = np.repeat(np.arange(len(rows)), rows)
-    row = within(rows) + start[owner]
+    own_start = np.repeat(start, rows)
+    row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
-    lo[row] = start[owner]
-    hi[row] = segments.hi[row] + start[owner]
+    lo[row] = own_start
+    hi[row] = segments.hi[row] + own_start
 
     # stacks, and tiles of their rows
     together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
