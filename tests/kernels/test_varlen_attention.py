@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -108,8 +109,6 @@ def test_cached_tokens_are_read_where_they_lie(mix: Mix) -> None:
 
 
 def test_ranges_in_any_order_and_ranges_that_two_stacks_share() -> None:
-    import numpy as np
-
     start = np.array([0, 5, 9])
     hi = np.repeat([5, 4, 6], [5, 4, 6])
     for base in ([20, 4, 40], [20, 4, 20]):
