@@ -67,7 +67,8 @@ def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: 
     offset = (segments.own_base - segments.start)[segments.rows > 0]
     if (offset != offset[:1]).any():
         raise ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
-    start, rows, view, first = stacks(segments, stacked)
+    order, view, first = stacks(segments, stacked)
+    start, rows = segments.start[order], segments.rows[order]
     own_start = np.repeat(start, rows)
     row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
@@ -112,12 +113,12 @@ def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: 
     )  # fmt: skip
 
 
-def stacks(segments: Segments, stacked: bool = True) -> tuple[Ints, Ints, Ints, Ints]:
+def stacks(segments: Segments, stacked: bool = True) -> tuple[Ints, Ints, Ints]:
     """Segments in packed order, and which of them begin a stack.
 
     Returns:
-        start ``[G]`` and rows ``[G]``; what each sees, ``[4, G]``: base and length of both cached ranges; and the first
-        segment of each stack.
+        The order ``[G]``, without segments of no rows; what each then sees, ``[4, G]``: base and length of both cached
+        ranges; and the first segment of each stack.
     """
     order = np.argsort(segments.start, kind="stable")
     order = order[segments.rows[order] > 0]
@@ -128,7 +129,7 @@ def stacks(segments: Segments, stacked: bool = True) -> tuple[Ints, Ints, Ints, 
     together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
     together &= stacked & (view[1, 1:] + view[3, 1:] > 0)  # without cached tokens there is nothing to share
     first = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~together]))
-    return start, rows, view, first
+    return order, view, first
 
 
 def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:

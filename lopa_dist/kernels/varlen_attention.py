@@ -40,7 +40,8 @@ class Call:
 
 def plan_varlen(segments: Segments, device: torch.device) -> list[Call]:
     """The calls of one forward; every layer uses them."""
-    start, rows, view, first = stacks(segments)
+    order, view, first = stacks(segments)
+    start, rows = segments.start[order], segments.rows[order]
     height = np.add.reduceat(rows, first) if len(first) else rows
     base, cached, tail_base, tail = view[:, first]
     calls = [call(start[first], height, b, n, device) for b, n in ((base, cached), (tail_base, tail))]
@@ -50,7 +51,7 @@ def plan_varlen(segments: Segments, device: torch.device) -> list[Call]:
     hi = segments.hi[row]
     begins = np.flatnonzero((np.diff(hi, prepend=-1) != 0) | (within(rows) == 0))
     run = np.diff(np.append(begins, len(row)))
-    own = np.repeat(segments.own_base[segments.rows > 0][np.argsort(segments.start[segments.rows > 0])], rows)
+    own = np.repeat(segments.own_base[order], rows)
     calls.append(call(row[begins], run, own[begins], hi[begins], device))
     return [one for one in calls if one is not None]
 
