@@ -78,7 +78,7 @@ def attend_kernel(
     cached = rest0 + s1_len % BN
     columns = cached + c1 - c0
     row_lo = cached - c0 + tl.load(lo + at, mask=valid, other=0)
-    row_hi = cached - c0 + tl.load(hi + at, mask=valid, other=0)
+    row_hi = tl.minimum(cached - c0 + tl.load(hi + at, mask=valid, other=0), columns)  # a part ends before its rows do
     for start in tl.range(0, columns, BN, num_stages=STAGES):
         c = start + n
         slot = tl.where(c < rest0, s0_base + blocks0 * BN + c, s1_base + blocks1 * BN + c - rest0)

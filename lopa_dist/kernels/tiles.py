@@ -64,24 +64,18 @@ def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: 
     Raises:
         ValueError: own K/V that do not lie in packed order.
     """
-    order = np.argsort(segments.start, kind="stable")
-    order = order[segments.rows[order] > 0]
-    start, rows, offset = segments.start[order], segments.rows[order], (segments.own_base - segments.start)[order]
+    offset = (segments.own_base - segments.start)[segments.rows > 0]
     if (offset != offset[:1]).any():
         raise ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
-    nothing = np.zeros_like(segments.start)
-    tail_base, tail = segments.tail or (nothing, nothing)
-    view = np.stack([segments.shared_base, segments.shared, tail_base, tail])[:, order]  # [4, G]
-    owner = np.repeat(np.arange(len(rows)), rows)
-    row = within(rows) + start[owner]
+    order, view, first = stacks(segments, stacked)
+    start, rows = segments.start[order], segments.rows[order]
+    own_start = np.repeat(start, rows)
+    row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
-    lo[row] = start[owner]
-    hi[row] = segments.hi[row] + start[owner]
+    lo[row] = own_start
+    hi[row] = segments.hi[row] + own_start
 
-    # stacks, and tiles of their rows
-    together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
-    together &= stacked & (view[1, 1:] + view[3, 1:] > 0)  # without cached tokens there is nothing to share
-    first = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~together]))
+    # tiles of the rows of stacks
     height = np.add.reduceat(rows, first) if len(first) else rows
     count = -(-height // tile_rows)
     stack = np.repeat(np.arange(len(first)), count)
@@ -117,6 +111,25 @@ def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: 
         table[longest_first].astype(np.int32), lo.astype(np.int32), hi.astype(np.int32), merges.astype(np.int32),
         int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
     )  # fmt: skip
+
+
+def stacks(segments: Segments, stacked: bool = True) -> tuple[Ints, Ints, Ints]:
+    """Segments in packed order, and which of them begin a stack.
+
+    Returns:
+        The order ``[G]``, without segments of no rows; what each then sees, ``[4, G]``: base and length of both cached
+        ranges; and the first segment of each stack.
+    """
+    order = np.argsort(segments.start, kind="stable")
+    order = order[segments.rows[order] > 0]
+    start, rows = segments.start[order], segments.rows[order]
+    nothing = np.zeros_like(segments.start)
+    tail_base, tail = segments.tail or (nothing, nothing)
+    view = np.stack([segments.shared_base, segments.shared, tail_base, tail])[:, order]
+    together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
+    together &= stacked & (view[1, 1:] + view[3, 1:] > 0)  # without cached tokens there is nothing to share
+    first = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~together]))
+    return order, view, first
 
 
 def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:

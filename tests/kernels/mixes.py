@@ -38,8 +38,13 @@ def own_columns(kind: str, rows: int, unit: int) -> list[int]:
 
 
 @st.composite
-def mixes(draw: st.DrawFn, sequences: int = 4, most_rows: int = 40, most_cached: int = 70) -> Mix:
-    """Sequences in any order in the pool, their branches adjacent among the rows, now and then rows of padding."""
+def mixes(
+    draw: st.DrawFn, sequences: int = 4, most_rows: int = 40, most_cached: int = 70, window: int | None = None
+) -> Mix:
+    """Sequences in any order in the pool, their branches adjacent among the rows, now and then rows of padding.
+
+    Segments have `window` rows, or 1 to `most_rows`.
+    """
     tails = draw(st.booleans())
     columns: list[tuple[int, ...]] = []
     hi: list[int] = []
@@ -47,7 +52,7 @@ def mixes(draw: st.DrawFn, sequences: int = 4, most_rows: int = 40, most_cached:
     slots = 0
     for sequence in range(draw(st.integers(1, sequences))):
         kind = draw(st.sampled_from(KINDS))
-        rows = draw(st.one_of(st.integers(1, most_rows), st.just(16)))
+        rows = window or draw(st.one_of(st.integers(1, most_rows), st.just(16)))
         unit = draw(st.integers(1, 17))
         cached = draw(st.one_of(st.just(0), st.integers(1, most_cached)))
         tail = draw(st.integers(0, 30)) if tails else 0

@@ -1,0 +1,262 @@
+"""Meta-attention over tiles equals the oracle, reads nothing it may not, and is blind to its batch.
+
+Without a GPU the kernels are interpreted, with small examples; with one the same tests run there.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lopa_dist.kernels.meta_attention import Launch, MetaPlan, attend_meta, attend_tiles_plain, launch_for
+from lopa_dist.kernels.segment_attention import Segments, attend_plain
+from lopa_dist.kernels.tiles import Capacity, capacity, tile, tile_rows_for
+from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
+from tests.kernels.mixes import Mix, mixes, poisoned, subset, tensors
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+KV_HEADS = 2
+SMALL = Launch(columns=16, warps=4, stages=2)  # many steps over few columns
+CUTS = st.tuples(st.sampled_from([16, 32]), st.sampled_from([None, 16, 40]), st.booleans())
+few = settings(  # the interpreter is slow: few examples, and a failing one is not shrunk
+    max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate]
+)
+
+
+def plan_for(
+    mix: Mix,
+    group: int,
+    dim: int,
+    cut: tuple[int, int | None, bool],
+    launch: Launch | None = SMALL,
+    device: torch.device = DEVICE,
+) -> MetaPlan:
+    """A plan with some room to spare, filled; the first of `cut` is the height of the tile matrix."""
+    height, chunk, stacked = cut
+    rows = height // group
+    tiles = tile(mix.segments, rows, chunk, stacked)
+    room = Capacity(len(tiles.table) + 1, len(tiles.merges) + (chunk is not None), tiles.parts + 1)
+    plan = MetaPlan(mix.rows + 3, room, KV_HEADS * group, KV_HEADS, dim, rows, mix.scratch, device, launch=launch)
+    plan.workspace.results.fill_(torch.nan)
+    plan.workspace.lse.fill_(torch.nan)
+    plan.fill(tiles)
+    return plan
+
+
+def meta(plan: MetaPlan, *qkv: Tensor) -> Tensor:
+    return attend_meta(*(x.to(plan.table.device) for x in qkv), plan).cpu()
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])
+@given(mix=mixes(), cut=CUTS, seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_the_table_equals_the_oracle(group: int, mix: Mix, cut: tuple[int, int | None, bool], seed: int) -> None:
+    qkv = tensors(mix, KV_HEADS, group, 8, seed)
+    plan = plan_for(mix, group, 8, cut, device=torch.device("cpu"))
+    assert torch.allclose(attend_tiles_plain(*qkv, plan), attend_plain(*qkv, mix.segments), atol=2e-6)
+
+
+@pytest.mark.parametrize(("group", "dim"), [(1, 16), (2, 48), (7, 32)])
+@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS, seed=st.integers(0, 1000))
+@few
+def test_the_kernels_equal_the_oracle(
+    group: int, dim: int, mix: Mix, cut: tuple[int, int | None, bool], seed: int
+) -> None:
+    qkv = tensors(mix, KV_HEADS, group, dim, seed)
+    plan = plan_for(mix, group, dim, cut)
+    assert torch.allclose(meta(plan, *qkv), attend_plain(*qkv, mix.segments), atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@given(mix=mixes(sequences=3, most_rows=20), chunk=st.sampled_from([None, 64]))
+@few
+def test_half_precision(dtype: torch.dtype, mix: Mix, chunk: int | None) -> None:
+    qkv = tuple(x.to(dtype) for x in tensors(mix, KV_HEADS, 4, 32))
+    plan = plan_for(mix, 4, 32, (64, chunk, True), launch=None)
+    wanted = attend_plain(*(x.float() for x in qkv), mix.segments)
+    assert torch.allclose(meta(plan, *qkv).float(), wanted, atol=2e-2 if dtype == torch.bfloat16 else 3e-3)
+
+
+@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
+@few
+def test_poison_is_never_read(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+    """NaN in rows of no segment, in slots that nobody sees, and (see `plan_for`) in the workspace."""
+    qkv = tensors(mix, KV_HEADS, 2, 16)
+    plan = plan_for(mix, 2, 16, cut)
+    clean = meta(plan, *qkv)
+    assert clean.isfinite().all()
+    assert torch.equal(meta(plan, *poisoned(mix, *qkv)), clean)
+
+
+@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
+@few
+def test_a_sequence_has_the_same_bits_alone(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+    qkv = tensors(mix, KV_HEADS, 2, 16)
+    together = meta(plan_for(mix, 2, 16, cut), *qkv)
+    unit = np.array(mix.sequence) if cut[2] else np.arange(len(mix.sequence))  # without stacks, even a branch has
+    for one in np.unique(unit):
+        alone, rows = on_its_own(mix, unit == one)
+        q, keys, values = (x.clone() for x in qkv)
+        count = len(rows)
+        q[:count] = q[rows]
+        for pool in (keys, values):
+            pool[mix.scratch : mix.scratch + count] = pool[mix.scratch + rows]
+        assert torch.equal(meta(plan_for(alone, 2, 16, cut), q, keys, values)[:count], together[rows])
+
+
+def on_its_own(mix: Mix, which: np.ndarray) -> tuple[Mix, np.ndarray]:
+    """Some adjacent segments as a batch of their own, packed from row 0, and where their rows were."""
+    segments = subset(mix.segments, which)
+    first, count = int(segments.start[0]), int(segments.rows.sum())
+    rows = np.arange(first, first + count)
+    segments.start, segments.own_base = segments.start - first, segments.own_base - first
+    segments.hi = np.concatenate([segments.hi[rows], np.zeros(mix.rows - count, np.int64)])
+    return Mix(segments, mix.rows, mix.slots, mix.scratch, [0] * len(segments.start)), rows
+
+
+@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), chunk=st.sampled_from([None, 40]))
+@few
+def test_stacks_agree_with_single_branches(mix: Mix, chunk: int | None) -> None:
+    qkv = tensors(mix, KV_HEADS, 2, 16)
+    stacked, single = (meta(plan_for(mix, 2, 16, (32, chunk, how)), *qkv) for how in (True, False))
+    assert torch.allclose(stacked, single, atol=2e-6)
+
+
+@given(mix=mixes(sequences=3, window=SMALL.columns, most_cached=50))
+@few
+def test_bits_of_branches_of_whole_steps_do_not_depend_on_siblings(mix: Mix) -> None:
+    """Windows of a multiple of the step's columns: each branch's columns fall into steps in the same way."""
+    qkv = tensors(mix, KV_HEADS, 2, 16)
+    stacked, single = (meta(plan_for(mix, 2, 16, (32, None, how)), *qkv) for how in (True, False))
+    assert torch.equal(stacked, single)
+
+
+@given(first=mixes(sequences=3, most_rows=20), second=mixes(sequences=2, most_rows=20))
+@few
+def test_a_plan_is_filled_anew_at_the_same_addresses(first: Mix, second: Mix) -> None:
+    """As a CUDA graph needs it: rows beyond the second batch's keep what they held."""
+    for mix in (first, second):
+        mix.segments.own_base, mix.scratch = 400 + mix.segments.start, 400
+        mix.slots = 400 + mix.rows
+    rows = max(first.rows, second.rows)
+    room = capacity(rows, 12, 8, 64, 110, 20)
+    plan = MetaPlan(rows, room, KV_HEADS * 2, KV_HEADS, 16, 8, 400, DEVICE, launch=SMALL)
+    addresses = [x.data_ptr() for x in (plan.counts, plan.lo, plan.hi, plan.table, plan.merges)]
+    for mix in (first, second):
+        q, keys, values = tensors(mix, KV_HEADS, 2, 16)
+        plan.fill(tile(mix.segments, 8, 64))
+        out = torch.full(q.shape, 7.0, device=DEVICE)
+        attend_meta(q.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), plan, out)
+        inside = torch.zeros(mix.rows, dtype=torch.bool)
+        for start, count in zip(mix.segments.start, mix.segments.rows, strict=True):
+            inside[start : start + count] = True
+        assert torch.allclose(out.cpu()[inside], attend_plain(q, keys, values, mix.segments)[inside], atol=3e-6)
+        assert (out.cpu()[~inside] == 7).all()
+    assert addresses == [x.data_ptr() for x in (plan.counts, plan.lo, plan.hi, plan.table, plan.merges)]
+
+
+def test_q_of_a_fused_projection_and_layers_of_a_pool() -> None:
+    """Tensors as the model has them: slices with strides of their own."""
+    mix = two_branches()
+    qkv = torch.randn(mix.rows, 3, 4, 16, generator=torch.Generator().manual_seed(0))
+    pool = torch.randn(2, 3, mix.slots, KV_HEADS, 16, generator=torch.Generator().manual_seed(1))
+    plan = plan_for(mix, 2, 16, (32, None, True))
+    q, keys, values = qkv[:, 1], pool[0, 1], pool[1, 1]
+    assert torch.allclose(meta(plan, q, keys, values), attend_plain(q, keys, values, mix.segments), atol=3e-6)
+
+
+def two_branches() -> Mix:
+    """Two branches of 10 rows on 20 cached tokens."""
+    start = np.array([0, 10])
+    hi = np.concatenate([np.full(20, 10), np.zeros(12, np.int64)])
+    segments = Segments(start, np.array([10, 10]), np.array([3, 3]), np.array([20, 20]), 30 + start, hi)
+    return Mix(segments, 32, 62, 30, [0, 0])
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(ValueError, match="at most 128"):
+        MetaPlan(16, Capacity(1, 0, 0), 4, 2, 256, 8, 0, cpu)
+    with pytest.raises(ValueError, match="evenly"):
+        MetaPlan(16, Capacity(1, 0, 0), 5, 2, 64, 8, 0, cpu)
+    with pytest.raises(ValueError, match="tile_rows_for"):
+        MetaPlan(16, Capacity(1, 0, 0), 4, 2, 64, 65, 0, cpu)
+    mix = two_branches()
+    tiles = tile(mix.segments, 8)
+    with pytest.raises(ValueError, match="exceed"):
+        MetaPlan(32, Capacity(2, 0, 0), 4, 2, 64, 8, 30, cpu).fill(tiles)
+    with pytest.raises(ValueError, match="scratch at 30"):
+        MetaPlan(32, Capacity(4, 0, 0), 4, 2, 64, 8, 31, cpu).fill(tiles)
+    plan = MetaPlan(32, Capacity(4, 0, 0), 4, 2, 16, 8, 30, cpu)
+    plan.fill(tiles)
+    q, keys, values = tensors(mix, 2, 2, 16)
+    with pytest.raises(ValueError, match="contiguous"):
+        attend_meta(q.transpose(1, 2).contiguous().transpose(1, 2), keys, values, plan)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(RuntimeError, match="choose engine"):
+        attend_meta(q, keys, values, plan)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(RuntimeError, match="pip install triton"):
+        attend_meta(q, keys, values, plan)
+
+
+def variant(arch: int, group: int, height: int, dim: int = 128, dtype: str = "bf16") -> Variant:
+    """The attention kernel as `attend_meta` launches it."""
+    torch_dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    dim_tile = max(16, 1 << (dim - 1).bit_length())
+    launch = launch_for(height, dim_tile, torch_dtype, (arch // 10, arch % 10))
+    pointers = dict.fromkeys(["q", "keys", "values", "out"], f"*{dtype}")
+    pointers |= dict.fromkeys(["partial", "partial_lse"], "*fp32")
+    pointers |= dict.fromkeys(["table", "lo", "hi", "counts"], "*i32")
+    strides = ["q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head", "out_row", "out_head"]
+    signature = {**pointers, "scratch": "i32", "scale": "fp32", **dict.fromkeys(strides, "i32")}
+    constexprs = {
+        "G": group, "KV_HEADS": 32 // group, "D": dim, "D_TILE": dim_tile, "BM": height, "BN": launch.columns,
+        "STAGES": launch.stages, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+    }  # fmt: skip
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+    kernel = "lopa_dist.kernels.meta_kernels:attend_kernel"
+    return Variant(kernel, signature, constexprs, (*pointers, *strides), arch, options)
+
+
+def merge_variant(arch: int) -> Variant:
+    types = {"partial": "*fp32", "partial_lse": "*fp32", "out": "*bf16", "merges": "*i32", "counts": "*i32"}
+    signature = {**types, "out_row": "i32", "out_head": "i32"}
+    constexprs = {"G": 7, "KV_HEADS": 4, "D": 128, "D_TILE": 128, "BM": 128, "ROWS": 16}
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    return Variant(
+        "lopa_dist.kernels.meta_kernels:merge_kernel", signature, constexprs, tuple(signature), arch, options
+    )
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_cross_compiled(arch: int) -> None:
+    """Tensor cores, loads that run ahead, no spills to speak of, and blocks that fit."""
+    variants = [variant(arch, group, height) for group, height in ((1, 128), (7, 128), (8, 64), (1, 32))]
+    variants += [variant(arch, 2, 64, dim=48), variant(arch, 2, 16, dim=48, dtype="fp32"), merge_variant(arch)]
+    found = compile_all(variants)
+    for one, kernel in zip(variants, found, strict=True):
+        assert kernel.stack <= 64, one
+        assert kernel.shared <= SHARED_LIMIT[arch], one
+    for one, kernel in zip(variants[:4], found[:4], strict=True):
+        wide = arch == 90 and one.constexprs["BM"] >= 64
+        assert ("wgmma.mma_async" if wide else "mma.sync") in kernel.ptx, one
+        assert "cp.async" in kernel.ptx, one
+    if arch == 90:
+        # two blocks of 64 rows on one multiprocessor: 64 K registers, 228 KB of shared memory
+        assert found[2].registers * 128 * 2 <= 65536
+        assert (found[2].shared + 1024) * 2 <= 228 * 1024
+
+
+@pytest.mark.parametrize("group", [1, 2, 7, 8])
+def test_the_usual_stacks_have_a_launch(group: int) -> None:
+    for stack in (1, 32, 33, 128, 264):
+        rows = tile_rows_for(group, stack)
+        plan = MetaPlan(stack, capacity(stack, 1, rows), group, 1, 128, rows, 0, torch.device("cpu"))
+        assert plan.height in (16, 32, 64, 128)
