@@ -117,7 +117,7 @@ def test_cross_compiled(arch: int) -> None:
     found = compile_all(variants)
     for one, kernel in zip(variants, found, strict=True):
         print(one.arch, one.constexprs, kernel.registers, kernel.stack, kernel.shared)
-        assert kernel.stack <= 64, one
+        assert kernel.stack <= 96, one
         assert kernel.shared <= SHARED_LIMIT[arch], one
         assert "cp.async" in kernel.ptx, one
     for one, kernel in zip(variants[:3], found, strict=False):
