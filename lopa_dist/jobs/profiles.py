@@ -90,11 +90,16 @@ def profile_command(arguments: list[str]) -> None:
     decode = concrete(config.decode, native(model.config, config.model.pattern))
     found = measure(model, decode, config.engine.attention, config.engine.graphs, MOST_ROWS, BUDGET_S)
     told = {"subject": subject(config, device), "window": found.window, "seconds": found.seconds}
-    same = [file for file in cache_folder().glob("profile-*.json") if json.loads(file.read_text())["subject"] == told["subject"]]
+    same = [
+        file
+        for file in cache_folder().glob("profile-*.json")
+        if json.loads(file.read_text())["subject"] == told["subject"]
+    ]
     file = same[0] if same else cache_folder() / f"profile-{len(stored())}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(told, indent=1) + "\n")
-    table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {told['subject']['device']}")
+    name = subject(config, device)["device"]
+    table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {name}")
     for rows, seconds in found.seconds.items():
         table.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{1e6 * seconds / rows:.1f}")
     console = Console()

@@ -25,6 +25,7 @@ def probabilities(model: Transformer) -> Tensor:
     """What the model says of the masks behind a problem."""
     prompt = load_tokenizer(EMBEDDED).encode(prompt_text(next(problems("held_out", 1)).question))
     tokens = torch.tensor([*prompt, *[model.config.mask_id] * 64])
+
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
         return nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1)
