@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist report`, `merge`, `trace` and `lm-eval`."""
+"""The command line: Hydra's app, and `lopa-dist report`, `merge`, `trace`, `lm-eval` and `profile`."""
 
 from __future__ import annotations
 
@@ -182,7 +182,24 @@ def trace_command(arguments: list[str]) -> None:
         print(f"page: {arguments[3]}")
 
 
-COMMANDS = {"report": report_command, "merge": merge_command, "trace": trace_command, "lm-eval": lm_eval_command}
+def profile_command(arguments: list[str]) -> None:
+    """`lopa-dist profile [overrides]`: how long a step takes by its rows, for ``auto``."""
+    check_keys(arguments)
+    try:
+        from lopa_dist.jobs.profiles import make_profile
+
+        make_profile(arguments)
+    except OmegaConfBaseException as error:
+        raise UserError(plain(error)) from error
+
+
+COMMANDS = {
+    "report": report_command,
+    "merge": merge_command,
+    "trace": trace_command,
+    "lm-eval": lm_eval_command,
+    "profile": profile_command,
+}
 
 
 def main() -> None:

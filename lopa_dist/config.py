@@ -63,9 +63,11 @@ TASKS = ("arithmetic", "batch", "gsm8k", "math", *CODE_TASKS)
 class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
-    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks.
+    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks; and
+    branches, of which auto means as many as cost next to nothing (see `engine.profile`).
     """
 
+    branches: int | str = 7  # type: ignore[assignment]
     block_size: int | str = 32  # type: ignore[assignment]
     sub_block_size: int | str | None = None  # type: ignore[assignment]
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
@@ -73,21 +75,31 @@ class DecodeOptions(DecodeConfig):
     def __post_init__(self) -> None:
         for key in ("window_attention", "prompt_attention", "cache", "canvas"):
             require(f"decode.{key}", getattr(self, key), ("auto", *CHOICES[key]))
-        for key in ("block_size", "sub_block_size", "max_active_blocks"):
+        for key in ("branches", "block_size", "sub_block_size", "max_active_blocks"):
             value = _number(getattr(self, key))
             setattr(self, key, value)
             if isinstance(value, str) and value != "auto":
                 raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
         concrete(self, PATTERNS["vanilla"])
 
+    @property
+    def max_branches(self) -> int:
+        """As for concrete options; with ``auto`` what the mesh is laid out for."""
+        return (AUTO_BRANCHES if isinstance(self.branches, str) else self.branches) + 1
 
-def concrete(decode: DecodeConfig, native: Native) -> DecodeConfig:
-    """The options with every ``auto`` replaced by the model's own value.
+
+AUTO_BRANCHES = 7  # where no profile is at hand
+
+
+def concrete(decode: DecodeConfig, native: Native, branches: int = AUTO_BRANCHES) -> DecodeConfig:
+    """The options with every ``auto`` replaced by the model's own value, and that of the branches by `branches`.
 
     Raises:
         ValueError: as `DecodeConfig`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
+    if values["branches"] == "auto":
+        values["branches"] = branches
     # what goes with the user's choices, whatever the model
     causal = values["window_attention"] == "block_causal"
     if causal and values["prompt_attention"] == "auto" and native.prompt_attention == "joint":
@@ -174,16 +186,18 @@ class EngineConfig:
     """How the model is run."""
 
     max_sequences: int = 16  # in flight at once
-    max_rows: int | None = None  # of one forward on one rank, which bounds its memory; sequences beyond it wait a step
+    max_rows: int | str | None = None  # of one forward on one rank: sequences beyond it wait a step; auto: by profile
     kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
-    attention: str = "auto"  # torch, meta (Triton), or plain (the oracle); auto: meta on a GPU
+    attention: str = "auto"  # torch, meta (Triton), varlen (torch's, GPUs), plain (the oracle); auto: meta on a GPU
     graphs: str = "auto"  # CUDA graphs over fixed buffers: auto: on a GPU with meta; always, never
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
-        for key in ("max_rows", "kv_tokens"):
-            if getattr(self, key) is not None:
-                require_count(f"engine.{key}", getattr(self, key))
+        self.max_rows = _number(self.max_rows)
+        if self.max_rows is not None:
+            require_count("engine.max_rows", self.max_rows, auto=True)
+        if self.kv_tokens is not None:
+            require_count("engine.kv_tokens", self.kv_tokens)
         require("engine.attention", self.attention, ("auto", *ATTENTION))
         require("engine.graphs", self.graphs, ("auto", "always", "never"))
 

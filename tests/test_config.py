@@ -256,7 +256,7 @@ def test_right_keys_pass() -> None:
     ("arguments", "message"),
     [
         (["decode.branchs=3"], "did you mean decode.branches"),
-        (["decode.branches=three"], "decode.branches: Value 'three'"),
+        (["decode.branches=three"], "decode.branches='three': must be an integer or 'auto'"),
         (["model=none_such"], "Could not find 'model/none_such'"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),

@@ -83,6 +83,8 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         unknown = sorted(set(decode) - set(known))
         if unknown:
             raise ValueError(f"--model_args {', '.join(unknown)}: unknown; known: {', '.join([*OWN, *known])}")
+        if decode.get("branches") == "auto":
+            raise ValueError("--model_args branches=auto: give a number; lopa-dist profile says which costs nothing")
         world = detect()
         if world.size > 1:
             raise LaunchError(f"lm-eval with {world.size} ranks: run it as one process")

@@ -1,9 +1,13 @@
-"""Profiles of models on devices: made by `lopa-dist profile`, kept in the user's cache, read by jobs that ask for auto."""
+"""Profiles of models on devices: made by `lopa-dist profile`, kept in the user's cache, read where jobs say auto."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
+import platform
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +22,13 @@ from rich.table import Table
 from lopa_dist.config import CONF, Config, concrete
 from lopa_dist.engine.profile import Profile, measure
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load
-from lopa_dist.models.families import native
+from lopa_dist.models.families import Native, native
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
+from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
+
+log = logging.getLogger("lopa_dist")
 
 BUDGET_S = 20.0
 MOST_ROWS = 4096
@@ -37,8 +44,9 @@ def cache_folder() -> Path:
 def subject(config: Config, device: torch.device) -> dict[str, Any]:
     """What a profile holds for: a model in its precision on a device, with this software."""
     lora = config.model.lora and revision(find(config.model.lora, "model.lora"))
+    processor = platform.processor() or platform.machine()
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "model": revision(find(config.model.path)),
         "lora": lora,
@@ -59,9 +67,10 @@ def installed(package: str) -> str | None:
         return None
 
 
-def stored() -> list[dict[str, Any]]:
-    """All profiles in the cache."""
-    return [json.loads(file.read_text()) for file in sorted(cache_folder().glob("profile-*.json"))]
+def file_of(subject: dict[str, Any]) -> Path:
+    """Where a profile is kept."""
+    text = json.dumps(subject, sort_keys=True)
+    return cache_folder() / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def profile_of(config: Config, device: torch.device) -> Profile:
@@ -71,41 +80,56 @@ def profile_of(config: Config, device: torch.device) -> Profile:
         ValueError: there is none; it says how to make it.
     """
     wanted = subject(config, device)
-    for found in stored():
-        if found["subject"] == wanted:
-            return Profile({int(rows): s for rows, s in found["seconds"].items()}, found["window"])
-    raise ValueError(
-        f"auto needs a profile of this model on {wanted['device']}, and there is none in {cache_folder()}: run "
-        "lopa-dist profile once, with the job's model.* and engine.* options (half a minute)"
-    )
+    file = file_of(wanted)
+    if not file.exists():
+        raise ValueError(
+            f"decode.branches=auto and engine.max_rows=auto need a profile of this model on {wanted['device']}, and "
+            f"{file} is not there: run lopa-dist profile once, with the job's model.* and engine.* options (half a "
+            "minute), or give numbers"
+        )
+    found = json.loads(file.read_text())
+    return Profile({int(rows): s for rows, s in found["seconds"].items()}, found["window"])
 
 
-def profile_command(arguments: list[str]) -> None:
+def settled(config: Config, native: Native, device: torch.device, group: Group) -> Config:
+    """The configuration with every ``auto`` of decode.* and engine.max_rows replaced; the same on all ranks.
+
+    Raises:
+        ValueError: branches or rows are to be chosen by a profile, and there is none.
+    """
+    branches, rows = config.decode.branches, config.engine.max_rows
+    if "auto" not in (branches, rows):
+        return replace(config, decode=concrete(config.decode, native))
+    chosen = [0, 0]
+    if group.world.rank == 0:
+        profile = profile_of(config, device)
+        chosen = [profile.free_branches(config.engine.max_sequences, group.mesh.branch), profile.best_rows()]
+        log.info("by the profile: %d lookahead branches cost next to nothing, steps of %d rows are best", *chosen)
+    free, best = json.loads(group.agree("profile", json.dumps(chosen)))
+    engine = replace(config.engine, max_rows=best if rows == "auto" else rows)
+    return replace(config, decode=concrete(config.decode, native, free), engine=engine)
+
+
+def make_profile(overrides: list[str]) -> None:
     """`lopa-dist profile [overrides]`: measure, keep, and say what follows."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = OmegaConf.to_object(compose("config", arguments))
+        config = OmegaConf.to_object(compose("config", overrides))
     assert isinstance(config, Config)
     device = choose_device(config, World("python"))
     model = load(config.model, device, warn=True)
     decode = concrete(config.decode, native(model.config, config.model.pattern))
     found = measure(model, decode, config.engine.attention, config.engine.graphs, MOST_ROWS, BUDGET_S)
-    told = {"subject": subject(config, device), "window": found.window, "seconds": found.seconds}
-    same = [
-        file
-        for file in cache_folder().glob("profile-*.json")
-        if json.loads(file.read_text())["subject"] == told["subject"]
-    ]
-    file = same[0] if same else cache_folder() / f"profile-{len(stored())}.json"
+    about = subject(config, device)
+    file = file_of(about)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(told, indent=1) + "\n")
-    name = subject(config, device)["device"]
-    table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {name}")
+    file.write_text(json.dumps({"subject": about, "window": found.window, "seconds": found.seconds}, indent=1) + "\n")
+    table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {about['device']}")
     for rows, seconds in found.seconds.items():
         table.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{1e6 * seconds / rows:.1f}")
     console = Console()
     console.print(table)
     console.print(f"engine.max_rows=auto: {found.best_rows()}")
-    for sequences in (1, 4, config.engine.max_sequences):
+    for sequences in sorted({1, 4, config.engine.max_sequences}):
         branches = found.free_branches(sequences, 1)
         console.print(f"decode.branches=auto with {sequences} in flight on one rank: {branches}")
     console.print(f"kept in {file}")

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from lopa_dist import __version__
-from lopa_dist.config import Config, concrete
+from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load
 from lopa_dist.jobs.metrics import Figures, build_report
+from lopa_dist.jobs.profiles import settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import report_markdown
@@ -91,7 +92,7 @@ class Job:
     ) -> None:
         self.source, self.device = find(config.model.path), device
         model = read_config(self.source)
-        config = replace(config, decode=concrete(config.decode, native(model, config.model.pattern)))
+        config = settled(config, native(model, config.model.pattern), device, group)
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
         self.dtype = choose_dtype(config.model, device)
@@ -180,9 +181,11 @@ class Job:
         observe = wandb_log.observe if wandb_log else (lambda engine: None)
         share = -(-len(self.requests) // group.mesh.data)  # a replica takes no more than its share at once
         in_flight = max(1, min(config.engine.max_sequences, share))
+        max_rows = config.engine.max_rows
+        assert not isinstance(max_rows, str)  # it is settled
         engine = Engine(
             model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
-            config.engine.max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs,
+            max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs,
         )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()

@@ -12,6 +12,7 @@ from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
 from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
+from lopa_dist.kernels.varlen_attention import Call, attend_varlen, plan_varlen
 
 
 class Attention(Protocol):
@@ -71,12 +72,33 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan) -> Ten
     return (attend_meta if q.is_cuda else attend_tiles_plain)(q, keys, values, plan)
 
 
-NAMES = ("torch", "plain", "meta")
+class Varlen:
+    """torch's varlen_attn, a cascade of calls. GPUs only, in half precision."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise ValueError("engine.attention=varlen needs a GPU: on a CPU take torch")
+        self.device = device
+
+    def plan(self, segments: Segments, rows: int) -> list[Call]:
+        return plan_varlen(segments, self.device)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[Call]) -> Tensor:
+        return attend_varlen(q, keys, values, plan)
+
+
+NAMES = ("torch", "meta", "varlen", "plain")
 """What `make` makes."""
 
 
 def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> Attention:
-    """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together."""
+    """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together.
+
+    Raises:
+        ValueError: one that the device or the shape does not allow.
+    """
+    if name == "varlen":
+        return Varlen(device)
     if name == "plain":
         return Plain()
     if name == "torch":
