@@ -4,6 +4,7 @@
     python -m benchmarks.embedded --part grid     # k x tau_conf of the published rule
     python -m benchmarks.embedded --part front    # score, alpha, tau_look, lookahead, and the control
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
+    python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
 Settings are chosen on problem seed 1; seed 2 is only for the `final` part. Counting is honest: tokens up to the first
 EOS, every forward of a sequence, prefill included. Results are kept in benchmarks/results/embedded.json, keyed by the
@@ -32,6 +33,7 @@ from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.plots import draw
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.quantize import KINDS
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
@@ -92,14 +94,24 @@ def final() -> list[tuple[str, Setting]]:
     ]
 
 
-PARTS = {"grid": (grid, 1), "front": (front, 1), "final": (final, 2)}
+def eight_bits() -> list[tuple[str, Setting]]:
+    """What quantised weights cost in accuracy."""
+    return [
+        (f"{name}, {kind}", {**setting, "quantization": kind})
+        for kind in ("none", *KINDS)
+        for name, setting in (("plain", {"tau_conf": 0.9}), ("LoPA", {"branches": 3}))
+    ]
+
+
+PARTS = {"grid": (grid, 1), "front": (front, 1), "final": (final, 2), "eight_bits": (eight_bits, 1)}
 
 
 def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     """Run one setting in this process, on one thread."""
     torch.set_num_threads(1)
-    config = DecodeConfig(**{**BASE, **setting})
-    model = load_model(EMBEDDED, torch.float32, torch.device("cpu"))
+    quantization = setting.get("quantization", "none")
+    config = DecodeConfig(**{**BASE, **{k: v for k, v in setting.items() if k != "quantization"}})
+    model = load_model(EMBEDDED, torch.float32, torch.device("cpu"), quantization=quantization)
     tokenizer = load_tokenizer(EMBEDDED)
     task = Arithmetic(problems, "held_out", seed)
     items = list(task.items())

@@ -19,11 +19,13 @@ from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.runners import USUAL_BLOCKS, Runners
+from lopa_dist.kernels.attention import candidates
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 
 PREFIX = 256  # cached tokens that every row of a measured forward sees
+STACKED = 8  # branches of a sequence in them
 REPEATS = 5
 MOST_BRANCHES = 15  # lookahead branches that `free_branches` may take
 FREE = 1.1  # a step with lookahead branches is called free up to so many times the one without
@@ -32,10 +34,11 @@ NEARLY = 1.03  # a batch is called best from so many times the least time a row
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of a forward by its packed rows; `window` rows to a branch."""
+    """Seconds of a forward by its packed rows, `window` rows to a branch, with the best of the attention back ends."""
 
     seconds: dict[int, float]
     window: int
+    attention: str = "torch"
 
     def at(self, rows: int) -> float:
         """Seconds of a forward of so many rows, between and beyond the measured ones in proportion."""
@@ -67,22 +70,30 @@ def measure(
     """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
 
     A forward has branches of one window each, every eight of them of one sequence with `PREFIX` cached tokens; half of
-    its rows are masked. The median of five runs counts, after two that do not.
+    its rows are masked. The median of five runs counts, after two that do not. With `attention` auto, the device's back
+    ends are compared first, on one forward of eight sequences' worth of windows.
     """
     window = config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
-    runners = Runners(model, config, attention, graphs, Solo())
-    device, seconds = model.head_weight.device, {}
-    deadline = time.perf_counter() + budget_s
-    for rows in rising(window, most_rows):
-        count = rows // window
-        pool = KVPool(model.config, -(-count // 8), -(-count // 8) * PREFIX, model.head_weight.dtype, device)
-        for sequence in range(-(-count // 8)):
+    device = model.head_weight.device
+
+    def timed(name: str, count: int) -> float:
+        sequences = -(-count // STACKED)
+        pool = KVPool(model.config, sequences, sequences * PREFIX, model.head_weight.dtype, device)
+        for sequence in range(sequences):
             pool.allocate(sequence, PREFIX)
-        runner = runners.make(pool, Sampling(config.confidence), -(-count // 8), PREFIX)
-        seconds[rows] = forward_seconds(runner, windows(count, window, model.config.mask_id, device))
+        runners = Runners(model, config, name, graphs, Solo())
+        runner = runners.make(pool, Sampling(config.confidence), sequences, PREFIX)
+        return forward_seconds(runner, windows(count, window, model.config.mask_id, device))
+
+    deadline = time.perf_counter() + budget_s
+    names = candidates(device) if attention == "auto" else [attention]
+    best = names[0] if len(names) == 1 else min(names, key=lambda name: timed(name, 8 * STACKED))
+    seconds: dict[int, float] = {}
+    for rows in rising(window, most_rows):
+        seconds[rows] = timed(best, rows // window)
         if time.perf_counter() > deadline:
             break
-    return Profile(seconds, window)
+    return Profile(seconds, window, best)
 
 
 def rising(window: int, most_rows: int) -> Iterable[int]:
@@ -92,17 +103,17 @@ def rising(window: int, most_rows: int) -> Iterable[int]:
 
 
 def windows(count: int, window: int, mask_id: int, device: torch.device) -> Batch:
-    """A batch of `count` windows, eight a sequence, of which every other position is masked."""
+    """A batch of `count` windows, `STACKED` a sequence, of which every other position is masked."""
     numbers = np.arange(count)
     rows = np.full(count, window)
     total = count * window
     tokens = torch.full((total,), mask_id, device=device)
     head = torch.arange(0, total, 2, device=device)
     return Batch(
-        sequence=numbers // 8, branch=numbers % 8, start=numbers * window, rows=rows, shared=np.full(count, PREFIX),
-        first=np.zeros(count, int), hi=np.full(total, window), tail=None, begin=rows * 0, stop=rows, tokens=tokens,
+        sequence=numbers // STACKED, branch=numbers % STACKED, start=numbers * window, rows=rows,
+        shared=np.full(count, PREFIX), first=np.zeros(count, int), hi=np.full(total, window), tail=None, begin=rows * 0, stop=rows, tokens=tokens,
         positions=PREFIX + torch.arange(window, device=device).repeat(count), head_rows=head,
-        head_slots=torch.arange(len(head), device=device), head_sequence=numbers.repeat(window)[::2] // 8,
+        head_slots=torch.arange(len(head), device=device), head_sequence=numbers.repeat(window)[::2] // STACKED,
         head_keys=None, local_branches=1, masked=len(head), where=head.new_zeros(len(head), 2), width=window,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
-from lopa_dist.kernels.attention import Meta, choose, make
+from lopa_dist.kernels.attention import Meta, candidates, make
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
@@ -37,7 +37,7 @@ class Runners:
     ) -> None:
         self.model, self.config, self.tensor = model, config, tensor
         device, shape = model.head_weight.device, model.config
-        name = choose(attention, device)
+        name = candidates(device)[0] if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
         self.stack_rows = windows * config.max_branches
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size

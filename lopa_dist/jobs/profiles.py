@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import platform
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,25 +88,37 @@ def profile_of(config: Config, device: torch.device) -> Profile:
             "minute), or give numbers"
         )
     found = json.loads(file.read_text())
-    return Profile({int(rows): s for rows, s in found["seconds"].items()}, found["window"])
+    return Profile({int(rows): s for rows, s in found["seconds"].items()}, found["window"], found["attention"])
 
 
 def settled(config: Config, native: Native, device: torch.device, group: Group) -> Config:
-    """The configuration with every ``auto`` of decode.* and engine.max_rows replaced; the same on all ranks.
+    """The configuration with every ``auto`` of decode.* and engine.* replaced; the same on all ranks.
+
+    Without a profile, ``engine.attention=auto`` stays what is likely best on the device.
 
     Raises:
         ValueError: branches or rows are to be chosen by a profile, and there is none.
     """
     branches, rows = config.decode.branches, config.engine.max_rows
-    if "auto" not in (branches, rows):
-        return replace(config, decode=concrete(config.decode, native))
-    chosen = [0, 0]
-    if group.world.rank == 0:
+    needed = "auto" in (branches, rows)
+    told: list[Any] = []
+    if group.world.rank == 0 and (needed or file_of(subject(config, device)).exists()):
         profile = profile_of(config, device)
-        chosen = [profile.free_branches(config.engine.max_sequences, group.mesh.branch), profile.best_rows()]
-        log.info("by the profile: %d lookahead branches cost next to nothing, steps of %d rows are best", *chosen)
-    free, best = json.loads(group.agree("profile", json.dumps(chosen)))
-    engine = replace(config.engine, max_rows=best if rows == "auto" else rows)
+        free = profile.free_branches(config.engine.max_sequences, group.mesh.branch)
+        told = [free, profile.best_rows(), profile.attention]
+        if needed:
+            log.info(
+                "by the profile, %d lookahead branches cost next to nothing and steps of %d rows are best", *told[:2]
+            )
+    told = json.loads(group.agree("profile", json.dumps(told)))
+    if not told:
+        return replace(config, decode=concrete(config.decode, native))
+    free, best, attention = told
+    engine = replace(
+        config.engine,
+        max_rows=best if rows == "auto" else rows,
+        attention=attention if config.engine.attention == "auto" else config.engine.attention,
+    )
     return replace(config, decode=concrete(config.decode, native, free), engine=engine)
 
 
@@ -122,12 +134,13 @@ def make_profile(overrides: list[str]) -> None:
     about = subject(config, device)
     file = file_of(about)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"subject": about, "window": found.window, "seconds": found.seconds}, indent=1) + "\n")
+    file.write_text(json.dumps({"subject": about} | asdict(found), indent=1) + "\n")
     table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {about['device']}")
     for rows, seconds in found.seconds.items():
         table.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{1e6 * seconds / rows:.1f}")
     console = Console()
     console.print(table)
+    console.print(f"engine.attention=auto: {found.attention}")
     console.print(f"engine.max_rows=auto: {found.best_rows()}")
     for sequences in sorted({1, 4, config.engine.max_sequences}):
         branches = found.free_branches(sequences, 1)

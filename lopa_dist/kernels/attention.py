@@ -12,7 +12,7 @@ from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
 from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
-from lopa_dist.kernels.varlen_attention import Call, attend_varlen, plan_varlen
+from lopa_dist.kernels.varlen_attention import Call, attend_varlen, has_varlen, plan_varlen
 
 
 class Attention(Protocol):
@@ -106,11 +106,8 @@ def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device
     return Meta(heads, kv_heads, dim, stack_rows, device)
 
 
-def choose(name: str, device: torch.device) -> str:
-    """The back end that ``auto`` means on a device; other names stay.
-
-    On a GPU meta-attention, where Triton is there to compile it.
-    """
-    if name != "auto":
-        return name
-    return "meta" if device.type == "cuda" and TRITON else "torch"
+def candidates(device: torch.device) -> list[str]:
+    """What ``auto`` may mean on a device, the likely best first: what a profile measures, without one the first."""
+    if device.type != "cuda":
+        return ["torch"]
+    return [*(["meta"] if TRITON else []), "torch", *(["varlen"] if has_varlen() else [])]

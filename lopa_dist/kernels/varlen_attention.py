@@ -111,6 +111,15 @@ def attend_varlen(q: Tensor, keys: Tensor, values: Tensor, calls: list[Call], va
     return result.to(q.dtype)
 
 
+def has_varlen() -> bool:
+    """Whether this torch has what the cascade needs."""
+    try:
+        varlen_function()
+    except RuntimeError:
+        return False
+    return True
+
+
 def varlen_function() -> Varlen:
     """Torch's varlen_attn, where it can do what the cascade needs.
 
