@@ -111,10 +111,11 @@ def windows(count: int, window: int, mask_id: int, device: torch.device) -> Batc
     head = torch.arange(0, total, 2, device=device)
     return Batch(
         sequence=numbers // STACKED, branch=numbers % STACKED, start=numbers * window, rows=rows,
-        shared=np.full(count, PREFIX), first=np.zeros(count, int), hi=np.full(total, window), tail=None, begin=rows * 0, stop=rows, tokens=tokens,
-        positions=PREFIX + torch.arange(window, device=device).repeat(count), head_rows=head,
-        head_slots=torch.arange(len(head), device=device), head_sequence=numbers.repeat(window)[::2] // STACKED,
-        head_keys=None, local_branches=1, masked=len(head), where=head.new_zeros(len(head), 2), width=window,
+        shared=np.full(count, PREFIX), first=np.zeros(count, int), hi=np.full(total, window), tail=None,
+        begin=rows * 0, stop=rows, tokens=tokens, positions=PREFIX + torch.arange(window, device=device).repeat(count),
+        head_rows=head, head_slots=torch.arange(len(head), device=device),
+        head_sequence=numbers.repeat(window)[::2] // STACKED, head_keys=None, local_branches=1, masked=len(head),
+        where=head.new_zeros(len(head), 2), width=window,
     )  # fmt: skip
 
 
