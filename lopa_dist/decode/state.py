@@ -159,15 +159,15 @@ class State:
     def admit(self, slot: int, prompt: Sequence[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
         """Put a request into an empty slot: one block, fully active, and the anchor as its only branch."""
         self._window = None
-        known = len(prompt) % self.config.block_size if self.config.prompt_attention == "blocks" else 0
-        before, limit = len(prompt) - known, max_new_tokens + known
+        tail = known(self.config, len(prompt))
+        before, limit = len(prompt) - tail, max_new_tokens + tail
         end = min(self.config.block_size, limit)
         self.canvas[slot] = self.vocabulary.mask_id
-        columns = slice(self.origin - before, self.origin + known)
+        columns = slice(self.origin - before, self.origin + tail)
         self.canvas[slot, columns] = torch.tensor(prompt, device=self.canvas.device)
         self.key[slot], self.sampled[slot] = key, sampled
         # in the order of `Lengths`: nothing cached or finished, one block, masked from `known` on, one branch
-        values = (before, -1, 0, end, limit, known, end - known, 1, int(known == 0), 0, 0, 0)
+        values = (before, -1, 0, end, limit, tail, end - tail, 1, int(tail == 0), 0, 0, 0)
         self.integers[:, slot] = torch.tensor(values, device=self.canvas.device)
         self.full[slot] = False
         self.full[slot, 0] = True
@@ -227,6 +227,11 @@ class State:
         host = torch.cat([self.integers.flatten(), beside.long()]).cpu().numpy()
         count = self.integers.numel()
         return Lengths(*host[:count].reshape(self.integers.shape)), host[count:]
+
+
+def known(config: DecodeConfig, prompt: int) -> int:
+    """How many of a prompt's tokens count as the answer's first ones (see above)."""
+    return prompt % config.block_size if config.prompt_attention == "blocks" else 0
 
 
 @lru_cache(maxsize=256)

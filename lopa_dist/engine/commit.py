@@ -38,15 +38,21 @@ def commit(
     segment = np.full((len(winner), config.max_branches), -1)
     segment[batch.sequence, batch.branch] = np.arange(len(batch.rows))
     first, behind = batch.begin, batch.stop if config.cache == "dual" else before.finished
-    count = behind - first
+    slot = prepared.slot(np.arange(len(winner)))
+    for sequence in np.nonzero(pending & (before.committed < 0))[0]:
+        if pool.stored(slot[sequence]):  # an equal prompt's, by another sequence
+            first = np.where(np.arange(len(first)) == sequence, 0, first)
+        pool.store_prompt(slot[sequence])
+    skipped, count = first - batch.begin, behind - first
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
 
     def slots(sequences: Ints) -> Ints:
-        begin = pool.base(prepared.slot(sequences)) + before.prompt[sequences] + first[sequences]
-        return np.repeat(begin, count[sequences]) + within(count[sequences])
+        begin, of = before.prompt[sequences] + first[sequences], np.repeat(slot[sequences], count[sequences])
+        return pool.slots(of, np.repeat(begin, count[sequences]) + within(count[sequences]))
 
     def rows(sequences: Ints, segments: Ints) -> Ints:
-        return np.repeat(batch.start[segments], count[sequences]) + within(count[sequences])
+        begin = batch.start[segments] + skipped[sequences]
+        return np.repeat(begin, count[sequences]) + within(count[sequences])
 
     local = np.nonzero(pending & anywhere)[0]
     if len(local):

@@ -1,12 +1,16 @@
 """K/V of all sequences: one flat pool of token slots.
 
-Every sequence in flight owns a range for what is committed, as long as its prompt and its longest answer; behind the
-ranges lies scratch space, where each forward's rows write their K/V in packed order (pre-write). Committing copies the
-winner's finished rows from scratch into its sequence's range, here or, when another rank ran the winner, from one
-packed buffer (LoPA-Dist's two-phase protocol).
+Every sequence in flight owns a range for what is committed, as long as its prompt and its longest answer. Where a
+prompt's K/V do not depend on the answer, sequences with equal prompts (samples of one) use one range for it, and own
+ranges for their answers: the one that came first lends, the others borrow. Behind the ranges lies scratch space, where
+each forward's rows write their K/V in packed order (pre-write). Committing copies the winner's finished rows from
+scratch into its sequence's range, here or, when another rank ran the winner, from one packed buffer (LoPA-Dist's
+two-phase protocol).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +22,19 @@ from lopa_dist.models.config import ModelConfig
 Ints = NDArray[np.int64]
 
 
+Tokens = tuple[int, ...]
+
+
+@dataclass
+class Prompt:
+    """A prompt's range, and how many sequences use it."""
+
+    begin: int
+    tokens: int
+    users: int = 1
+    stored: bool = False  # its K/V are there
+
+
 class KVPool:
     """Keys and values ``[layers, tokens, kv_heads, head_dim]``: `budget` tokens for sequences, scratch behind them."""
 
@@ -25,30 +42,79 @@ class KVPool:
         self, model: ModelConfig, sequences: int, budget: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.scratch = budget
-        self.bases = np.zeros(sequences, np.int64)  # first token of each sequence's range
-        self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin, end
+        self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin, end of all but its prompt, if that is named
+        self.prompts: dict[Tokens, Prompt] = {}
+        self.prompt_of: dict[int, Tokens] = {}  # by sequence
+        self.bases = np.zeros(sequences, np.int64)  # where token 0 lies, or would if it were not borrowed
+        self.lenders = np.zeros(sequences, np.int64)  # where borrowed tokens begin
+        self.borrowed = np.zeros(sequences, np.int64)  # how many a sequence has, from token 0 on
         shape = (model.layers, budget, model.kv_heads, model.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
-    def allocate(self, sequence: int, tokens: int) -> bool:
-        """Give a sequence a range, the first that is long enough; false where there is none now."""
+    def allocate(self, sequence: int, tokens: int, prompt: Tokens = ()) -> bool:
+        """Give a sequence a range, the first that is long enough; false where there is none now.
+
+        Args:
+            sequence: which.
+            tokens: how many, its prompt's included.
+            prompt: the first of them, if sequences that begin alike may share their K/V.
+        """
+        found = self.prompts.get(prompt) if prompt else None
+        borrowed = found.tokens if found else 0
+        begin = self.gap(tokens - borrowed)
+        if begin is None:
+            return False
+        if found:
+            found.users += 1
+            self.lenders[sequence] = found.begin
+        elif prompt:
+            self.prompts[prompt] = Prompt(begin, len(prompt))
+        self.prompt_of[sequence] = prompt
+        self.borrowed[sequence], self.bases[sequence] = borrowed, begin - borrowed
+        self.ranges[sequence] = (begin + (0 if found else len(prompt)), begin + tokens - borrowed)
+        return True
+
+    def gap(self, tokens: int) -> int | None:
+        """Where so many tokens are free."""
         begin = 0
-        for low, high in [*sorted(self.ranges.values()), (self.scratch, self.scratch)]:
+        taken = [*self.ranges.values(), *((p.begin, p.begin + p.tokens) for p in self.prompts.values())]
+        for low, high in [*sorted(taken), (self.scratch, self.scratch)]:
             if low - begin >= tokens:
-                self.ranges[sequence] = (begin, begin + tokens)
-                self.bases[sequence] = begin
-                return True
+                return begin
             begin = max(begin, high)
-        return False
+        return None
 
     def free(self, sequence: int) -> None:
-        """Take the range back."""
+        """Take the range back, and the prompt's with its last user."""
         del self.ranges[sequence]
+        key = self.prompt_of.pop(sequence)
+        if key:
+            self.prompts[key].users -= 1
+            if not self.prompts[key].users:
+                del self.prompts[key]
 
-    def base(self, sequence: Ints) -> Ints:
-        """First token of sequences' ranges."""
-        return self.bases[sequence]
+    def stored(self, sequence: int) -> bool:
+        """Whether another sequence has stored this one's prompt."""
+        return bool(self.borrowed[sequence]) and self.prompts[self.prompt_of[sequence]].stored
+
+    def store_prompt(self, sequence: int) -> None:
+        """A sequence's prompt is stored now."""
+        key = self.prompt_of.get(sequence)
+        if key:
+            self.prompts[key].stored = True
+
+    def slots(self, sequence: Ints, token: Ints) -> Ints:
+        """Where tokens of sequences lie, by their absolute positions."""
+        return np.where(token < self.borrowed[sequence], self.lenders[sequence], self.bases[sequence]) + token
+
+    def views(self, sequence: Ints, tokens: Ints) -> tuple[Ints, Ints, tuple[Ints, Ints] | None]:
+        """Where the first `tokens` tokens of sequences lie: base, length and, if any are borrowed, a second such range."""
+        borrowed, base = self.borrowed[sequence], self.bases[sequence]
+        if not borrowed.any():
+            return base, tokens, None
+        first = np.where(borrowed > 0, np.minimum(borrowed, tokens), tokens)
+        return np.where(borrowed > 0, self.lenders[sequence], base), first, (base + first, tokens - first)
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows of scratch, and some more: what lies there is of the last step, and not kept."""

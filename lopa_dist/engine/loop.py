@@ -148,7 +148,7 @@ class Flight:
         local = replace(model.config, kv_heads=model.config.kv_heads // engine.tensor.size)
         self.pool = KVPool(local, slots, budget, model.head_weight.dtype, device)
         self.runner = engine.runners.make(self.pool, engine.sampling, slots, longest)
-        self.scheduler = Scheduler(self.pool, engine.max_rows, engine.comm.size, cached)
+        self.scheduler = Scheduler(self.pool, config, engine.max_rows, engine.comm.size)
         self.admitted: dict[int, Admission] = {}
         self.waiting: deque[int] = deque()  # taken from the queue, but without K/V space yet
 

@@ -58,9 +58,11 @@ class Runner:
     def segments(self, batch: Batch, slots: Ints | None) -> Segments:
         """The batch's segments with the pool's addresses."""
         pool = self.pool
-        base = pool.base(batch.sequence if slots is None else slots[batch.sequence])
-        tail = None if batch.tail is None else (base + batch.tail[0], batch.tail[1])
-        return Segments(batch.start, batch.rows, base, batch.shared, pool.scratch + batch.start, batch.hi, tail)
+        sequence = batch.sequence if slots is None else slots[batch.sequence]
+        base, shared, tail = pool.views(sequence, batch.shared)
+        if batch.tail is not None:  # with a dual cache nothing is borrowed
+            tail = base + batch.tail[0], batch.tail[1]
+        return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail)
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopa_dist.decode import Lengths, State
+from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.layout import row_span
+from lopa_dist.decode.state import known
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Request
 
@@ -22,14 +24,22 @@ class Scheduler:
     not fit wait for another step; a sequence that is larger than the bound runs alone.
     """
 
-    def __init__(self, pool: KVPool, max_rows: int | None, ranks: int, cached: bool) -> None:
-        self.pool, self.max_rows, self.ranks, self.cached = pool, max_rows, ranks, cached
+    def __init__(self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int) -> None:
+        self.pool, self.config, self.max_rows, self.ranks = pool, config, max_rows, ranks
+        self.cached = config.cache != "none"
         self.last_run = np.zeros(len(pool.bases), np.int64)  # the step in which each slot ran last
         self.step = 0
 
     def fits(self, slot: int, request: Request) -> bool:
-        """Give the slot its K/V space, if there is enough."""
-        return not self.cached or self.pool.allocate(slot, len(request.prompt) + request.max_new_tokens)
+        """Give the slot its K/V space, if there is enough.
+
+        Requests with equal prompts share the prompt's, where it never sees the answer: so they have the same numbers.
+        """
+        if not self.cached:
+            return True
+        prompt = tuple(request.prompt[: len(request.prompt) - known(self.config, len(request.prompt))])
+        shared = self.config.cache == "block" and self.config.prompt_attention != "joint"
+        return self.pool.allocate(slot, len(request.prompt) + request.max_new_tokens, prompt if shared else ())
 
     def leave(self, slot: int) -> None:
         """The slot's sequence is finished."""

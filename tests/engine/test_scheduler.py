@@ -78,20 +78,64 @@ def test_rows_stay_below_the_bound(small_model: Transformer, monkeypatch: pytest
     assert len(rows) > free
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40))
-def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12), st.sampled_from([0, 0, 3, 5])), max_size=40))
+def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, int, int]]) -> None:
+    """Prompts are known by their length here: those of 3 tokens are all equal, and those of 5."""
     pool = KVPool(small_model.config, 6, 24, torch.float32, torch.device("cpu"))
-    for sequence, tokens in moves:
-        if sequence in pool.ranges:
+    needs: dict[int, tuple[int, int]] = {}
+    for sequence, answer, prompt in moves:
+        if sequence in needs:
             pool.free(sequence)
-        elif not pool.allocate(sequence, tokens):
-            taken = sorted(pool.ranges.values())
-            gaps = np.diff([0, *(x for pair in taken for x in pair), 24])[::2]
-            assert gaps.max() < tokens
-        owners = np.zeros(24, int)
-        for low, high in pool.ranges.values():
-            owners[low:high] += 1
-        assert owners.max(initial=0) <= 1
+            del needs[sequence]
+        elif pool.allocate(sequence, prompt + answer, tuple(range(prompt))):
+            needs[sequence] = (prompt, answer)
+        else:
+            shared = prompt in [p for p, _ in needs.values()]
+            taken = np.zeros(24, bool)
+            for other, (p, a) in needs.items():
+                taken[pool.slots(np.full(p + a, other), np.arange(p + a))] = True
+            runs = "".join("x" if t else "." for t in taken).split("x")
+            assert max(map(len, runs)) < answer + (0 if shared else prompt)
+        owners = [set() for _ in range(24)]
+        for other, (p, a) in needs.items():
+            for token, slot in enumerate(pool.slots(np.full(p + a, other), np.arange(p + a))):
+                owners[slot].add(("prompt", p, token) if token < p else ("answer", other, token))
+        assert all(len(of) <= 1 for of in owners)
+        assert sum(map(len, owners)) == sum(a for _, a in needs.values()) + sum({p for p, _ in needs.values()})
+    for sequence in needs:
+        pool.free(sequence)
+    assert pool.gap(24) == 0
+
+
+@QUICK
+@given(
+    config=configs(), seed=st.integers(0, 10**6), max_rows=st.sampled_from([None, 30]), ranks=st.sampled_from([1, 2])
+)
+def test_samples_of_one_prompt_share_its_room_and_nothing_else(
+    small_model: Transformer, config: DecodeConfig, seed: int, max_rows: int | None, ranks: int
+) -> None:
+    config = replace(config, temperature=0.7)
+    few = random_requests(seed, 3, 18)
+    samples = [replace(few[i // 3], index=i, key=few[i // 3].key + i) for i in range(9)]
+    wanted = {}
+    for request in samples:
+        wanted |= texts(small_model, config, [request])
+    tight = 3 * max(len(r.prompt) + r.max_new_tokens for r in few)
+    for found in on_ranks(ranks, lambda comm: bounded(small_model, config, samples, max_rows, tight, comm)):
+        assert found == wanted
+
+
+def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -> None:
+    prompt = random_requests(1, 1, 1)[0].prompt * 8
+    samples = [Request(i, prompt, 8, i) for i in range(4)]
+    together: list[int] = []
+    for sampled in (samples, [replace(r, prompt=[r.index, *prompt[1:]]) for r in samples]):
+        engine = Engine(small_model, BASE, Solo(), 4, kv_tokens=len(prompt) + 4 * 8)
+        most = 0
+        for _ in engine.generate(sampled):
+            most = max(most, len(engine.flight.admitted) + 1)
+        together.append(most)
+    assert together == [4, 1]
 
 
 def test_a_request_that_can_never_fit_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -29,8 +30,10 @@ def poison(engine: Engine) -> None:
     pool, lengths = runner.pool, engine.flight.state.lengths()
     unused = torch.ones(pool.keys.shape[1], dtype=torch.bool)
     for slot, (begin, end) in pool.ranges.items():
-        written = begin + lengths.prompt[slot] + max(lengths.committed[slot], 0)
-        unused[begin : end if engine.config.cache == "dual" else written] = False
+        tokens = np.arange(lengths.prompt[slot] + max(lengths.committed[slot], 0))
+        unused[pool.slots(np.full(len(tokens), slot), tokens)] = False
+        if engine.config.cache == "dual":
+            unused[begin:end] = False
     pool.keys[:, unused] = torch.nan
     pool.values[:, unused] = torch.nan
     runner.hidden.fill_(torch.nan)
