@@ -109,7 +109,7 @@ class KVPool:
         return np.where(token < self.borrowed[sequence], self.lenders[sequence], self.bases[sequence]) + token
 
     def views(self, sequence: Ints, tokens: Ints) -> tuple[Ints, Ints, tuple[Ints, Ints] | None]:
-        """Where the first `tokens` tokens of sequences lie: base, length and, if any are borrowed, a second such range."""
+        """Where the first `tokens` tokens of sequences lie: base, length; if any are borrowed, a second such range."""
         borrowed, base = self.borrowed[sequence], self.bases[sequence]
         if not borrowed.any():
             return base, tokens, None
