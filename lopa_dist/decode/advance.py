@@ -19,7 +19,7 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
         winner: ``[S]`` from `select`.
     """
     config, mask_id = state.config, state.vocabulary.mask_id
-    slots, _, width = records.token.shape
+    slots, _, width = records.packed.shape[1:]
     size, blocks = config.block_size, width // config.block_size
     span, columns, window, inside, masked = state.window(width)
     by_block = (slots, blocks, size)

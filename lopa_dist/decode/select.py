@@ -22,7 +22,7 @@ def select(state: State, records: Records) -> tuple[Tensor, Tensor]:
     Returns:
         ``winner [S]`` and ``scores [S, K]``, -inf for branches that did not run.
     """
-    width = records.token.shape[-1]
+    width = records.packed.shape[-1]
     window = state.window(width)
     k = places(state.config.max_branches, window.span.device)
     filled = (state.edit_position[..., None] == window.span[:, None, None]).any(2)  # by the branch's own edits

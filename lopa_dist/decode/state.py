@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -40,8 +40,21 @@ class Records:
 
     def __init__(self, packed: Tensor) -> None:
         self.packed = packed
-        self.token = packed[0]
-        self.probability, self.confidence = packed[1:].view(torch.float32)
+
+    @cached_property
+    def token(self) -> Tensor:
+        """Ids."""
+        return self.packed[0]
+
+    @cached_property
+    def probability(self) -> Tensor:
+        """Of the tokens."""
+        return self.packed[1].view(torch.float32)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """What positions are ranked and branches are scored by."""
+        return self.packed[2].view(torch.float32)
 
     @classmethod
     def of(cls, token: Tensor, probability: Tensor, confidence: Tensor) -> Records:
