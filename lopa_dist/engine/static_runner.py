@@ -139,7 +139,7 @@ class StaticRunner(Runner):
         self.chunk = CHUNK if tiles < FEW_PROGRAMS else None
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
-        self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.memory = self.new_memory()
         self.hidden = model.head_weight.new_zeros(0, model.config.hidden_size)
         self.address = 0
 
@@ -150,13 +150,18 @@ class StaticRunner(Runner):
         self.pool.reserve(size)
         if self.pool.keys.data_ptr() != self.address:  # what was captured speaks of addresses that are no more
             self.bodies.clear()
-            self.address = self.pool.keys.data_ptr()
+            self.address, self.memory = self.pool.keys.data_ptr(), self.new_memory()
         if len(self.hidden) < size:
             self.bodies.clear()
             self.heads.clear()
+            self.memory = self.new_memory()
             self.hidden = self.hidden.new_zeros(size, self.hidden.shape[1])
         segments = self.segments(batch, slots)
         return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.chunk))
+
+    def new_memory(self) -> Any:
+        """A pool for graphs to share; torch refuses one whose graphs are all gone, so each generation has its own."""
+        return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
