@@ -33,10 +33,14 @@ FEW_PROGRAMS = 132  # multiprocessors of an H100 or H200
 
 
 class Replay:
-    """A function over fixed buffers: a captured graph on a GPU, itself elsewhere."""
+    """A function over fixed buffers: a captured graph on a GPU, itself elsewhere.
+
+    What was captured is forgotten, the function with it: it knows the runner, and a runner that it kept alive would
+    keep its K/V pool. Whoever has a replay keeps the buffers.
+    """
 
     def __init__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
-        self.function, self.graph = function, None
+        self.run: Callable[[], None] = function
         if device.type != "cuda":
             return
         aside = torch.cuda.Stream(device)
@@ -45,17 +49,15 @@ class Replay:
             function()
             function()
         torch.cuda.current_stream(device).wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
-        with torch.cuda.graph(self.graph, pool=memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
             function()
+        self.run = graph.replay
 
     def __call__(self) -> None:
         """Run it once more."""
-        if self.graph is None:
-            self.function()
-        else:
-            self.graph.replay()
+        self.run()
 
 
 class Body:
