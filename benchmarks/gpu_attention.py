@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,7 +76,7 @@ def run(bench: Bench, table: list[Row], small: Callable[[ModelConfig], ModelConf
         if bench.toy:
             mix = Mix(tuple(n // 64 for n in mix.prefixes[:8]), mix.branches, mix.window // 16)
             config = small(config)
-        bench.fill(table[i], lambda row, config=config, mix=mix: measure(bench, config, mix, row))  # type: ignore[misc]
+        bench.fill(table[i], partial(measure, bench, config, mix))
 
 
 def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
@@ -102,7 +103,7 @@ def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
             difference = float((attend(0).reshape_as(wanted) - wanted).abs().max())
             if not difference <= TOLERANCE:
                 raise ArithmeticError(f"{name} differs from meta-attention by {difference:.3g}")
-            spent = bench.graph(lambda attend=attend: [attend(layer) for layer in range(layers)])  # type: ignore[misc]
+            spent = bench.graph(partial(every, attend, layers))
             times[name] = None if spent is None else 1e3 * spent / layers
         except Exception as error:  # another's failure is not ours
             if bench.toy or name == "meta":
@@ -124,6 +125,12 @@ def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
 Attend = Callable[[int], Tensor]
 
 
+def every(attend: Attend, layers: int) -> None:
+    """All layers; results are dropped, so one's memory serves the next."""
+    for layer in range(layers):
+        attend(layer)
+
+
 def segments_of(mix: Mix) -> Segments:
     """The branches, packed sequence by sequence; scratch lies behind the prefixes."""
     prefixes = np.array(mix.prefixes)
@@ -142,9 +149,7 @@ def meta(segments: Segments, config: ModelConfig, mix: Mix, q: Tensor, keys: Ten
     programs = len(mix.prefixes) * -(-stack // height) * config.kv_heads
     tiles = tile(segments, height, CHUNK if programs < FEW_PROGRAMS else None)
     room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
-    plan = MetaPlan(
-        len(q), room, config.heads, config.kv_heads, config.head_dim, height, tiles.scratch, q.device
-    )  # fmt: skip
+    plan = MetaPlan(len(q), room, config.heads, config.kv_heads, config.head_dim, height, tiles.scratch, q.device)
     plan.fill(tiles)
     return lambda layer: attend_tiles(q, keys[layer], values[layer], plan)
 

@@ -7,6 +7,7 @@ device. The fastest way of every (bucket, outputs, inputs) is what `FusedTransfo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from benchmarks.gpu_bench import Bench, Row
 from benchmarks.roofline import MODELS, Bar, projections, ratio
 from lopa_dist.engine.buckets import STEPS, ladder
-from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.kernels.products import PRODUCTS, Product
 from lopa_dist.models.config import ModelConfig
 
 CACHES = 16  # weights of a run are at least so many times the L2 cache
@@ -49,9 +50,7 @@ def run(
             for i, size in enumerate(sizes):
                 if bounds[0] < size <= bounds[1] and not (bench.toy and size > 64):
                     row = table[number * len(sizes) + i]
-                    bench.fill(
-                        row, lambda row, size=size: measure(bench, shape, weights, size, row, products, name)
-                    )  # type: ignore[misc] # fmt: skip
+                    bench.fill(row, partial(measure, bench, shape, weights, size, products, name))
 
 
 def make(bench: Bench, config: ModelConfig) -> Weights:
@@ -71,8 +70,14 @@ def average(size: int) -> int:
     return size - step // 2
 
 
+def every(product: Product, x: Tensor, weights: list[Tensor], real: Tensor, bias: Tensor | None) -> None:
+    """The product with each of the weights; results are dropped, so one's memory serves the next."""
+    for weight in weights:
+        product(x, weight, real, bias)
+
+
 def measure(
-    bench: Bench, config: ModelConfig, weights: Weights, size: int, row: Row, products: list[dict[str, Any]], name: str
+    bench: Bench, config: ModelConfig, weights: Weights, size: int, products: list[dict[str, Any]], name: str, row: Row
 ) -> None:
     """One bucket: microseconds of a layer's projections, each way."""
     real = torch.full((1,), average(size), dtype=torch.int32, device=bench.device)
@@ -84,10 +89,7 @@ def measure(
         times: dict[str, float] = {}
         for way, product in PRODUCTS.items():
             try:
-                spent = bench.graph(
-                    lambda product=product: [product(x, w, real, bias) for w in parts],  # type: ignore[misc]
-                    repeats=7,
-                )
+                spent = bench.graph(partial(every, product, x, parts, real, bias), repeats=7)
             except RuntimeError as error:
                 if bench.toy or way == "library":
                     raise

@@ -36,6 +36,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ CASES = [Case(p, w, b) for p in PREFIXES for w in WINDOWS for b in BRANCHES]
 STEPS = [(model, precision, case) for model in MODELS for precision in (BF16, FP8) for case in CASES]
 EAGER = [Case(1024, 32, 1), Case(1024, 96, 1), Case(1024, 64, 8)]
 NOT_MEASURED = "not measured"
+WIDTH = 400  # of a table that no terminal shows
 
 PUBLISHED = (
     ("D2F-Dream-Base, MBPP", 15.55, 708.48),
@@ -115,22 +117,14 @@ def main(arguments: list[str] | None = None) -> None:
         project(tables["projection"], tables.get("step", []))
 
     rows = [row for part in PARTS if part in parts for row in tables[part]]
+    if bench.deadline.over():
+        for row in rows:
+            row.note = row.note or ("" if any(row.figures.values()) else "deadline")
     show(rows, bench)
     if toy:
         print("No GPU was measured: tiny shapes ran on the CPU, and nothing was written.")
         return
-    report = {
-        **software(bench),
-        "minutes": options.minutes,
-        "seconds": round(time.monotonic() - began, 1),
-        "rows": [told(row) for row in rows],
-        "products": products,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    device = "-".join(torch.cuda.get_device_name(bench.device).replace("/", " ").split())
-    file = RESULTS / f"gpu_step-{device}.json"
-    file.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written to {file}")
+    print(f"written to {keep(bench, rows, products, options.minutes, time.monotonic() - began)}")
 
 
 def make_rows(parts: Iterable[str]) -> dict[str, list[Row]]:
@@ -205,7 +199,8 @@ def machine_part(bench: Bench, table: list[Row]) -> None:
         one = torch.ones(side, device=bench.device)
 
         def multiply() -> Tensor:
-            return torch._scaled_mm(x, w.t(), one[:, None], one[None], out_dtype=torch.bfloat16)
+            scales = one[:, None], one[None]
+            return torch._scaled_mm(x, w.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
 
         row.figures["TFLOP/s"] = per_second(2.0 * side**3, bench.replays(multiply))
 
@@ -257,9 +252,7 @@ def model_parts(bench: Bench, name: str, tables: dict[str, list[Row]]) -> None:
         for case in sorted(CASES, key=importance):
             if "step" in tables:
                 row = tables["step"][STEPS.index((name, precision, case))]
-                bench.fill(
-                    row, lambda row, case=case: measure_step(bench, model, config, precision, case, row)  # type: ignore[misc]
-                )  # fmt: skip
+                bench.fill(row, partial(measure_step, bench, model, config, precision, case))
         if precision == BF16 and config is DREAM and "eager" in tables:
             eager_part(bench, model, tables["eager"])
     FUSED.pop(model, None)
@@ -287,9 +280,7 @@ def prepare(bench: Bench, model: Transformer, case: Case) -> tuple[StaticRunner,
     return runner, replace(batch, shared=np.full(case.branches, case.prefix), positions=positions)
 
 
-def measure_step(
-    bench: Bench, model: Transformer, config: ModelConfig, precision: str, case: Case, row: Row
-) -> None:
+def measure_step(bench: Bench, model: Transformer, config: ModelConfig, precision: str, case: Case, row: Row) -> None:
     """One step and its parts."""
     needed = work(config, precision, case)
     runner, batch = prepare(bench, model, toy_case(case) if bench.toy else case)
@@ -359,7 +350,7 @@ def eager_part(bench: Bench, model: Transformer, table: list[Row]) -> None:
     """Both, one after the other, on the same weights."""
     made: list[Any] = []
 
-    def measure(row: Row, case: Case) -> None:
+    def measure(case: Case, row: Row) -> None:
         if not made:
             made.append(qwen2(model, bench.device))
         case = toy_case(case) if bench.toy else case
@@ -370,11 +361,11 @@ def eager_part(bench: Bench, model: Transformer, table: list[Row]) -> None:
         row.figures |= {"ms": ours, "eager ms": theirs, "x eager": ratio(theirs, ours)}
 
     for row, case in zip(table, EAGER, strict=True):
-        bench.fill(row, lambda row, case=case: measure(row, case))  # type: ignore[misc]
+        bench.fill(row, partial(measure, case))
 
 
 def qwen2(model: Transformer, device: torch.device) -> Any:
-    """transformers' Qwen2 with a model's weights: the same memory."""
+    """Qwen2 of transformers, with a model's weights: the same memory."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
@@ -431,12 +422,13 @@ def projection_rows() -> list[Row]:
     """What the paper published, by window."""
     return [
         Row(
-            "projection", f"{name}, {RANKS} GPUs, window {window}: {tpf} tokens a forward, published {tps:.0f} tokens/s",
+            "projection",
+            f"{name}, {RANKS} GPUs, window {window}: published {tpf} tokens a forward, {tps:.0f} tokens/s",
             dict.fromkeys(("projected tokens/s", "step ms", "collectives ms", "x published")),
         )
         for name, tpf, tps in PUBLISHED
         for window in WINDOWS
-    ]  # fmt: skip
+    ]
 
 
 def project(table: list[Row], steps: list[Row]) -> None:
@@ -480,11 +472,12 @@ def show(rows: list[Row], bench: Bench) -> None:
     """The table."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=250)
+        console = Console(width=WIDTH)
     device = "no GPU" if bench.toy else torch.cuda.get_device_name(bench.device)
-    table = Table(title=f"A step on {device}: milliseconds, and what they are measured against")
+    table = Table(title=f"A step on {device}; attention, linears, head and rest in milliseconds")
     for name in ("part", "case", *COLUMNS, "besides", "bar", "", "note"):
-        table.add_column(name, justify="right" if name in COLUMNS else "left")
+        whole = not console.is_terminal and name != "note"
+        table.add_column(name, justify="right" if name in COLUMNS else "left", no_wrap=whole)
     part = ""
     for row in rows:
         if row.part != part:
@@ -502,6 +495,21 @@ def told(row: Row) -> dict[str, Any]:
     """A row for JSON."""
     bars = [{**asdict(bar), "met": bar.met(row.figures)} for bar in row.bars]
     return {"part": row.part, "case": row.case, "figures": row.figures, "bars": bars, "note": row.note}
+
+
+def keep(bench: Bench, rows: list[Row], products: list[dict[str, Any]], minutes: float, seconds: float) -> Path:
+    """Write the results, and say where."""
+    report = {
+        **software(bench),
+        "minutes": minutes,
+        "seconds": round(seconds, 1),
+        "rows": [told(row) for row in rows],
+        "products": products,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"gpu_step-{'-'.join(report['device'].replace('/', ' ').split())}.json"
+    file.write_text(json.dumps(report, indent=1) + "\n")
+    return file
 
 
 def software(bench: Bench) -> dict[str, Any]:
