@@ -195,9 +195,12 @@ class StaticRunner(Runner):
     def head(self, batch: Batch) -> Tensor:
         """Records ``[H, 3]`` of the rows whose predictions are wanted."""
         count = len(batch.head_rows)
-        size = bucket(count) or count
-        head = self.heads.get(size) or Head(size, self)
+        size = bucket(count)
+        head = self.heads.get(size or 0) or Head(size or count, self)
         head.load(batch)
+        if size is None:  # as for bodies; else there would be a graph of every count
+            head.run(self)
+            return head.records[:count]
         if head.replay is None:
             self.heads[size] = head
             head.replay = Replay(partial(head.run, self), self.device, self.memory)

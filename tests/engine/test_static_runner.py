@@ -13,7 +13,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.engine.static_runner import Body, Head, StaticRunner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from tests.engine.ranks import on_ranks
@@ -72,10 +72,18 @@ def test_same_text_on_two_ranks_and_with_few_rows_a_step(small_model: Transforme
         assert found == wanted
 
 
-def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+@pytest.mark.parametrize("top", [4, 32])
+def test_steps_above_the_ladder_run_without_a_graph(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, top: int
+) -> None:
+    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((top, top),))
+    captured: list[Body | Head] = []
+    replay = "lopa_dist.engine.static_runner.Replay"
+    monkeypatch.setattr(replay, lambda run, *_: captured.append(run.func.__self__) or run)
     requests = random_requests(5, 6, BASE.max_new_tokens)
     assert static_texts(small_model, BASE, requests) == texts(small_model, BASE, requests)
+    assert captured
+    assert all(len(one.records if isinstance(one, Head) else one.tokens) == top for one in captured)
 
 
 def test_graphs_are_refused_where_they_cannot_be_had(small_model: Transformer) -> None:
