@@ -1,11 +1,11 @@
-# make demo | test | lint | bench | train | install | clean
+# make demo | test | lint | bench | bench-gpu | train | install | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint bench train clean
+.PHONY: install demo test lint bench bench-gpu train clean
 .DEFAULT_GOAL := demo
 
 install: $(STAMP)
@@ -37,6 +37,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.host_time
 	$(BIN)/python -m benchmarks.branch_share
 	$(BIN)/python -m benchmarks.branch_scaling
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu_step
 
 train: $(STAMP)
 	$(BIN)/python -m lopa_dist.embedded.train

@@ -33,10 +33,14 @@ FEW_PROGRAMS = 132  # multiprocessors of an H100 or H200
 
 
 class Replay:
-    """A function over fixed buffers: a captured graph on a GPU, itself elsewhere."""
+    """A function over fixed buffers: a captured graph on a GPU, itself elsewhere.
+
+    What was captured is forgotten, the function with it: it knows the runner, and a runner that it kept alive would
+    keep its K/V pool. Whoever has a replay keeps the buffers.
+    """
 
     def __init__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
-        self.function, self.graph = function, None
+        self.run: Callable[[], None] = function
         if device.type != "cuda":
             return
         aside = torch.cuda.Stream(device)
@@ -45,17 +49,15 @@ class Replay:
             function()
             function()
         torch.cuda.current_stream(device).wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
-        with torch.cuda.graph(self.graph, pool=memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
             function()
+        self.run = graph.replay
 
     def __call__(self) -> None:
         """Run it once more."""
-        if self.graph is None:
-            self.function()
-        else:
-            self.graph.replay()
+        self.run()
 
 
 class Body:
@@ -139,7 +141,7 @@ class StaticRunner(Runner):
         self.chunk = CHUNK if tiles < FEW_PROGRAMS else None
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
-        self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.memory = self.new_memory()
         self.hidden = model.head_weight.new_zeros(0, model.config.hidden_size)
         self.address = 0
 
@@ -150,13 +152,18 @@ class StaticRunner(Runner):
         self.pool.reserve(size)
         if self.pool.keys.data_ptr() != self.address:  # what was captured speaks of addresses that are no more
             self.bodies.clear()
-            self.address = self.pool.keys.data_ptr()
+            self.address, self.memory = self.pool.keys.data_ptr(), self.new_memory()
         if len(self.hidden) < size:
             self.bodies.clear()
             self.heads.clear()
+            self.memory = self.new_memory()
             self.hidden = self.hidden.new_zeros(size, self.hidden.shape[1])
         segments = self.segments(batch, slots)
         return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.chunk))
+
+    def new_memory(self) -> Any:
+        """A pool for graphs to share; torch refuses one whose graphs are all gone, so each generation has its own."""
+        return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
@@ -188,9 +195,12 @@ class StaticRunner(Runner):
     def head(self, batch: Batch) -> Tensor:
         """Records ``[H, 3]`` of the rows whose predictions are wanted."""
         count = len(batch.head_rows)
-        size = bucket(count) or count
-        head = self.heads.get(size) or Head(size, self)
+        size = bucket(count)
+        head = self.heads.get(size or 0) or Head(size or count, self)
         head.load(batch)
+        if size is None:  # as for bodies; else there would be a graph of every count
+            head.run(self)
+            return head.records[:count]
         if head.replay is None:
             self.heads[size] = head
             head.replay = Replay(partial(head.run, self), self.device, self.memory)

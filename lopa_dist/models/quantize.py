@@ -68,7 +68,10 @@ def joined(parts: list[nn.Module]) -> nn.Module:
     The parts become views of the whole, so nothing is held twice.
     """
     weights: list[Tensor] = [part.weight for part in parts]  # type: ignore[misc]
-    weight = torch.cat(weights)
+    if weights[0].element_size() == 1:  # as bytes: not every torch can join fp8 on a GPU
+        weight = torch.cat([one.view(torch.uint8) for one in weights]).view(weights[0].dtype)
+    else:
+        weight = torch.cat(weights)
     biases = [part.bias for part in parts]
     bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
     first = parts[0]

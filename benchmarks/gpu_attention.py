@@ -1,0 +1,214 @@
+"""The attention part of `gpu_step`: meta-attention beside what torch has, on LoPA's mixes.
+
+Branches of several sequences, each of which sees its sequence's prefix and its own window. The others get K/V laid out
+for them beforehand, a copy for every branch, and do not pay for it ("with gather" does): that favours them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu_bench import Bench, Row
+from benchmarks.roofline import MODELS, Bar, ratio
+from lopa_dist.engine.static_runner import CHUNK, FEW_PROGRAMS
+from lopa_dist.kernels.attention import attend_tiles
+from lopa_dist.kernels.meta_attention import MetaPlan
+from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.kernels.tiles import Capacity, real, tile, tile_rows_for, within
+from lopa_dist.kernels.varlen_attention import attend_varlen, plan_varlen, varlen_function
+from lopa_dist.models.config import ModelConfig
+
+CACHES = 16  # K/V of a run are at least so many times the L2 cache
+TOLERANCE = 0.02  # the largest difference between two ways; results are about 0.1
+OTHERS = ("padded SDPA", "with gather", "varlen", "cascade")
+STOCK = ("padded SDPA", "varlen", "cascade")
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Sequences by their prefixes, each with so many branches of one window."""
+
+    prefixes: tuple[int, ...]
+    branches: int
+    window: int
+
+    def __str__(self) -> str:
+        low, high = min(self.prefixes), max(self.prefixes)
+        prefix = str(low) if low == high else f"{low} to {high}"
+        return f"{len(self.prefixes)} sequences, prefix {prefix}, {self.branches} branches of {self.window}"
+
+
+RAGGED = (256, 384, 640, 768, 1024, 1280, 1664, 2048)
+MIXES = (
+    Mix(RAGGED, 4, 32), Mix(RAGGED, 8, 32), Mix(RAGGED, 8, 64), Mix((1024,), 8, 64), Mix((1024,) * 32, 4, 32),
+    Mix((1024,), 1, 32),
+)  # fmt: skip
+
+
+def rows() -> list[Row]:
+    """The table's rows."""
+    made = []
+    for name, config in MODELS.items():
+        for mix in MIXES:
+            figures = ("us a layer", *OTHERS, "x padded SDPA", "x best stock", "TFLOP/s")
+            bars = [Bar("x best stock", 0.9, False)]
+            if config.heads == config.kv_heads and mix.branches > 1:
+                bars.insert(0, Bar("x padded SDPA", 1.5, False))
+            made.append(Row("attention", f"{name}, {mix}", dict.fromkeys(figures), bars))
+    return made
+
+
+def run(bench: Bench, table: list[Row], small: Callable[[ModelConfig], ModelConfig]) -> None:
+    """Measure; `small` makes a toy of a shape."""
+    cases = [(config, mix) for config in MODELS.values() for mix in MIXES]
+    order = sorted(range(len(cases)), key=lambda i: cases[i][0].heads != cases[i][0].kv_heads)  # the bar's shape first
+    for i in order:
+        config, mix = cases[i]
+        if bench.toy:
+            mix = Mix(tuple(n // 64 for n in mix.prefixes[:8]), mix.branches, mix.window // 16)
+            config = small(config)
+        bench.fill(table[i], partial(measure, bench, config, mix))
+
+
+def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
+    """One mix: every way over the same rows, layer after layer."""
+    device, segments = bench.device, segments_of(mix)
+    total, slots = len(segments.hi), int(sum(mix.prefixes)) + len(segments.hi)
+    heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+    layers = min(max(-(-CACHES * bench.cache // (4 * slots * kv_heads * dim)), 2), config.layers)
+    shape = (layers, slots, kv_heads, dim)
+    keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=device).normal_() for _ in range(2))
+    q = torch.empty(total, heads, dim, dtype=torch.bfloat16, device=device).normal_()
+
+    found = {"meta": meta(segments, config, mix, q, keys, values)}
+    found |= dict(zip(OTHERS[:2], padded(segments, q, keys, values), strict=True))
+    stock = varlen_function() if device.type == "cuda" else plain_varlen
+    found["varlen"] = by_branch(segments, q, keys, values, stock)
+    calls = plan_varlen(segments, device)
+    found["cascade"] = lambda layer: attend_varlen(q, keys[layer], values[layer], calls, stock)
+
+    wanted = found["meta"](0)
+    times: dict[str, float | None] = {}
+    for name, attend in found.items():
+        try:
+            difference = float((attend(0).reshape_as(wanted) - wanted).abs().max())
+            if not difference <= TOLERANCE:
+                raise ArithmeticError(f"{name} differs from meta-attention by {difference:.3g}")
+            spent = bench.graph(partial(every, attend, layers))
+            times[name] = None if spent is None else 1e3 * spent / layers
+        except Exception as error:  # another's failure is not ours
+            if bench.toy or name == "meta":
+                raise
+            times[name] = None
+            row.note += f"{name} failed: {str(error).strip().splitlines()[0]} "
+    ours, there = times.pop("meta"), [times[name] for name in STOCK]
+    best = min((t for t in there if t is not None), default=None)
+    operations = 4.0 * dim * kv_heads * real(segments, heads // kv_heads)
+    row.figures |= times
+    row.figures |= {
+        "us a layer": ours,
+        "x padded SDPA": ratio(times["padded SDPA"], ours),
+        "x best stock": ratio(best, ours),
+        "TFLOP/s": None if ours is None else operations / ours / 1e6,
+    }
+
+
+Attend = Callable[[int], Tensor]
+
+
+def every(attend: Attend, layers: int) -> None:
+    """All layers; results are dropped, so one's memory serves the next."""
+    for layer in range(layers):
+        attend(layer)
+
+
+def segments_of(mix: Mix) -> Segments:
+    """The branches, packed sequence by sequence; scratch lies behind the prefixes."""
+    prefixes = np.array(mix.prefixes)
+    count = len(prefixes) * mix.branches
+    start = np.arange(count) * mix.window
+    base = np.repeat(np.cumsum(prefixes) - prefixes, mix.branches)
+    rows = np.full(count, mix.window)
+    own = int(prefixes.sum()) + start
+    return Segments(start, rows, base, np.repeat(prefixes, mix.branches), own, np.full(count * mix.window, mix.window))
+
+
+def meta(segments: Segments, config: ModelConfig, mix: Mix, q: Tensor, keys: Tensor, values: Tensor) -> Attend:
+    """Ours, with tiles cut as the static runner cuts them."""
+    stack = mix.window * mix.branches
+    height = tile_rows_for(config.heads // config.kv_heads, stack)
+    programs = len(mix.prefixes) * -(-stack // height) * config.kv_heads
+    tiles = tile(segments, height, CHUNK if programs < FEW_PROGRAMS else None)
+    room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
+    plan = MetaPlan(len(q), room, config.heads, config.kv_heads, config.head_dim, height, tiles.scratch, q.device)
+    plan.fill(tiles)
+    return lambda layer: attend_tiles(q, keys[layer], values[layer], plan)
+
+
+def padded(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Attend, Attend]:
+    """Torch's attention with branches as batch rows, query heads of a K/V head stacked; and with K/V gathered first."""
+    count, n, kv_heads = len(segments.rows), int(segments.rows[0]), keys.shape[2]
+    columns = segments.shared + segments.rows
+    longest = -(-int(columns.max()) // 8) * 8
+    c = np.arange(longest)
+    own = c - segments.shared[:, None]
+    at = np.where(own < 0, segments.shared_base[:, None] + c, segments.own_base[:, None] + np.minimum(own, n - 1))
+    index = torch.from_numpy(at).to(q.device)
+    mask = None
+    if int(columns.min()) < longest:
+        mask = torch.from_numpy(c < columns[:, None])[:, None, None].to(q.device)
+    query = q.view(count, n, kv_heads, -1, q.shape[2]).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
+    group = query.shape[2]
+    query = query.flatten(2, 3)
+    if mask is not None:
+        mask = mask.expand(count, 1, query.shape[2], longest)
+    laid_out = [(k[index].transpose(1, 2), v[index].transpose(1, 2)) for k, v in zip(keys, values, strict=True)]
+
+    def attend(k: Tensor, v: Tensor) -> Tensor:
+        result = F.scaled_dot_product_attention(query, k, v, mask)
+        return result.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
+
+    def gathered(layer: int) -> Tensor:
+        return attend(keys[layer][index].transpose(1, 2), values[layer][index].transpose(1, 2))
+
+    return lambda layer: attend(*laid_out[layer]), gathered
+
+
+def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, varlen: Callable[..., Any]) -> Attend:
+    """varlen_attn with a branch a sequence, its K/V laid out one behind the other."""
+    columns = segments.shared + segments.rows
+    which, c = np.repeat(np.arange(len(columns)), columns), within(columns)
+    own = c - segments.shared[which]
+    at = np.where(own < 0, segments.shared_base[which] + c, segments.own_base[which] + own)
+    index = torch.from_numpy(at).to(q.device)
+    laid_out = [(k[index], v[index]) for k, v in zip(keys, values, strict=True)]
+    cu_q, cu_k = (
+        torch.from_numpy(np.append(0, np.cumsum(x)).astype(np.int32)).to(q.device) for x in (segments.rows, columns)
+    )
+    most = int(segments.rows.max()), int(columns.max())
+    return lambda layer: varlen(q, *laid_out[layer], cu_q, cu_k, *most, enable_gqa=True)
+
+
+def plain_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: Any
+) -> Any:
+    """What `varlen_attn` computes, for a CPU, which it has no kernel for."""
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
+    repeat, used = q.shape[1] // k.shape[1], options.get("seqused_k")
+    for i in range(len(cu_q) - 1):
+        rows, begin = slice(int(cu_q[i]), int(cu_q[i + 1])), int(cu_k[i])
+        end = int(cu_k[i + 1]) if used is None else begin + int(used[i])
+        keys, values = (x[begin:end].float().repeat_interleave(repeat, 1) for x in (k, v))
+        scores = torch.einsum("rhd,chd->rhc", q[rows].float(), keys) * q.shape[2] ** -0.5
+        out[rows] = torch.einsum("rhc,chd->rhd", scores.softmax(2), values).to(q.dtype)
+        lse[rows] = scores.logsumexp(2)
+    return (out, lse) if options.get("return_aux", SimpleNamespace(lse=False)).lse else out

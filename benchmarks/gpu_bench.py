@@ -1,0 +1,94 @@
+"""What the parts of `gpu_step` share: rows of the table, and the clock of a GPU.
+
+A time is the median of replays of one CUDA graph. Before each replay, what it will read is driven out of the L2 cache
+by reading something else, as a step's weights do; replays are queued, so that the host's time is not in them. On a CPU
+a function runs once, and nothing is measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.roofline import Bar, Deadline, Machine
+from lopa_dist.engine.static_runner import Replay
+
+FLUSHED = 5  # times the L2 cache's size is read between replays
+UNKNOWN_CACHE = 64 << 20  # bytes, where torch does not say
+
+
+@dataclass
+class Row:
+    """One line: figures by name, null where not measured."""
+
+    part: str
+    case: str
+    figures: dict[str, float | None]
+    bars: list[Bar] = field(default_factory=list)
+    note: str = ""
+
+
+class Bench:
+    """A device, a deadline, and what was measured of the device."""
+
+    def __init__(self, device: torch.device, deadline: Deadline) -> None:
+        self.device, self.deadline = device, deadline
+        self.toy = device.type != "cuda"
+        self.machine: Machine | None = None
+        self.cache = 0
+        if not self.toy:
+            self.cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or UNKNOWN_CACHE
+            self.other = torch.zeros(FLUSHED * self.cache, dtype=torch.int8, device=device).view(torch.int32)
+
+    def replays(self, function: Callable[[], object], repeats: int = 20) -> float | None:
+        """Median milliseconds of something that is queued, after two runs that do not count."""
+        if self.toy:
+            function()
+            return None
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats + 2)]
+        for begin, end in events:
+            self.other.amax()
+            begin.record()
+            function()
+            end.record()
+        torch.cuda.synchronize(self.device)
+        return statistics.median(begin.elapsed_time(end) for begin, end in events[2:])
+
+    def graph(self, function: Callable[[], object], repeats: int = 20) -> float | None:
+        """As `replays`, of a graph of the function."""
+
+        def run() -> None:
+            function()
+
+        return self.replays(Replay(run, self.device, None), repeats)
+
+    def wall(self, function: Callable[[], object], repeats: int = 10) -> float | None:
+        """Median milliseconds until the device is done, the host's time included."""
+        if self.toy:
+            function()
+            return None
+        times = []
+        for _ in range(repeats + 3):
+            torch.cuda.synchronize(self.device)
+            began = time.perf_counter()
+            function()
+            torch.cuda.synchronize(self.device)
+            times.append(1e3 * (time.perf_counter() - began))
+        return statistics.median(times[3:])
+
+    def fill(self, row: Row, measure: Callable[[Row], None]) -> None:
+        """Measure a row, unless the time is up. What fails on a GPU is told in the row, and the others go on."""
+        if self.deadline.over():
+            row.note = "deadline"
+            return
+        try:
+            measure(row)
+        except Exception as error:
+            if self.toy:
+                raise
+            row.figures = dict.fromkeys(row.figures)
+            row.note = f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
