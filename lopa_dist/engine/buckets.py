@@ -1,8 +1,8 @@
 """The ladder of batch sizes that CUDA graphs are captured for (XY-Serve section 4; virtual padding).
 
 Fine steps keep the padded rows few: below the knee, where a step costs what reading the weights costs, they are free
-anyway, and above 128 rows less than a quarter is ever added, above 1,024 an eighth. The rows added are never computed with: they
-write no K/V and no result, see `static_runner`.
+anyway, and above 128 rows less than a quarter is ever added, above 1,024 an eighth. The rows added are never computed
+with: they write no K/V and no result, see `static_runner`.
 """
 
 from __future__ import annotations

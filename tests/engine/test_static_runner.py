@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -76,6 +78,47 @@ def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, mo
     monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
     requests = random_requests(5, 6, BASE.max_new_tokens)
     assert static_texts(small_model, BASE, requests) == texts(small_model, BASE, requests)
+
+
+def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few sequences run, tiles are split along their columns."""
+    monkeypatch.setattr("lopa_dist.engine.static_runner.CHUNK", 16)
+    requests = random_requests(11, 6, BASE.max_new_tokens)
+    for config in (BASE, replace(BASE, cache="none", branches=3), replace(BASE, cache="dual", canvas="whole")):
+        engine = Engine(small_model, config, Solo(), 4, "meta", poison, graphs="always")
+        found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+        assert found == texts(small_model, config, requests)
+        runner = engine.flight.runner
+        assert isinstance(runner, StaticRunner)
+        by_size = [body.plan for _, body in sorted(runner.bodies.items())]
+        assert all(plan.capacity.parts for plan in by_size)
+        largest = runner.attention_plan(max(runner.bodies))
+        assert largest.workspace is runner.attention_plan(min(runner.bodies)).workspace
+
+
+def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+    engine = Engine(small_model, replace(BASE, branches=3), Solo(), 4, "meta", graphs="always")
+    assert all(g.forwards for g in engine.generate(random_requests(5, 6, BASE.max_new_tokens)))
+    runner = engine.flight.runner
+    assert isinstance(runner, StaticRunner)
+    assert set(runner.bodies) | set(runner.heads) <= {32}
+
+
+def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:
+    """Graphs and gigabytes of K/V hang on it: before the next generation, and with the engine."""
+    engine = Engine(small_model, BASE, Solo(), 4, "meta", graphs="always")
+    gc.disable()
+    try:
+        for _ in range(2):
+            list(engine.generate(random_requests(2, 3, BASE.max_new_tokens)))
+            pool, runner = weakref.ref(engine.flight.pool), weakref.ref(engine.flight.runner)
+            engine.observe = lambda engine, pool=pool: pool() is None or pytest.fail("the last generation's K/V")
+            assert pool() is not None
+        del engine
+        assert pool() is runner() is None
+    finally:
+        gc.enable()
 
 
 def test_graphs_are_refused_where_they_cannot_be_had(small_model: Transformer) -> None:
