@@ -91,7 +91,7 @@ class FusedTransformer:
     def project(self, linear: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
         """``[R, K] -> [R, N]``; of the rows that do not count, anything."""
         if isinstance(linear, QuantizedLinear):
-            return linear(x)
+            return linear(x, rows)
         assert isinstance(linear, nn.Linear)
         how = self.products.get((len(x), *linear.weight.shape), "library")
         return PRODUCTS[how](x, linear.weight, rows, linear.bias)
