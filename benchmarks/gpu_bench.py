@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -64,7 +65,7 @@ class Bench:
         def run() -> None:
             function()
 
-        return self.replays(Replay(run, self.device, None), repeats)
+        return self.replays(partial(Replay(), run, self.device, None), repeats)
 
     def wall(self, function: Callable[[], object], repeats: int = 10) -> float | None:
         """Median milliseconds until the device is done, the host's time included."""

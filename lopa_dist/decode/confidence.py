@@ -44,7 +44,7 @@ def branch_scores(config: DecodeConfig, confidence: Tensor, open_: Tensor, creat
 def _weakest_run(known: Tensor, open_: Tensor, count: Tensor, window: int) -> Tensor:
     """The least mean over `window` consecutive open positions; over all of them where fewer are open."""
     order = torch.argsort(~open_, dim=-1, stable=True)  # open positions first, in position order
-    run = torch.minimum(count, torch.tensor(window, device=count.device)).clamp(min=1)[..., None]  # [S, K, 1]
+    run = count.clamp(1, window)[..., None]  # [S, K, 1]
     total = known.gather(-1, order).cumsum(-1)  # [S, K, W]
     ends = torch.arange(known.shape[-1], device=known.device).expand_as(total)
     before = torch.where(ends >= run, total.gather(-1, (ends - run).clamp(min=0)), 0.0)

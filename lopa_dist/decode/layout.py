@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lopa_dist.decode.sending import send
 from lopa_dist.decode.state import Lengths, Records, State
 
 Ints = NDArray[np.int64]
@@ -107,7 +108,7 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
 
     # on the device, in one transfer
     parts = (cell, absolute, sequence, branch, start - first, entry, base, start[head], slot, head_sequence)
-    sent = torch.from_numpy(np.concatenate(parts)).to(device)
+    sent = send(np.concatenate(parts), device)
     cells, absolutes, sequences, branches, offsets, entries, bases, starts, slots, owners = sent.split(
         [len(part) for part in parts]
     )
@@ -203,7 +204,7 @@ def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Re
     packed = dense.permute(3, 0, 2, 1).contiguous()
     kept = kept_boundary(state, lengths)
     if kept.any():
-        which = torch.from_numpy(kept).to(gathered.device)[:, None]
+        which = send(kept, gathered.device)[:, None]
         first, remembered = packed[..., 0], state.boundary.packed[..., None]
         first.copy_(torch.where(which, remembered, first))
     return Records(packed)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.sending import send
 
 
 @dataclass(frozen=True)
@@ -177,11 +178,11 @@ class State:
         end = min(self.config.block_size, limit)
         self.canvas[slot] = self.vocabulary.mask_id
         columns = slice(self.origin - before, self.origin + tail)
-        self.canvas[slot, columns] = torch.tensor(prompt, device=self.canvas.device)
         self.key[slot], self.sampled[slot] = key, sampled
         # in the order of `Lengths`: nothing cached or finished, one block, masked from `known` on, one branch
         values = (before, -1, 0, end, limit, tail, end - tail, 1, int(tail == 0), 0, 0, 0)
-        self.integers[:, slot] = torch.tensor(values, device=self.canvas.device)
+        sent = send(np.array([*values, *prompt]), self.canvas.device)
+        self.integers[:, slot], self.canvas[slot, columns] = sent[: len(values)], sent[len(values) :]
         self.full[slot] = False
         self.full[slot, 0] = True
         self.eos[slot] = False
@@ -190,7 +191,7 @@ class State:
 
     def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """The answers in some slots up to a position each, in one transfer; the prompts' tails are no part of them."""
-        at = torch.tensor(slots, device=self.canvas.device)
+        at = send(np.array(slots), self.canvas.device)
         rows = torch.cat([self.known[at, None], self.canvas[at, self.origin :]], 1).tolist()
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
@@ -207,7 +208,7 @@ class State:
 
     def take(self, slots: NDArray[np.int64]) -> State:
         """A state of some slots, copied: for a step in which the others wait."""
-        at = torch.from_numpy(slots).to(self.canvas.device)
+        at = send(slots, self.canvas.device)
         parts = {name: getattr(self, name)[at] for name in BY_SLOT}
         return replace(
             self,
@@ -220,7 +221,7 @@ class State:
 
     def put(self, slots: NDArray[np.int64], part: State) -> None:
         """Write back what `take` gave out, after its step."""
-        at = torch.from_numpy(slots).to(self.canvas.device)
+        at = send(slots, self.canvas.device)
         for name in BY_SLOT:
             getattr(self, name)[at] = getattr(part, name)
         self.integers[:, at], self.edits[:, at] = part.integers, part.edits

@@ -56,7 +56,7 @@ def commit(
 
     local = np.nonzero(pending & anywhere)[0]
     if len(local):
-        pool.store(slots(local), pool.pack(rows(local, segment[local].max(1))))
+        pool.move(rows(local, segment[local].max(1)), slots(local))
     for owner in range(comm.size):
         theirs = np.nonzero(pending & ~anywhere & (winner % comm.size == owner))[0]
         if len(theirs):

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lopa_dist.decode.sending import send
 from lopa_dist.models.config import ModelConfig
 
 Ints = NDArray[np.int64]
@@ -48,7 +49,7 @@ class KVPool:
         self.bases = np.zeros(sequences, np.int64)  # where token 0 lies, or would if it were not borrowed
         self.lenders = np.zeros(sequences, np.int64)  # where borrowed tokens begin
         self.borrowed = np.zeros(sequences, np.int64)  # how many a sequence has, from token 0 on
-        shape = (model.layers, budget, model.kv_heads, model.head_dim)
+        shape = (model.layers, 0, model.kv_heads, model.head_dim)  # made with the first step's scratch, in one piece
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -119,26 +120,37 @@ class KVPool:
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows of scratch, and some more: what lies there is of the last step, and not kept."""
         if self.scratch + rows > self.keys.shape[1]:
-            layers, _, heads, dim = self.keys.shape
-            keys, values = self.keys, self.values
-            self.keys = keys.new_zeros(layers, self.scratch + rows * 3 // 2, heads, dim)
-            self.values = torch.zeros_like(self.keys)
-            self.keys[:, : self.scratch] = keys[:, : self.scratch]
-            self.values[:, : self.scratch] = values[:, : self.scratch]
+            self.keys = self.grown(self.keys, rows * 3 // 2)
+            self.values = self.grown(self.values, rows * 3 // 2)
+
+    def grown(self, held: Tensor, rows: int) -> Tensor:
+        """Keys or values with scratch for so many rows."""
+        layers, tokens, heads, dim = held.shape
+        larger = held.new_zeros(layers, self.scratch + rows, heads, dim)
+        if tokens:
+            larger[:, : self.scratch] = held[:, : self.scratch]
+        return larger
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Pre-write: this forward's rows ``[R, kv_heads, head_dim]`` into scratch."""
         self.keys[layer, self.scratch : self.scratch + len(k)] = k
         self.values[layer, self.scratch : self.scratch + len(v)] = v
 
+    def move(self, rows: Ints, slots: Ints) -> None:
+        """Copy K/V of scratch rows into pool slots: one of both after the other, for a prompt's take gigabytes."""
+        device = self.keys.device
+        come, go = send(self.scratch + rows, device), send(slots, device)
+        for pool in (self.keys, self.values):
+            pool[:, go] = pool[:, come]
+
     def pack(self, rows: Ints) -> Tensor:
         """K/V of scratch rows as one buffer ``[2, layers, rows, kv_heads, head_dim]``."""
-        at = torch.from_numpy(self.scratch + rows).to(self.keys.device)
+        at = send(self.scratch + rows, self.keys.device)
         return torch.stack([self.keys[:, at], self.values[:, at]])
 
     def store(self, slots: Ints, packed: Tensor) -> None:
         """Write a packed buffer into pool slots."""
-        at = torch.from_numpy(slots).to(self.keys.device)
+        at = send(slots, self.keys.device)
         self.keys[:, at], self.values[:, at] = packed[0], packed[1]
 
     def buffer(self, rows: int) -> Tensor:

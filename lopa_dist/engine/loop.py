@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.scheduler import Scheduler, kv_budget
-from lopa_dist.engine.statistics import Statistics
+from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo
@@ -65,7 +66,7 @@ class Engine:
         self.max_sequences = max_sequences
         self.device = model.head_weight.device
         self.runners = Runners(model, config, attention, graphs, self.tensor)
-        self.statistics = Statistics()
+        self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
         self.scores: Tensor | None = None  # [S, K] of the last step's branches
         self.taken = 0  # requests admitted so far
         ids = model.config
@@ -81,6 +82,7 @@ class Engine:
         if not requests:
             return
         config, comm, tensor, clock = self.config, self.comm, self.tensor, self.statistics
+        vars(self).pop("flight", None)  # with its K/V, before there are others
         self.flight = flight = Flight(self, requests, take or in_order(len(requests)))
         pool, runner, schedule = flight.pool, flight.runner, flight.scheduler
         clock.start()
@@ -107,11 +109,11 @@ class Engine:
                 flight.state.put(slots, state)
             clock.lap("decode")
             lengths, told = flight.state.lengths_and(wishes)
+            clock.lap("host", waited=True)
             wish = gravest(wish, told)
             if wish == Wish.DROP:
                 return
             after = lengths if slots is None else lengths.take(slots)
-            clock.lap("host")
             commit(prepared, pool, config, before, after.winner, comm)
             clock.lap("commit")
             self.account(batch, before, after)
@@ -142,7 +144,9 @@ class Flight:
         slots = min(engine.max_sequences, len(requests))
         cached = config.cache != "none"
         longest = max(len(r.prompt) for r in requests)
-        self.engine, self.requests, self.take = engine, requests, take
+        # a proxy: in a cycle with its engine, the K/V would stay until Python collects its garbage
+        self.engine: Engine = weakref.proxy(engine)
+        self.requests, self.take = requests, take
         self.state = State.empty(config, engine.vocabulary, slots, longest, device)
         budget = kv_budget(requests, slots, engine.kv_tokens) if cached else 0
         local = replace(model.config, kv_heads=model.config.kv_heads // engine.tensor.size)
@@ -224,7 +228,7 @@ def exchange(records: Tensor, wish: Wish, comm: Communicator, tensor: Communicat
     """
     if comm.size == tensor.size == 1:
         return records[None], records.new_empty(0)
-    own = records.new_tensor([wish])
+    own = records.new_full((1,), int(wish))  # new_tensor would copy from the host, and wait for the forward
     if tensor.size > 1:
         own = tensor.all_gather(own).amax(0)
     if comm.size == 1:

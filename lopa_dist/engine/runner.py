@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.layout import Batch
+from lopa_dist.decode.sending import send
 from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.kernels.attention import Attention
 from lopa_dist.kernels.record_head import Sampling, record_head
@@ -101,4 +102,4 @@ class Runner:
         for kind, sampling in enumerate(kinds):
             rows = np.nonzero(found == kind)[0]
             if len(rows):
-                yield sampling, torch.from_numpy(rows).to(prepared.batch.tokens.device)
+                yield sampling, send(rows, prepared.batch.tokens.device)

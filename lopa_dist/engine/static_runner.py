@@ -11,18 +11,18 @@ On a CPU the "graphs" are the functions themselves, over the same buffers: so te
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lopa_dist.decode.layout import Batch
-from lopa_dist.engine.buckets import bucket
+from lopa_dist.engine.buckets import TOP, bucket
 from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.engine.runner import Prepared, Runner
-from lopa_dist.kernels.attention import Meta, attend_tiles
-from lopa_dist.kernels.meta_attention import MetaPlan
+from lopa_dist.kernels.attention import Meta
+from lopa_dist.kernels.meta_attention import MetaPlan, Workspace, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.tiles import Tiles, capacity, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
@@ -33,31 +33,44 @@ FEW_PROGRAMS = 132  # multiprocessors of an H100 or H200
 
 
 class Replay:
-    """A function over fixed buffers: a captured graph on a GPU, itself elsewhere.
+    """A function over fixed buffers: on a GPU a captured graph from its second run on, elsewhere itself.
 
-    What was captured is forgotten, the function with it: it knows the runner, and a runner that it kept alive would
-    keep its K/V pool. Whoever has a replay keeps the buffers.
+    The first run compiles kernels and makes workspaces, which a capture must not, on the stream that captures later. A
+    size that comes once, as those of prefills do, costs no capture. The function is handed in at every run: kept, it
+    would be a cycle through its runner, and graphs and K/V would stay until Python collects its garbage.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
-        self.run: Callable[[], None] = function
-        if device.type != "cuda":
-            return
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):  # kernels are compiled and workspaces made before the capture
-            function()
-            function()
-        torch.cuda.current_stream(device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-            function()
-        self.run = graph.replay
+    def __init__(self) -> None:
+        self.warm = False
+        self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
         """Run it once more."""
-        self.run()
+        if self.graph is not None:
+            self.graph.replay()
+        elif device.type != "cuda":
+            function()
+        elif not self.warm:
+            aside, here = capture_stream(device), torch.cuda.current_stream(device)
+            aside.wait_stream(here)
+            with torch.cuda.stream(aside):
+                function()
+            here.wait_stream(aside)
+            self.warm = True
+        else:
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
+            stream = capture_stream(device)
+            with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
+                function()
+            self.graph = graph
+            graph.replay()
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream that graphs are captured on: cuBLAS keeps a workspace for every stream it ever saw."""
+    return torch.cuda.Stream(device)
 
 
 class Body:
@@ -70,7 +83,7 @@ class Body:
         self.rows = torch.zeros(1, dtype=torch.int32, device=device)
         self.hidden = runner.hidden[:size]
         self.plan = runner.attention_plan(size)
-        self.replay: Replay | None = None
+        self.replay = Replay()
 
     def load(self, prepared: Prepared) -> None:
         """Put the step's inputs in place."""
@@ -82,10 +95,11 @@ class Body:
 
     def run(self, runner: StaticRunner) -> None:
         """Hidden states into `hidden`."""
-        pool = runner.pool
+        pool, form = runner.pool, attend_meta if runner.device.type == "cuda" else attend_tiles_plain
 
         def attend(layer: int, q: Tensor) -> Tensor:
-            return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan)
+            # in place of q, of which a tile reads only what it writes: nothing to clear for rows in no tile
+            return form(q, pool.keys[layer], pool.values[layer], self.plan, q)
 
         cache = Cache(pool.keys, pool.values, pool.scratch)
         self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend))
@@ -98,12 +112,14 @@ class Head:
         device = runner.device
         self.which = torch.zeros(size, dtype=torch.long, device=device)
         self.keys = torch.zeros(size, dtype=torch.long, device=device) if runner.sampling.temperature > 0 else None
+        self.rows = torch.zeros(1, dtype=torch.int32, device=device)
         self.records = torch.zeros(size, 3, dtype=torch.int32, device=device)
-        self.replay: Replay | None = None
+        self.replay = Replay()
 
     def load(self, batch: Batch) -> None:
         """Put the step's inputs in place; rows beyond them repeat old ones, and their records are not read."""
         self.which[: len(batch.head_rows)] = batch.head_rows
+        self.rows.fill_(len(batch.head_rows))
         if self.keys is not None and batch.head_keys is not None:
             self.keys[: len(batch.head_keys)] = batch.head_keys
 
@@ -111,7 +127,9 @@ class Head:
         """Records into `records`."""
         model = runner.model
         hidden = runner.hidden[self.which]
-        made = record_head(hidden, model.head_weight, model.config.mask_id, self.keys, runner.sampling)
+        made = record_head(
+            hidden, model.head_weight, model.config.mask_id, self.keys, runner.sampling, runner.shard, self.rows
+        )
         self.records.copy_(made)
 
 
@@ -141,29 +159,29 @@ class StaticRunner(Runner):
         self.chunk = CHUNK if tiles < FEW_PROGRAMS else None
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
-        self.memory = self.new_memory()
-        self.hidden = model.head_weight.new_zeros(0, model.config.hidden_size)
+        self.workspace: Workspace | None = None  # of all attention plans, for they run one after the other
+        self.hidden = model.head_weight.new_zeros(TOP, model.config.hidden_size)
         self.address = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was captured, for it speaks of addresses that are no more; its memory pool ends with it."""
+        self.bodies.clear()
+        self.heads.clear()
+        self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool and cut its attention into tiles."""
         rows = len(batch.tokens)
         size = bucket(rows) or rows
         self.pool.reserve(size)
-        if self.pool.keys.data_ptr() != self.address:  # what was captured speaks of addresses that are no more
-            self.bodies.clear()
-            self.address, self.memory = self.pool.keys.data_ptr(), self.new_memory()
+        if self.pool.keys.data_ptr() != self.address or len(self.hidden) < size:
+            self.forget()
+            self.address = self.pool.keys.data_ptr()
         if len(self.hidden) < size:
-            self.bodies.clear()
-            self.heads.clear()
-            self.memory = self.new_memory()
             self.hidden = self.hidden.new_zeros(size, self.hidden.shape[1])
         segments = self.segments(batch, slots)
         return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.chunk))
-
-    def new_memory(self) -> Any:
-        """A pool for graphs to share; torch refuses one whose graphs are all gone, so each generation has its own."""
-        return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
@@ -187,10 +205,8 @@ class StaticRunner(Runner):
         if size is None:  # above the ladder: a large prefill, whose launches cost next to nothing
             body.run(self)
             return
-        if body.replay is None:
-            self.bodies[size] = body
-            body.replay = Replay(partial(body.run, self), self.device, self.memory)
-        body.replay()
+        self.bodies[size] = body
+        body.replay(partial(body.run, self), self.device, self.memory)
 
     def head(self, batch: Batch) -> Tensor:
         """Records ``[H, 3]`` of the rows whose predictions are wanted."""
@@ -198,19 +214,23 @@ class StaticRunner(Runner):
         size = bucket(count)
         head = self.heads.get(size or 0) or Head(size or count, self)
         head.load(batch)
-        if size is None:  # as for bodies; else there would be a graph of every count
+        if size is None:
             head.run(self)
-            return head.records[:count]
-        if head.replay is None:
+        else:
             self.heads[size] = head
-            head.replay = Replay(partial(head.run, self), self.device, self.memory)
-        head.replay()
+            head.replay(partial(head.run, self), self.device, self.memory)
         return head.records[:count]
 
     def attention_plan(self, size: int) -> MetaPlan:
         """A table with room for any batch of `size` rows."""
         config = self.model.config
-        room = capacity(size, self.stacks, self.tile_rows, self.chunk, self.longest, min(size, self.longest))
-        return MetaPlan(
-            size, room, config.heads, config.kv_heads, config.head_dim, self.tile_rows, self.pool.scratch, self.device
-        )
+        own = min(size, self.longest)
+        # what a segment sees is at most `longest` with its own rows, and its neighbour in a tile has as many
+        room = capacity(size, self.stacks, self.tile_rows, self.chunk, self.longest - own, own)
+        shared = self.workspace
+        if shared is not None and len(shared.results) < room.parts:
+            shared = None
+        shape = config.heads, config.kv_heads, config.head_dim, self.tile_rows
+        plan = MetaPlan(size, room, *shape, self.pool.scratch, self.device, shared)
+        self.workspace = plan.workspace
+        return plan

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 PHASES = ("forward", "all_gather", "decode", "commit", "host")
 
 
+class Mark(Protocol):
+    """A moment in a device's stream of work."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from here to another, when both are past."""
+
+
+def device_mark() -> Mark:
+    """The moment when the GPU has done what it was told so far."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 class Statistics:
-    """Seconds per phase, branch wins, and a bounded history of steps."""
+    """Seconds per phase, branch wins, and a bounded history of steps.
+
+    With a `mark`, phases are timed on the device: a lap of the host's clock would be the time that launching takes, and
+    the device's work would be in whichever lap waits for it.
+    """
 
     HISTORY = 2000  # entries kept; when full, neighbours are merged
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.steps = 0
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
@@ -28,16 +48,35 @@ class Statistics:
         self._stride = 1
         self._pending = [0, 0, 0]
         self._last = time.perf_counter()
+        self._mark = mark
+        self._begin: Mark | None = None  # when the host last waited for the device
+        self._laps: list[tuple[str, float, Mark]] = []  # since then: phase, seconds of the host, end
 
     def start(self) -> None:
         """Begin timing a step."""
         self._last = time.perf_counter()
+        self._begin, self._laps = self._mark and self._mark(), []
 
-    def lap(self, phase: str) -> None:
-        """Everything since the last call was `phase`."""
+    def lap(self, phase: str, waited: bool = False) -> None:
+        """Everything since the last call was `phase`; in it the host `waited` until the device had caught up.
+
+        Then the device's times of the laps before are known, and take the place of the host's. This lap gets what they
+        leave, so that all remains the time that went by.
+        """
         now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
+        spent, self._last = now - self._last, now
+        self.seconds[phase] += spent
+        if self._mark is None or self._begin is None:
+            return
+        if not waited:
+            self._laps.append((phase, spent, self._mark()))
+            return
+        for earlier, launching, end in self._laps:
+            later = self._begin.elapsed_time(end) / 1000 - launching
+            self.seconds[earlier] += later
+            self.seconds[phase] -= later
+            self._begin = end
+        self._begin, self._laps = self._mark(), []
 
     def step(self, branches: NDArray[np.int64], winner: NDArray[np.int64], filled: int) -> None:
         """Count one step: branches run per slot (0: none), the chosen ones, tokens filled in all."""

@@ -10,17 +10,20 @@ from lopa_dist.kernels.norm import rms_norm
 
 
 def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of ``positions [R]``: two ``[R, 1, head_dim]``, angles computed in fp32."""
-    inverse = theta ** -(torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    """Cosines and sines of ``positions [R]``: two ``[R, 1, head_dim]``, angles computed in fp32.
+
+    The formula is transformers' to the bit: at position 30,000, a frequency's last bit turns by what bf16 rounds away.
+    """
+    inverse = 1 / theta ** (torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angles = positions[:, None].float() * inverse  # [R, head_dim / 2]
     angles = torch.cat([angles, angles], -1)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x [R, heads, head_dim]`` by the table's angles."""
+    """Rotate ``x [R, heads, head_dim]`` by the table's angles; in fp32 with a table of that, and rounded at the end."""
     first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
 
 
 def rope_and_store(
@@ -41,7 +44,7 @@ def rope_and_store(
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
-        cos: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype. `sin` likewise.
+        cos: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32. `sin` likewise.
         sin: see `cos`.
         keys: ``[slots, Hkv, D]``, one layer of the pool; written. `values` likewise.
         values: see `keys`.

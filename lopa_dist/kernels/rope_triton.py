@@ -96,8 +96,9 @@ def rope_and_store_kernel(
         second = ((second * inverse).to(dtype).to(tl.float32) * second_scale).to(dtype).to(tl.float32)
     c = tl.load(cos + row * cos_stride + column, column < half, 0).to(tl.float32)
     s = tl.load(sin + row * sin_stride + column, column < half, 0).to(tl.float32)
-    turned_first = (first * c).to(dtype).to(tl.float32) - (second * s).to(dtype).to(tl.float32)
-    turned_second = (second * c).to(dtype).to(tl.float32) + (first * s).to(dtype).to(tl.float32)
+    wide = cos.dtype.element_ty
+    turned_first = (first * c).to(wide).to(tl.float32) - (second * s).to(wide).to(tl.float32)
+    turned_second = (second * c).to(wide).to(tl.float32) + (first * s).to(wide).to(tl.float32)
 
     target = q + row * (H * D) + head * D + column
     tl.store(target, turned_first.to(dtype), inside & (head < H))

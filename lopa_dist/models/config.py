@@ -29,5 +29,6 @@ class ModelConfig:
     eos_ids: tuple[int, ...]  # the checkpoint's own first, then its end-of-turn tokens
     pad_id: int
     max_positions: int
+    rope_fp32: bool = False  # queries and keys are rotated in fp32, whatever the weights' precision
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with

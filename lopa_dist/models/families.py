@@ -63,6 +63,7 @@ class Family:
     mask_id: int  # of the published checkpoints; used where neither config.json nor the tokenizer has it
     qkv_bias: bool = False
     qk_norm: bool = False
+    rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; null: never
     keys: dict[str, str] = field(default_factory=lambda: HF_KEYS)
     only: dict[str, Any] = field(default_factory=lambda: HF_ONLY)
     tied_key: str = "tie_word_embeddings"
@@ -78,6 +79,7 @@ FAMILIES = {
     ),
     "llada": Family(  # LLaDA-8B and LLaDA-1.5: LLaMA's layout under OLMo's names
         pattern="vanilla", shift=False, mask_token="<|mdm_mask|>", mask_id=126336,
+        rope_key="rope_full_precision",
         keys={
             "vocab_size": "embedding_size",
             "hidden_size": "d_model",
@@ -154,6 +156,7 @@ def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[
         rope_theta=rope_theta(raw),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
+        rope_fp32=family.rope_key is not None and raw.get(family.rope_key, True),
         tied=raw.get(family.tied_key, False),
         shift=family.shift,
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),

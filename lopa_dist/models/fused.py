@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -73,7 +74,8 @@ class FusedTransformer:
             attend: what the rows see.
         """
         eps = self.config.rms_eps
-        cos, sin = rope_table(positions, self.config.head_dim, self.config.rope_theta, self.embedding.dtype)
+        dtype = torch.float32 if self.config.rope_fp32 else self.embedding.dtype
+        cos, sin = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
         x = F.embedding(tokens, self.embedding)
         normed = rms_norm(x, self.norms[0], eps)
         for number, layer in enumerate(self.layers):
@@ -89,7 +91,7 @@ class FusedTransformer:
     def project(self, linear: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
         """``[R, K] -> [R, N]``; of the rows that do not count, anything."""
         if isinstance(linear, QuantizedLinear):
-            return linear(x)
+            return linear(x, rows)
         assert isinstance(linear, nn.Linear)
         how = self.products.get((len(x), *linear.weight.shape), "library")
         return PRODUCTS[how](x, linear.weight, rows, linear.bias)

@@ -16,11 +16,7 @@ from lopa_dist.kernels.quantized import fp8_linear, int8_linear, quantize_fp8, q
 from lopa_dist.models.transformer import Layer, Transformer
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]
-Product = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
-KINDS: dict[str, tuple[Quantizer, Product]] = {
-    "fp8": (quantize_fp8, fp8_linear),
-    "int8": (quantize_int8, int8_linear),
-}
+KINDS: dict[str, Quantizer] = {"fp8": quantize_fp8, "int8": quantize_int8}
 
 
 class QuantizedLinear(nn.Module):
@@ -39,13 +35,15 @@ class QuantizedLinear(nn.Module):
     @classmethod
     def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
         """A linear layer's weights in another form, behind the same hooks (those of tensor parallelism)."""
-        made = cls(kind, *KINDS[kind][0](linear.weight.data), None if linear.bias is None else linear.bias.data)
+        made = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
         made._forward_pre_hooks, made._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
         return made
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[R, K] -> [R, N]``."""
-        return KINDS[self.kind][1](x, self.weight, self.scale, self.bias)
+    def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """``[R, K] -> [R, N]``; of rows that do not count, where `rows` ``[1]`` says how many do, anything."""
+        if self.kind == "int8":
+            return int8_linear(x, self.weight, self.scale, self.bias, rows)
+        return fp8_linear(x, self.weight, self.scale, self.bias)
 
 
 def quantize(model: Transformer, kind: str) -> None:

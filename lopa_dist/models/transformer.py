@@ -118,7 +118,8 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm, ``[R, d]``."""
         x = self.model.embed_tokens(tokens)
-        rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        dtype = torch.float32 if self.config.rope_fp32 else x.dtype
+        rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
         for layer in self.model.layers:
             x = layer(x, rope, attend)
         return self.model.norm(x)

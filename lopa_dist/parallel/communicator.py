@@ -7,7 +7,7 @@ forward (`models.tensor_parallel`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -55,6 +55,10 @@ class Solo:
         return buffer
 
 
+# Its name since torch 2.13. Into one tensor: NCCL makes a list's tensors of one that it allocates, and copies.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 class TorchCommunicator:
     """torch.distributed: NCCL for tensors on GPUs, Gloo on CPUs."""
 
@@ -64,8 +68,7 @@ class TorchCommunicator:
 
     def all_gather(self, records: Tensor) -> Tensor:
         gathered = records.new_empty(self.size, *records.shape)
-        # the list form is the one that every supported torch has without a deprecation warning
-        dist.all_gather(list(gathered.unbind(0)), records.contiguous(), group=self.group)
+        all_gather(gathered.view(-1), records.reshape(-1), group=self.group)
         self.traffic.count("all_gather", records)
         return gathered
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +14,9 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.buckets import TOP, bucket, ladder
-from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.profile import PREFIX, windows
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.runners import Runners
-from lopa_dist.engine.static_runner import Body, Head, StaticRunner
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from tests.engine.ranks import on_ranks
@@ -82,51 +77,51 @@ def test_same_text_on_two_ranks_and_with_few_rows_a_step(small_model: Transforme
         assert found == wanted
 
 
-@pytest.mark.parametrize("top", [4, 32])
-def test_steps_above_the_ladder_run_without_a_graph(
-    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, top: int
-) -> None:
-    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((top, top),))
-    captured: list[Body | Head] = []
-    replay = "lopa_dist.engine.static_runner.Replay"
-    monkeypatch.setattr(replay, lambda run, *_: captured.append(run.func.__self__) or run)
+def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
     requests = random_requests(5, 6, BASE.max_new_tokens)
     assert static_texts(small_model, BASE, requests) == texts(small_model, BASE, requests)
-    assert captured
-    assert all(len(one.records if isinstance(one, Head) else one.tokens) == top for one in captured)
 
 
-class Graph:
-    """What `Replay` is on a GPU, with torch's rule: a pool whose graphs are all gone takes no more."""
+def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few sequences run, tiles are split along their columns."""
+    monkeypatch.setattr("lopa_dist.engine.static_runner.CHUNK", 16)
+    requests = random_requests(11, 6, BASE.max_new_tokens)
+    for config in (BASE, replace(BASE, cache="none", branches=3), replace(BASE, cache="dual", canvas="whole")):
+        engine = Engine(small_model, config, Solo(), 4, "meta", poison, graphs="always")
+        found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+        assert found == texts(small_model, config, requests)
+        runner = engine.flight.runner
+        assert isinstance(runner, StaticRunner)
+        by_size = [body.plan for _, body in sorted(runner.bodies.items())]
+        assert all(plan.capacity.parts for plan in by_size)
+        largest = runner.attention_plan(max(runner.bodies))
+        assert largest.workspace is runner.attention_plan(min(runner.bodies)).workspace
 
-    def __init__(self, run: Any, device: torch.device, memory: SimpleNamespace) -> None:
-        assert memory.live or not memory.used
-        memory.used, memory.live, self.memory = True, memory.live + 1, memory
-        self.owner, self.runner = weakref.ref(run.func.__self__), weakref.ref(run.args[0])
 
-    def __call__(self) -> None:
-        self.owner().run(self.runner())
-
-    def __del__(self) -> None:
-        self.memory.live -= 1
+def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+    engine = Engine(small_model, replace(BASE, branches=3), Solo(), 4, "meta", graphs="always")
+    assert all(g.forwards for g in engine.generate(random_requests(5, 6, BASE.max_new_tokens)))
+    runner = engine.flight.runner
+    assert isinstance(runner, StaticRunner)
+    assert set(runner.bodies) | set(runner.heads) <= {32}
 
 
-def test_no_graph_is_put_into_a_dead_pool(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[SimpleNamespace] = []
-
-    def new_memory(_: StaticRunner) -> SimpleNamespace:
-        made.append(SimpleNamespace(live=0, used=False))
-        return made[-1]
-
-    monkeypatch.setattr(StaticRunner, "new_memory", new_memory)
-    monkeypatch.setattr("lopa_dist.engine.static_runner.Replay", Graph)
-    pool = KVPool(small_model.config, 2, 2 * PREFIX, torch.float32, torch.device("cpu"))
-    for sequence in range(2):
-        pool.allocate(sequence, PREFIX)
-    runner = Runners(small_model, BASE, "meta", "always", Solo()).make(pool, Sampling(), 2, PREFIX)
-    for count in (1, 2, 16, 1):  # 32 rows, 32, 128, 32
-        runner.forward(runner.prepare(windows(count, 8, small_model.config.mask_id, torch.device("cpu"))))
-    assert [memory.live for memory in made if memory.used] == [0, 4], "the first graphs were dropped"
+def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:
+    """Graphs and gigabytes of K/V hang on it: before the next generation, and with the engine."""
+    engine = Engine(small_model, BASE, Solo(), 4, "meta", graphs="always")
+    gc.disable()
+    try:
+        for _ in range(2):
+            list(engine.generate(random_requests(2, 3, BASE.max_new_tokens)))
+            pool, runner = weakref.ref(engine.flight.pool), weakref.ref(engine.flight.runner)
+            engine.observe = lambda engine, pool=pool: pool() is None or pytest.fail("the last generation's K/V")
+            assert pool() is not None
+        del engine
+        assert pool() is runner() is None
+    finally:
+        gc.enable()
 
 
 def test_graphs_are_refused_where_they_cannot_be_had(small_model: Transformer) -> None:

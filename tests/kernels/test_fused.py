@@ -79,13 +79,16 @@ def test_swiglu(dtype: torch.dtype, rows: int, size: int) -> None:
     [((48, 4, 2), False, 17, 9), ((128, 7, 1), True, 17, 16), ((128, 4, 4), True, 1, 1), ((2, 1, 1), False, 3, 0)],
     ids=str,
 )
-def test_rotation_and_store(dtype: torch.dtype, heads: tuple[int, int, int], norm: bool, rows: int, count: int) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_rotation_and_store(
+    dtype: torch.dtype, heads: tuple[int, int, int], norm: bool, rows: int, count: int, wide: bool
+) -> None:
     from lopa_dist.kernels import rope_triton
 
     dim, q_heads, kv_heads = heads
     qkv = random(rows, (q_heads + 2 * kv_heads) * dim, dtype=dtype)
     qkv[count:] = torch.nan
-    cos, sin = rope_table(torch.arange(rows, device=DEVICE) * 7, dim, 1e4, dtype)
+    cos, sin = rope_table(torch.arange(rows, device=DEVICE) * 7, dim, 1e4, torch.float32 if wide else dtype)
     norms = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if norm else None
     pools = [torch.full((SLOTS, kv_heads, dim), torch.nan, dtype=dtype, device=DEVICE) for _ in range(4)]
     written = slice(SCRATCH, SCRATCH + count)

@@ -73,6 +73,17 @@ def test_the_kernels_equal_the_oracle(
     assert torch.allclose(meta(plan, *qkv), attend_plain(*qkv, mix.segments), atol=3e-6)
 
 
+@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
+@few
+def test_results_may_take_the_place_of_q(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+    q, keys, values = tensors(mix, KV_HEADS, 2, 16)
+    plan = plan_for(mix, 2, 16, cut)
+    wanted, placed = meta(plan, q, keys, values), q.to(DEVICE, copy=True)
+    attend_meta(placed, keys.to(DEVICE), values.to(DEVICE), plan, placed)
+    seen = plan.hi[: len(q)].cpu() > 0
+    assert torch.equal(placed.cpu()[: len(seen)][seen], wanted[: len(seen)][seen])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @given(mix=mixes(sequences=3, most_rows=20), chunk=st.sampled_from([None, 64]))
 @few

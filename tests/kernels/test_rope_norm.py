@@ -78,6 +78,13 @@ def test_rope_scores_depend_on_distance_alone() -> None:
     assert score(9, 4) != pytest.approx(score(9, 8), abs=1e-3)
 
 
+def test_a_wide_table_rotates_in_fp32() -> None:
+    x = torch.randn(200, 3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    table = rope_table(torch.arange(200) * 151, 64, 5e5, torch.float32)
+    assert torch.equal(apply_rope(x, *table), apply_rope(x.float(), *table).bfloat16())
+    assert not torch.equal(apply_rope(x, *table), apply_rope(x, *(part.bfloat16() for part in table)))
+
+
 def test_rope_table_in_bf16_is_the_rounded_fp32_table() -> None:
     positions = torch.arange(0, 4000, 37)
     wide = rope_table(positions, 64, 1e6, torch.float32)

@@ -156,6 +156,9 @@ def test_conventions(tmp_path: Path) -> None:
         "sdar": (False, 79, 78, "block_causal", "blocks", "block", 1, 4),
         "fast_dllm_v2": (True, 79, 78, "block_causal", "blocks", "block", 1, 8),
     }
+    assert [name for name in KINDS if read_config(tmp_path / name).rope_fp32] == ["llada"]
+    narrow = replace(KINDS["llada"], config=KINDS["llada"].config | {"rope_full_precision": False})
+    assert not read_config(write(tmp_path / "narrow", narrow, {})).rope_fp32
     dream = read_config(tmp_path / "dream")
     assert (native(dream, "d2f").cache, native(replace(dream, block_size=16), "d2f").block_size) == ("block", 16)
 

@@ -1,0 +1,65 @@
+"""The phases of a step, by the host's clock and by a device's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from lopa_dist.engine.statistics import Statistics
+
+
+@dataclass
+class Clock:
+    """Time of a host, and of a device that begins when it is told and works on after the host has gone on."""
+
+    now: float = 0.0
+    device: float = 0.0
+
+    def work(self, launching: float, seconds: float) -> None:
+        """The host launches work of some seconds."""
+        began = max(self.now, self.device)
+        self.now += launching
+        self.device = max(began + seconds, self.now)
+
+    def wait(self) -> None:
+        self.now = self.device = max(self.now, self.device)
+
+    def mark(self) -> Moment:
+        return Moment(max(self.now, self.device))
+
+
+@dataclass
+class Moment:
+    at: float
+
+    def elapsed_time(self, end_event: Moment) -> float:
+        return 1000 * (end_event.at - self.at)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_phases_get_the_time_of_the_device(monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
+    statistics = Statistics(clock.mark if on_device else None)
+    clock.now = clock.device = 5.0
+    statistics.start()
+    for _ in range(2):
+        clock.now += 0.5  # lays out
+        statistics.lap("host")
+        clock.work(0.25, 4.0)
+        statistics.lap("forward")
+        clock.work(1.0, 0.125)
+        statistics.lap("decode")
+        clock.wait()
+        statistics.lap("host", waited=True)
+        clock.work(0.25, 0.125)
+        statistics.lap("commit")
+    assert sum(statistics.seconds.values()) == pytest.approx(clock.now - 5)
+    if on_device:
+        assert statistics.seconds["forward"] == pytest.approx(8)
+        assert statistics.seconds["decode"] == pytest.approx(0.25)
+        assert statistics.seconds["host"] == pytest.approx(1)
+    else:
+        assert statistics.seconds["forward"] == pytest.approx(0.5)
+        assert statistics.seconds["decode"] == pytest.approx(2)

@@ -1,0 +1,26 @@
+"""Steps of other sizes compile nothing new, and Triton's own dispatch takes what the kernels are launched with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the other tests launch the kernels")
+def test_every_kernel_is_compiled_once() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.kernels.launches"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert not done.returncode, done.stderr[-4000:]
+    first, *others = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(first) == [
+        "add_rms_norm_kernel", "attend_kernel", "merge_kernel", "quantize_rows_kernel", "rope_and_store_kernel",
+        "rope_and_store_kernel", "share_sums_kernel", "share_sums_kernel", "swiglu_kernel", "tile_sums_kernel",
+        "tile_sums_kernel", "vgemm_kernel", "vgemm_kernel",
+    ]  # fmt: skip
+    assert others == [[], []]
