@@ -73,6 +73,9 @@ def front() -> list[tuple[str, Setting]]:
         {"boundary": "stale"},
     ):
         named.append(("LoPA variant", {"branches": 3, **variant}))
+    for k in (3, 7):
+        named += [("LoPA variant", {"branches": k, "score": "gain", "tau_conf": t}) for t in (0.95, 0.8, 0.7)]
+    named.append(("LoPA variant", {"branches": 7, "score": "gain"}))
     for variant in ({"score": "gain"}, {"tau_look": 0.5}, {"alpha": 0.5, "confidence": "probability"}):
         named.append(("nested variant", {"branches": 3, "lookahead": "nested", **variant}))
     named.append(("plain variant", {"window_attention": "block_causal"}))
