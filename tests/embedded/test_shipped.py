@@ -37,7 +37,7 @@ def test_tokenizer_is_the_one_that_the_code_builds(embedded_tokenizer: PreTraine
 
 
 def test_it_solves_its_problems(embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast) -> None:
-    """96 % of 500 when it was shipped; 48 of 60 would be a different model. Names come from the question."""
+    """98 % of 500 when it was shipped; 54 of 60 would be a different model. Names come from the question."""
     torch.set_num_threads(1)
     task = Arithmetic(60)
     items = list(task.items())
@@ -53,5 +53,5 @@ def test_it_solves_its_problems(embedded_model: Transformer, embedded_tokenizer:
         text = embedded_tokenizer.decode(generation.tokens)
         right += task.score(items[generation.request.index], text).correct
         named += text.split()[1] in texts[generation.request.index].split()
-    assert right >= 48
+    assert right >= 54
     assert named >= 54
