@@ -12,6 +12,7 @@ from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run import run
 from lopa_dist.jobs.trace import trace
 from lopa_dist.parallel.launcher import World
+from lopa_dist.tasks.word_problems import HAS
 from tests.jobs.test_run import config, lines
 
 QUESTION = "Tom has 3 apples . Tom buys 4 more . How many apples does Tom have now ?"
@@ -27,7 +28,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chat = [{"role": "user", "content": QUESTION}]
     raw = [
         line("chat", "/v1/chat/completions", messages=chat, max_tokens=20, seed=5),
-        line("plain", "/v1/completions", prompt=QUESTION, stop=["Tom", "has"], max_tokens=30),
+        line("plain", "/v1/completions", prompt=QUESTION, stop=list(HAS), max_tokens=30),
         "",
         line("bad", "/v1/chat/completions", messages=chat, temperature=-1),
         "{",
@@ -84,8 +85,8 @@ def test_bodies(job: Path) -> None:
 
 def test_stop_strings_end_the_text(job: Path) -> None:
     result = lines(job)[1]
-    assert "Tom" not in result["text"]
-    assert "has" not in result["text"]
+    assert result["text"].strip()
+    assert not any(verb in result["text"] for verb in HAS)  # every answer's first sentence has one
     assert result["finish_reason"] == "stop"
     assert result["usage"]["completion_tokens"] == len(result["token_ids"]) < 30
 
