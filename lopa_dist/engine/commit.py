@@ -37,12 +37,11 @@ def commit(
     batch = prepared.batch
     segment = np.full((len(winner), config.max_branches), -1)
     segment[batch.sequence, batch.branch] = np.arange(len(batch.rows))
-    first, behind = batch.begin, batch.stop if config.cache == "dual" else before.finished
+    first, behind = batch.begin.copy(), batch.stop if config.cache == "dual" else before.finished
     slot = prepared.slot(np.arange(len(winner)))
     for sequence in np.nonzero(pending & (before.committed < 0))[0]:
-        if pool.stored(slot[sequence]):  # an equal prompt's, by another sequence
-            first = np.where(np.arange(len(first)) == sequence, 0, first)
-        pool.store_prompt(slot[sequence])
+        if not pool.claim_prompt(slot[sequence]):
+            first[sequence] = 0
     skipped, count = first - batch.begin, behind - first
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
 

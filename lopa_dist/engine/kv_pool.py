@@ -21,8 +21,6 @@ from lopa_dist.decode.sending import send
 from lopa_dist.models.config import ModelConfig
 
 Ints = NDArray[np.int64]
-
-
 Tokens = tuple[int, ...]
 
 
@@ -95,15 +93,13 @@ class KVPool:
             if not self.prompts[key].users:
                 del self.prompts[key]
 
-    def stored(self, sequence: int) -> bool:
-        """Whether another sequence has stored this one's prompt."""
-        return bool(self.borrowed[sequence]) and self.prompts[self.prompt_of[sequence]].stored
-
-    def store_prompt(self, sequence: int) -> None:
-        """A sequence's prompt is stored now."""
-        key = self.prompt_of.get(sequence)
-        if key:
-            self.prompts[key].stored = True
+    def claim_prompt(self, sequence: int) -> bool:
+        """Whether a sequence is to store its prompt: unless another has. From now on, it counts as stored."""
+        prompt = self.prompts.get(self.prompt_of[sequence])
+        stored = prompt is not None and prompt.stored
+        if prompt is not None:
+            prompt.stored = True
+        return not stored
 
     def slots(self, sequence: Ints, token: Ints) -> Ints:
         """Where tokens of sequences lie, by their absolute positions."""
