@@ -21,8 +21,8 @@ from lopa_dist.decode.layout import Batch
 from lopa_dist.engine.buckets import TOP, bucket
 from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.engine.runner import Prepared, Runner
-from lopa_dist.kernels.attention import Meta
-from lopa_dist.kernels.meta_attention import MetaPlan, Workspace, attend_meta, attend_tiles_plain
+from lopa_dist.kernels.attention import Meta, attend_tiles
+from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.tiles import Tiles, capacity, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
@@ -95,11 +95,11 @@ class Body:
 
     def run(self, runner: StaticRunner) -> None:
         """Hidden states into `hidden`."""
-        pool, form = runner.pool, attend_meta if runner.device.type == "cuda" else attend_tiles_plain
+        pool = runner.pool
 
         def attend(layer: int, q: Tensor) -> Tensor:
             # in place of q, of which a tile reads only what it writes: nothing to clear for rows in no tile
-            return form(q, pool.keys[layer], pool.values[layer], self.plan, q)
+            return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan, q)
 
         cache = Cache(pool.keys, pool.values, pool.scratch)
         self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend))

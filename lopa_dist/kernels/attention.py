@@ -67,9 +67,9 @@ class Meta:
         return attend_tiles(q, keys, values, plan)
 
 
-def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan) -> Tensor:
+def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
     """Meta-attention on the device that the tensors are on."""
-    return (attend_meta if q.is_cuda else attend_tiles_plain)(q, keys, values, plan)
+    return (attend_meta if q.is_cuda else attend_tiles_plain)(q, keys, values, plan, out)
 
 
 class Varlen:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lopa_dist.kernels.dispatch import OPTIONS
 from lopa_dist.kernels.tiles import FIELDS, Capacity, Tiles, matrix_rows
 
 MERGED_ROWS = 16  # matrix rows that one program of the merge takes
@@ -184,20 +185,19 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
     capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
     launch = plan.launch or launch_for(plan.height, dim_tile, q.dtype, capability)
     work = plan.workspace
-    # Fusing of products and sums is named because Triton's default for it changes, and it changes bits.
     attend_kernel[(max(plan.capacity.tiles * plan.kv_heads, 1),)](
         q, keys, values, out, work.results, work.lse, plan.table, plan.lo, plan.hi, plan.counts, plan.scratch,
         plan.dim**-0.5 * math.log2(math.e),
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
         G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, BN=launch.columns,
         STAGES=launch.stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=launch.warps, num_stages=launch.stages, enable_fp_fusion=True,
+        num_warps=launch.warps, num_stages=launch.stages, **OPTIONS,
     )  # fmt: skip
     if plan.capacity.merges:
         merge_kernel[(plan.capacity.merges * plan.kv_heads * (plan.height // MERGED_ROWS),)](
             work.results, work.lse, out, plan.merges, plan.counts, *out.stride()[:2],
             G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, ROWS=MERGED_ROWS,
-            num_warps=4, enable_fp_fusion=True,
+            num_warps=4, **OPTIONS,
         )  # fmt: skip
     return out
 
