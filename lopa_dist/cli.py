@@ -115,6 +115,14 @@ def check_keys(overrides: list[str]) -> None:
             raise UserError(f"{key}: no such key{hint} Known here: {', '.join(names)}")
 
 
+def with_own_model(arguments: list[str]) -> list[str]:
+    """Overrides that name a model by its path alone get ``model=local``: none of the embedded model's own settings."""
+    at = next((i for i, a in enumerate(arguments) if a.startswith("model.path=")), None)
+    if at is None or any(a.startswith("model=") for a in arguments):
+        return arguments
+    return [*arguments[:at], "model=local", *arguments[at:]]
+
+
 def leaves(config: Any, prefix: str = "") -> list[str]:
     """Dotted names of all keys."""
     names = []
@@ -188,7 +196,7 @@ def profile_command(arguments: list[str]) -> None:
     try:
         from lopa_dist.jobs.profiles import make_profile
 
-        make_profile(arguments)
+        make_profile(with_own_model(arguments))
     except OmegaConfBaseException as error:
         raise UserError(plain(error)) from error
 
@@ -212,9 +220,7 @@ def main() -> None:
             except (ValueError, NotImplementedError) as error:
                 raise UserError(str(error)) from error
         check_keys([a for a in arguments if not a.startswith("-")])
-        path = next((i for i, a in enumerate(sys.argv) if a.startswith("model.path=")), None)
-        if path and not any(a.startswith("model=") for a in arguments):
-            sys.argv.insert(path, "model=local")  # without the embedded model's own settings
+        sys.argv[1:] = with_own_model(arguments)
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         began = agent_start(os.getppid()) if detect().launcher == "torchrun" else None
         if began and not any(a.startswith("hydra.run.dir=") for a in arguments):

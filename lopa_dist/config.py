@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from lopa_dist.decode.config import CHOICES, DecodeConfig
 from lopa_dist.kernels.attention import NAMES as ATTENTION
@@ -270,3 +272,12 @@ def _number(value: Any) -> Any:
 def register() -> None:
     """Give Hydra the schema that `conf/config.yaml` extends."""
     ConfigStore.instance().store(name="lopa_dist_schema", node=Config)
+
+
+def composed(overrides: list[str]) -> Config:
+    """The configuration of a command line of these overrides, checked."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = OmegaConf.to_object(compose("config", overrides))
+    assert isinstance(config, Config)
+    return config

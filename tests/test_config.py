@@ -7,20 +7,16 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from lopa_dist import cli
 from lopa_dist.config import TASKS, Config, concrete
+from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.models.families import PATTERNS
 
 
 def composed(*overrides: str) -> Config:
-    with initialize_config_dir(str(cli.CONF), version_base="1.3"):
-        config = OmegaConf.to_object(compose("config", list(overrides)))
-    assert isinstance(config, Config)
-    return config
+    return config_of(list(overrides))
 
 
 def test_defaults_are_the_embedded_model_on_its_problems() -> None:

@@ -9,19 +9,17 @@ import os
 import platform
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from lopa_dist.config import CONF, Config, concrete
+from lopa_dist.config import Config, composed, concrete
 from lopa_dist.engine.profile import Profile, measure
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load
+from lopa_dist.kernels.attention import candidates
 from lopa_dist.models.families import Native, native
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
@@ -62,7 +60,7 @@ def subject(config: Config, device: torch.device) -> dict[str, Any]:
 def installed(package: str) -> str | None:
     """A package's version, or null."""
     try:
-        return version(package) if find_spec(package) else None
+        return version(package)
     except PackageNotFoundError:
         return None
 
@@ -73,8 +71,8 @@ def file_of(subject: dict[str, Any]) -> Path:
     return cache_folder() / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def profile_of(config: Config, device: torch.device) -> Profile:
-    """The profile that a job with this configuration goes by.
+def profile_of(config: Config, device: torch.device, needed: bool) -> Profile | None:
+    """The profile that a job with this configuration goes by; null where there is none and none is `needed`.
 
     Raises:
         ValueError: there is none; it says how to make it.
@@ -82,6 +80,8 @@ def profile_of(config: Config, device: torch.device) -> Profile:
     wanted = subject(config, device)
     file = file_of(wanted)
     if not file.exists():
+        if not needed:
+            return None
         raise ValueError(
             f"decode.branches=auto and engine.max_rows=auto need a profile of this model on {wanted['device']}, and "
             f"{file} is not there: run lopa-dist profile once, with the job's model.* and engine.* options (half a "
@@ -101,9 +101,11 @@ def settled(config: Config, native: Native, device: torch.device, group: Group) 
     """
     branches, rows = config.decode.branches, config.engine.max_rows
     needed = "auto" in (branches, rows)
+    if not needed and (config.engine.attention != "auto" or len(candidates(device)) == 1):  # nothing to look up
+        return replace(config, decode=concrete(config.decode, native))
     told: list[Any] = []
-    if group.world.rank == 0 and (needed or file_of(subject(config, device)).exists()):
-        profile = profile_of(config, device)
+    profile = profile_of(config, device, needed) if group.world.rank == 0 else None
+    if profile is not None:
         free = profile.free_branches(config.engine.max_sequences, group.mesh.branch)
         told = [free, profile.best_rows(), profile.attention]
         if needed:
@@ -124,9 +126,7 @@ def settled(config: Config, native: Native, device: torch.device, group: Group) 
 
 def make_profile(overrides: list[str]) -> None:
     """`lopa-dist profile [overrides]`: measure, keep, and say what follows."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = OmegaConf.to_object(compose("config", overrides))
-    assert isinstance(config, Config)
+    config = composed(overrides)
     device = choose_device(config, World("python"))
     model = load(config.model, device, warn=True)
     decode = concrete(config.decode, native(model.config, config.model.pattern))

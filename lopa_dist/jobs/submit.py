@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import submitit
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from submitit.helpers import Checkpointable
 
-from lopa_dist.config import CONF, Config, register
+from lopa_dist.config import composed
 from lopa_dist.jobs.run import run
 from lopa_dist.parallel.launcher import detect
 
@@ -32,10 +30,7 @@ class Work(Checkpointable):  # type: ignore[misc]
     def __call__(self) -> dict[str, Any]:
         """Run, or go on where an earlier attempt ended. The report on rank 0, nothing elsewhere."""
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        register()
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            config = OmegaConf.to_object(compose("config", overrides=self.overrides))
-        assert isinstance(config, Config)
+        config = composed(self.overrides)
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         return run(config, Path(self.folder), detect())
 
