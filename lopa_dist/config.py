@@ -192,6 +192,10 @@ class EngineConfig:
     kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
     attention: str = "auto"  # torch, meta (Triton), varlen (torch's, GPUs), plain (the oracle); auto: meta on a GPU
     graphs: str = "auto"  # CUDA graphs over fixed buffers: auto: on a GPU with meta; always, never
+    # Prompts whose K/V serve several requests. exact: where no text changes (samples of one prompt; few-shot examples
+    # and system prompts of models that read prompts block by block); approximate: those of all models, which then do
+    # not see the question behind them; none: every request computes its own.
+    prefix_cache: str = "exact"
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
@@ -202,6 +206,7 @@ class EngineConfig:
             require_count("engine.kv_tokens", self.kv_tokens)
         require("engine.attention", self.attention, ("auto", *ATTENTION))
         require("engine.graphs", self.graphs, ("auto", "always", "never"))
+        require("engine.prefix_cache", self.prefix_cache, ("exact", "approximate", "none"))
 
 
 @dataclass

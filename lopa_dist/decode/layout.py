@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.sending import send
 from lopa_dist.decode.state import Lengths, Records, State
 
@@ -21,26 +22,46 @@ ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give
 
 
 @dataclass
-class Batch:
-    """One forward's packed rows on one rank: segments (sequence x branch) of consecutive window positions.
+class Lead:
+    """The first tokens of each sequence's prompt, where their K/V may serve other sequences too; [S] each."""
 
-    A segment's rows see the cached tokens [0, shared) of their sequence, the columns [0, hi) of their own segment and,
-    with a dual cache, the tokens behind their segment whose K/V an earlier forward left.
+    tokens: Ints  # how many; 0 for none
+    source: Ints  # of prompts not cached yet: the sequence that computes the lead in this forward; -1: it is cached
+    last: Ints  # where the hidden state of the lead's last row is kept: negative, counted from behind
+
+    @classmethod
+    def none(cls, sequences: int) -> Lead:
+        """Of sequences that share nothing."""
+        return cls(*np.array([0, -1, -1])[:, None].repeat(sequences, 1))
+
+
+@dataclass
+class Batch:
+    """One forward's packed rows on one rank: segments of consecutive positions, those of prompts before the windows'.
+
+    A window's segment belongs to a sequence and a branch. A prompt that never sees its answer is a segment, or two: its
+    lead and its rest; so its rows' bits do not depend on whether the lead was cached. A segment's rows see the tokens
+    [0, shared) of their sequence, the columns [0, hi) of their own segment and, with a dual cache, the tokens behind
+    their segment whose K/V an earlier forward left.
     """
 
     sequence: Ints  # [G] slot of each segment
-    branch: Ints  # [G]
+    branch: Ints  # [G]; -1 for prompts
     start: Ints  # [G] its first row in the packed batch
     rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] cached tokens it sees
+    shared: Ints  # [G] tokens before it, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
     hi: Ints  # [R] own columns a row sees
     tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
-    begin: Ints  # [S] position of the first row of each sequence's segments
+    begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
+    lead_row: Ints  # [S] row where the sequence's lead begins; -1: it is not in this forward
+    rest_row: Ints  # [S] likewise of its prompt's rest
+    keep: tuple[Ints, Ints] | None  # rows whose hidden states are to be kept, and where (see `Lead`)
+    recalls: bool  # whether kept rows are among `head_rows`
     tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
     positions: Tensor  # [R'] absolute
-    head_rows: Tensor  # [H] rows whose prediction is wanted
+    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept ones
     head_slots: Tensor  # [H] where in the record buffer it goes
     head_sequence: Ints  # [H] slot whose position it is
     head_keys: Tensor | None  # [H] keys of their random numbers, where any are drawn
@@ -50,7 +71,7 @@ class Batch:
     width: int  # W, of the dense records
 
 
-def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Batch:
+def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: Lead | None = None) -> Batch:
     """Lay out this rank's share of the next forward: branch j runs on rank j mod `ranks`.
 
     A prompt is prefilled by every rank, so that its K/V need not travel; with block-causal windows the same holds for
@@ -59,28 +80,35 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     Args:
         state, lengths: the state and its host copy, of the same step.
         rank, ranks: of the branch group.
+        lead: what prompts share; null where they share nothing.
     """
     config, device = state.config, state.canvas.device
-    prefill = (lengths.committed < 0) & (lengths.branches > 0)
-    commits = (lengths.finished > lengths.committed) & (lengths.branches > 0)
-    everywhere = prefill | (commits & (config.window_attention == "block_causal"))
-    everywhere &= config.cache != "none"
-    owned = (lengths.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
-    count = np.where(everywhere & (owned <= 0), 1, owned.clip(0))
+    lead = lead or Lead.none(state.slots)
 
     # segments
-    sequence = np.repeat(np.arange(state.slots), count)
-    nth = within(count)
-    mine = owned[sequence] > 0  # else a prefill of the anchor that another rank reports
-    branch = np.where(mine, rank + ranks * nth, 0)
+    leads, rests = prompt_parts(state, lengths, lead)
+    windows, branch, mine = window_parts(state, lengths, rank, ranks)
+    prompts = len(leads) + len(rests)
+    if prompts:
+        windows, mine = np.concatenate([leads, rests, windows]), np.append(np.zeros(prompts, bool), mine)
+        branch = np.append(np.full(prompts, -1), branch)
+    sequence = windows
     prompt = lengths.prompt[sequence]
-    begin, stop = row_span(state, lengths)
+    begin, stop = row_span(state, lengths, lead.tokens)
     first, behind = begin[sequence], stop[sequence]
+    if prompts:
+        behind_lead = lead.tokens - lengths.prompt
+        first[:prompts] = np.concatenate([-lengths.prompt[leads], behind_lead[rests]])
+        behind[:prompts] = np.concatenate([behind_lead[leads], np.zeros_like(rests)])
     rows = behind - first
     start = np.cumsum(rows) - rows
     shared = prompt + first  # nothing where the first row is the prompt's first
     tail = (prompt + behind, lengths.limit[sequence] - behind) if config.cache == "dual" else None
     segments = np.arange(len(rows))
+    lead_row, rest_row = np.full((2, state.slots), -1)
+    rest_row[rests] = start[len(leads) : prompts]
+    lead_row[leads] = start[: len(leads)]
+    lead_row = np.where(lead.source >= 0, lead_row[lead.source], -1)
 
     # rows: what a segment adds to the packed row number r gives its position, its column and its absolute position
     total = int(rows.sum())
@@ -102,14 +130,30 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     head = np.repeat(segments, wanted)
     head_sequence = sequence[head]
     entry = within(wanted) + before[head_sequence]
-    shift = int(state.vocabulary.shift)
-    base = (lengths.finished[sequence] + start - first - shift)[head]
     slot = entry + (branch // ranks * amount)[head]
 
+    # the row that predicts each: its own or, with the shift, the one before; the window's first has that elsewhere
+    shift = int(state.vocabulary.shift)
+    base = lengths.finished[sequence] + start - first - shift
+    outside = base < start
+    # the record kept from the commit takes the place of this one, unless it is the prompt's last row that predicts it
+    boundary = np.where(outside, start, base)
+    keep, recalls = None, False
+    prefill = (lengths.committed < 0) & (lengths.branches > 0)
+    if shift and prompts_apart(config) and prefill.any():
+        whole = (lead.tokens > 0) & (lead.tokens == lengths.prompt)
+        last = np.where(whole, lead.last, rest_row + lengths.prompt - lead.tokens - 1)
+        answers = outside & (branch >= 0) & prefill[sequence] & (prompt > 0)
+        boundary = np.where(answers, last[sequence], boundary)
+        recalls = bool((answers & whole[sequence]).any())
+        keep = lead_row[leads] + lead.tokens[leads] - 1, lead.last[leads]
+
     # on the device, in one transfer
-    parts = (cell, absolute, sequence, branch, start - first, entry, base, start[head], slot, head_sequence)
+    parts = (
+        cell, absolute, sequence, branch.clip(0), start - first, entry, base[head], boundary[head], slot, head_sequence,
+    )  # fmt: skip
     sent = send(np.concatenate(parts), device)
-    cells, absolutes, sequences, branches, offsets, entries, bases, starts, slots, owners = sent.split(
+    cells, absolutes, sequences, branches, offsets, entries, bases, boundaries, slots, owners = sent.split(
         [len(part) for part in parts]
     )
     tokens = torch.full((padded + 1,), state.vocabulary.eos_ids[0], device=device)  # one more, for edits of nothing
@@ -120,21 +164,51 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1) -> Bat
     positions = torch.zeros(padded, dtype=torch.long, device=device)
     positions[:total] = absolutes
     place = where[:, 1][entries]
-    # without a fresh boundary row the first masked position has no row of its own; its kept record replaces this one
-    head_rows = torch.maximum(bases + place, starts)
+    head_rows = torch.where(place < shift, boundaries, bases + place)
     random = bool(state.sampled[head_sequence].any())
     keys = row_keys(state, owners, place) if random else None
     return Batch(
-        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, tokens[:padded], positions, head_rows,
-        slots, head_sequence, keys, -(-config.max_branches // ranks), amount, where, width,
+        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, lead_row, rest_row, keep, recalls,
+        tokens[:padded], positions, head_rows, slots, head_sequence, keys, -(-config.max_branches // ranks), amount,
+        where, width,
     )  # fmt: skip
 
 
-def row_span(state: State, lengths: Lengths) -> tuple[Ints, Ints]:
-    """Which positions go through the model: those of ``[begin, stop)``, ``[S]`` each.
+def prompt_parts(state: State, lengths: Lengths, lead: Lead) -> tuple[Ints, Ints]:
+    """The sequences whose leads, and those whose prompts' rests, are segments of their own in this forward."""
+    prefill = (lengths.committed < 0) & (lengths.branches > 0)
+    leads = np.nonzero(prefill & (lead.tokens > 0) & (lead.source == np.arange(state.slots)))[0]
+    return leads, np.nonzero(prefill & prompts_apart(state.config) & (lengths.prompt > lead.tokens))[0]
 
-    A window begins at its prompt, at the first uncommitted token, or at the boundary row before that. It ends with the
-    last appended block or, where the canvas is whole, with its last mask, unless a dual cache has the masks behind.
+
+def prompts_apart(config: DecodeConfig) -> bool:
+    """Whether prompts are prefilled in segments of their own: where they never see the answer, and are kept."""
+    return config.cache == "block" and config.prompt_attention != "joint"
+
+
+def window_parts(state: State, lengths: Lengths, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Sequences and branches of this rank's windows, and which of them it reports on.
+
+    What must be cached and is the same in every branch is computed by every rank: by those without a branch, too, which
+    then run the anchor that another rank reports on.
+    """
+    config = state.config
+    owned = (lengths.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
+    prefill = (lengths.committed < 0) & (not prompts_apart(config))
+    commits = (lengths.finished > lengths.committed) & (config.window_attention == "block_causal")
+    everywhere = (prefill | commits) & (lengths.branches > 0) & (config.cache != "none")
+    count = np.where(everywhere & (owned <= 0), 1, owned.clip(0))
+    sequence = np.repeat(np.arange(state.slots), count)
+    mine = owned[sequence] > 0
+    return sequence, np.where(mine, rank + ranks * within(count), 0), mine
+
+
+def row_span(state: State, lengths: Lengths, lead: Ints) -> tuple[Ints, Ints]:
+    """Which positions of windows go through the model: those of ``[begin, stop)``, ``[S]`` each.
+
+    A window begins at the first uncommitted token, at the boundary row before that or, where the prompt is no segment
+    of its own, at the prompt's first token behind its `lead` tokens. It ends with the last appended block or, where the
+    canvas is whole, with its last mask, unless a dual cache has the masks behind.
     """
     config = state.config
     if config.cache == "none":
@@ -143,7 +217,8 @@ def row_span(state: State, lengths: Lengths) -> tuple[Ints, Ints]:
         anew = lengths.committed < 0
         if config.cache != "block":  # prefix and dual: whenever a block was finished, everything before it
             anew = lengths.committed < lengths.finished
-        begin = np.where(anew, -lengths.prompt, lengths.committed - fresh_boundary(state, lengths))
+        prompt = np.zeros_like(lead) if prompts_apart(config) else lead - lengths.prompt
+        begin = np.where(anew, prompt, lengths.committed - fresh_boundary(state, lengths))
     if config.canvas == "growing":
         return begin, lengths.end
     return begin, np.where(anew, lengths.limit, lengths.end) if config.cache == "dual" else lengths.limit
@@ -173,15 +248,14 @@ def kept_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
 
 def visible_end(state: State, position: Ints, end: Ints) -> Ints:
     """The position behind the last one that each row sees (spec section 4), ``[R]``; `end` is its segment's."""
-    config = state.config
+    config, segment = state.config, end
     if config.window_attention == "block_causal":
         end = np.minimum((position // config.block_size + 1) * config.block_size, end)
     if config.prompt_attention == "self":
-        end[position < 0] = 0
+        end = np.where(position < 0, 0, end)
     elif config.prompt_attention == "blocks" and config.window_attention == "full":
-        prompt = position < 0
-        end[prompt] = (position[prompt] // config.block_size + 1) * config.block_size
-    return end
+        end = np.where(position < 0, (position // config.block_size + 1) * config.block_size, end)
+    return np.minimum(end, segment)
 
 
 def row_keys(state: State, sequence: Tensor, place: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import Ints, within
+from lopa_dist.decode.layout import Batch, Ints, within
 from lopa_dist.decode.state import Lengths
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
@@ -33,25 +33,24 @@ def commit(
     pending = (before.finished > before.committed) & (before.branches > 0)
     if config.cache == "none" or not pending.any():
         return
-    # all that was computed before the window; with a dual cache also what is behind it
     batch = prepared.batch
-    segment = np.full((len(winner), config.max_branches), -1)
-    segment[batch.sequence, batch.branch] = np.arange(len(batch.rows))
-    first, behind = batch.begin.copy(), batch.stop if config.cache == "dual" else before.finished
     slot = prepared.slot(np.arange(len(winner)))
-    for sequence in np.nonzero(pending & (before.committed < 0))[0]:
-        if not pool.claim_prompt(slot[sequence]):
-            first[sequence] = 0
-    skipped, count = first - batch.begin, behind - first
+    commit_prompts(batch, pool, slot)
+    # all that was computed before the window; with a dual cache also what is behind it
+    segment = np.full((len(winner), config.max_branches), -1)
+    of_window = np.nonzero(batch.branch >= 0)[0]
+    segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
+    behind = batch.stop if config.cache == "dual" else before.finished
+    count = behind - batch.begin
+    pending &= count > 0
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
 
     def slots(sequences: Ints) -> Ints:
-        begin, of = before.prompt[sequences] + first[sequences], np.repeat(slot[sequences], count[sequences])
+        begin, of = before.prompt[sequences] + batch.begin[sequences], np.repeat(slot[sequences], count[sequences])
         return pool.slots(of, np.repeat(begin, count[sequences]) + within(count[sequences]))
 
     def rows(sequences: Ints, segments: Ints) -> Ints:
-        begin = batch.start[segments] + skipped[sequences]
-        return np.repeat(begin, count[sequences]) + within(count[sequences])
+        return np.repeat(batch.start[segments], count[sequences]) + within(count[sequences])
 
     local = np.nonzero(pending & anywhere)[0]
     if len(local):
@@ -63,3 +62,15 @@ def commit(
             at = slots(theirs)
             packed = pool.pack(rows(theirs, segment[theirs, winner[theirs]])) if mine else pool.buffer(len(at))
             pool.store(at, comm.broadcast(packed, owner))
+
+
+def commit_prompts(batch: Batch, pool: KVPool, slot: Ints) -> None:
+    """Store the prompts, or parts of prompts, that were prefilled in segments of their own."""
+    prompts = np.nonzero(batch.branch < 0)[0]
+    if not len(prompts):
+        return
+    count, sequence = batch.rows[prompts], slot[batch.sequence[prompts]]
+    token = np.repeat(batch.shared[prompts], count) + within(count)
+    pool.move(np.repeat(batch.start[prompts], count) + within(count), pool.slots(np.repeat(sequence, count), token))
+    for computed in np.nonzero(batch.lead_row[batch.sequence[prompts]] == batch.start[prompts])[0]:
+        pool.store_lead(int(sequence[computed]))

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lopa_dist.decode import Batch, DecodeConfig, Lengths, State, Vocabulary, advance, layout, select, unpack
+from lopa_dist.decode import Batch, DecodeConfig, Lead, Lengths, State, Vocabulary, advance, layout, select, unpack
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
@@ -57,9 +57,10 @@ class Engine:
         kv_tokens: int | None = None,
         tensor: Communicator | None = None,
         graphs: str = "auto",
+        prefix_cache: str = "exact",
     ) -> None:
         self.tensor = tensor or Solo()  # the group that the model is split over
-        self.max_rows, self.kv_tokens = max_rows, kv_tokens
+        self.max_rows, self.kv_tokens, self.prefix_cache = max_rows, kv_tokens, prefix_cache
         self.observe = observe  # called after every step
         self.wish = wish  # asked in every step: whether this rank was told to stop
         self.model, self.config, self.comm = model, config, comm
@@ -92,7 +93,7 @@ class Engine:
             slots = schedule.choose(flight.state, lengths)
             state = flight.state if slots is None else flight.state.take(slots)
             before = lengths if slots is None else lengths.take(slots)
-            batch = layout(state, before, comm.rank, comm.size)
+            batch = layout(state, before, comm.rank, comm.size, flight.lead(slots, before))
             prepared = runner.prepare(batch, slots)
             clock.lap("host")
             records, error = attempt(runner, prepared, comm)
@@ -152,7 +153,7 @@ class Flight:
         local = replace(model.config, kv_heads=model.config.kv_heads // engine.tensor.size)
         self.pool = KVPool(local, slots, budget, model.head_weight.dtype, device)
         self.runner = engine.runners.make(self.pool, engine.sampling, slots, longest)
-        self.scheduler = Scheduler(self.pool, config, engine.max_rows, engine.comm.size)
+        self.scheduler = Scheduler(self.pool, config, engine.max_rows, engine.comm.size, engine.prefix_cache)
         self.admitted: dict[int, Admission] = {}
         self.waiting: deque[int] = deque()  # taken from the queue, but without K/V space yet
 
@@ -174,6 +175,18 @@ class Flight:
             self.state.admit(slot, request.prompt, request.max_new_tokens, request.key, sampling.temperature > 0)
             self.admitted[slot] = Admission(request, time.perf_counter())
         return self.state.lengths() if came else lengths
+
+    def lead(self, slots: NDArray[np.int64] | None, lengths: Lengths) -> Lead | None:
+        """What the prompts that a step prefills share; null where it prefills none."""
+        prefill = (lengths.committed < 0) & (lengths.branches > 0)
+        if not prefill.any():
+            return None
+        lead = self.pool.lead(np.arange(self.state.slots) if slots is None else slots, prefill)
+        own = lead.source == np.arange(len(prefill))
+        counts = self.engine.statistics
+        counts.prompt_tokens += int((lengths.prompt + lengths.known)[prefill].sum())
+        counts.prompt_reused += int(lead.tokens[prefill & ~own].sum())
+        return lead
 
     def collect(self, lengths: Lengths) -> Iterator[Generation]:
         """Take finished requests out of their slots."""

@@ -18,6 +18,7 @@ class Request:
     max_new_tokens: int
     key: int
     sampling: Sampling | None = None  # null: as the decode config says
+    prefix: int = 0  # tokens of the prompt that many requests begin with: few-shot examples, a system prompt
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class Runner:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.shard = head_shard(tensor or Solo())
         self.own: dict[int, Sampling] = {}  # by slot, for requests that bring their own
+        # hidden states of leads' last rows: they predict the first token behind a prompt
+        self.kept = model.head_weight.new_zeros(pool.most_leads, model.config.hidden_size)
 
     def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool; `slots` are its sequences' where some wait."""
@@ -60,8 +62,9 @@ class Runner:
         """The batch's segments with the pool's addresses."""
         pool = self.pool
         sequence = batch.sequence if slots is None else slots[batch.sequence]
-        base, shared, tail = pool.views(sequence, batch.shared)
-        if batch.tail is not None:  # with a dual cache nothing is borrowed
+        at = batch.sequence
+        base, shared, tail = pool.views(sequence, batch.shared, batch.lead_row[at], batch.rest_row[at])
+        if batch.tail is not None:  # with a dual cache nothing is shared
             tail = base + batch.tail[0], batch.tail[1]
         return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail)
 
@@ -78,9 +81,18 @@ class Runner:
             pool.write(layer, k, v)
             return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
-        hidden = self.model(batch.tokens, batch.positions, attend)[batch.head_rows]
-        self.write_records(prepared, hidden, records)
+        hidden = self.model(batch.tokens, batch.positions, attend)
+        self.keep(batch, hidden)
+        if batch.recalls:
+            hidden = torch.cat([hidden, self.kept])
+        self.write_records(prepared, hidden[batch.head_rows], records)
         return records.view(shape)
+
+    def keep(self, batch: Batch, hidden: Tensor) -> None:
+        """Keep the hidden states of the last rows of leads that this forward computed."""
+        if batch.keep is not None:
+            rows, places = send(np.stack(batch.keep), hidden.device)
+            self.kept[places] = hidden[rows]
 
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
         """Records of the head rows' hidden states ``[H, d]`` into their places, each by its request's sampling."""

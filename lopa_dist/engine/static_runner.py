@@ -154,15 +154,20 @@ class StaticRunner(Runner):
     ) -> None:
         super().__init__(model, pool, sampling, attention)
         self.network, self.device, self.tile_rows = network, model.head_weight.device, attention.tile_rows
-        self.stacks, self.longest = sequences * branches, longest
+        self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
         tiles = sequences * -(-stack_rows // self.tile_rows) * model.config.kv_heads
         self.chunk = CHUNK if tiles < FEW_PROGRAMS else None
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
         self.workspace: Workspace | None = None  # of all attention plans, for they run one after the other
-        self.hidden = model.head_weight.new_zeros(TOP, model.config.hidden_size)
+        self.make_room(TOP)
         self.address = 0
         self.forget()
+
+    def make_room(self, rows: int) -> None:
+        """Hidden states of so many rows, and behind them the kept ones."""
+        self.hidden = torch.cat([self.kept.new_zeros(rows, self.kept.shape[1]), self.kept])
+        self.room, self.kept = rows, self.hidden[rows:]
 
     def forget(self) -> None:
         """Drop what was captured, for it speaks of addresses that are no more; its memory pool ends with it."""
@@ -175,11 +180,11 @@ class StaticRunner(Runner):
         rows = len(batch.tokens)
         size = bucket(rows) or rows
         self.pool.reserve(size)
-        if self.pool.keys.data_ptr() != self.address or len(self.hidden) < size:
+        if self.pool.keys.data_ptr() != self.address or self.room < size:
             self.forget()
             self.address = self.pool.keys.data_ptr()
-        if len(self.hidden) < size:
-            self.hidden = self.hidden.new_zeros(size, self.hidden.shape[1])
+        if self.room < size:
+            self.make_room(size)
         segments = self.segments(batch, slots)
         return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.chunk))
 
@@ -190,6 +195,7 @@ class StaticRunner(Runner):
         records = torch.zeros(batch.local_branches * batch.masked, 3, dtype=torch.int32, device=self.device)
         if len(batch.rows):
             self.body(prepared)
+            self.keep(batch, self.hidden)
             if self.own or self.sampling.filtered:
                 self.write_records(prepared, self.hidden[batch.head_rows], records)
             elif len(batch.head_rows):

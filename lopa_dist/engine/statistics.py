@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 PHASES = ("forward", "all_gather", "decode", "commit", "host")
+COUNTS = ("steps", "forwards", "tokens_filled", "masked_records", "prompt_tokens", "prompt_reused")
 
 
 class Mark(Protocol):
@@ -43,6 +44,8 @@ class Statistics:
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
         self.masked_records = 0  # masked positions x branch places, over all steps: what the all-gathers carried
+        self.prompt_tokens = 0  # of all requests
+        self.prompt_reused = 0  # of those, whose K/V another request had computed
         self.wins: Counter[int] = Counter()  # by branch, of forwards that had a choice
         self.filled: list[tuple[int, int, int]] = []  # (steps, sequence forwards, tokens filled)
         self._stride = 1
@@ -97,15 +100,14 @@ class Statistics:
 
     def totals(self) -> dict[str, Any]:
         """The sums, JSON-able, for another process to `absorb`."""
-        names = ("seconds", "steps", "forwards", "tokens_filled", "masked_records", "wins")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("seconds", "wins", *COUNTS)}
 
     def absorb(self, totals: dict[str, Any]) -> None:
         """Add another replica's sums."""
         for phase in PHASES:
             self.seconds[phase] += totals["seconds"][phase]
         self.wins.update({int(branch): count for branch, count in totals["wins"].items()})
-        for name in ("steps", "forwards", "tokens_filled", "masked_records"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + totals[name])
 
     def milliseconds(self) -> dict[str, float]:

@@ -68,6 +68,7 @@ def build_report(
         **({"accuracy": float(np.mean(correct))} if correct else {}),
         **{f"accuracy_{rule}": float(np.mean([f.also[rule] for f in figures if rule in f.also])) for rule in rules},
         "completion_tokens": int(tokens.sum()),
+        "prompt_tokens": {"total": statistics.prompt_tokens, "reused": statistics.prompt_reused},
         "forwards": int(forwards.sum()),
         "tpf": ratio(tokens.sum(), forwards.sum()),
         "tokens_per_s": {

@@ -5,13 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from functools import lru_cache
+from itertools import compress, takewhile
+from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.scheduler import cuts_prefix
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.tasks.task import Item
@@ -34,6 +37,8 @@ class Encoder:
         if mode == "always" and not tokenizer.chat_template:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
         self.wrap = bool(tokenizer.chat_template) and mode != "never"
+        self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
+        self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
         """Of an item that has both forms, the one that fits: messages if prompts are to be wrapped in the template."""
@@ -55,7 +60,9 @@ class Encoder:
             which = list(compress(range(len(items)), chosen))
             if which:
                 ids = self.tokenizer([texts[i] for i in which], add_special_tokens=special).input_ids
-                encoded += [self.request(first + i, items[i], tokens) for i, tokens in zip(which, ids, strict=True)]
+                for i, tokens in zip(which, ids, strict=True):
+                    prefix = self.prefix(items[i], str(texts[i]), tokens) if self.cuts else 0
+                    encoded.append(self.request(first + i, items[i], tokens, prefix))
         return sorted(encoded, key=lambda one: one.index)
 
     def is_chat(self, item: Item) -> bool:
@@ -77,7 +84,22 @@ class Encoder:
             return Rejection(index, f"the chat template refused these messages: {error}")
         return str(text) + item.answer_prefix
 
-    def request(self, index: int, item: Item, ids: list[int]) -> Request | Rejection:
+    def prefix(self, item: Item, text: str, ids: list[int]) -> int:
+        """How many of a prompt's tokens are its prefix: few-shot examples, or all messages but the last."""
+        if not self.is_chat(item):
+            end = len(item.prefix) if text.startswith(item.prefix) else 0
+        elif item.messages and len(item.messages) > 1:
+            try:
+                before = str(self.tokenizer.apply_chat_template(item.messages[:-1], tokenize=False))
+            except (TemplateError, ValueError, TypeError):  # not every template takes a system prompt alone
+                return 0
+            end = alike(before, text)
+        else:
+            end = text.find(item.prefix) + len(item.prefix) if item.prefix in text else 0
+        # a token may reach over the end: then the prefix ends before it
+        return alike(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
+
+    def request(self, index: int, item: Item, ids: list[int], prefix: int = 0) -> Request | Rejection:
         """A tokenized item, checked against the model."""
         if not ids:
             return Rejection(index, "the prompt is empty; give at least one token")
@@ -95,7 +117,7 @@ class Encoder:
                 f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )
         # 4 bytes a token: a million prompts have to fit
-        return Request(index, array("i", ids), most, self.key(item), self.sampling(item))
+        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""
@@ -111,3 +133,8 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def alike(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many elements two sequences begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -9,11 +9,12 @@ from typing import Any
 def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     """A page with the figures in words, tables and pictures."""
     speed, latency, reference = report["tokens_per_s"], report["latency_s"], report["reference_counting"]
-    decode, world = report["decode"], report["world"]
+    decode, world, prompt = report["decode"], report["world"], report["prompt_tokens"]
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
         ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
+        ("prompt tokens", f"{prompt['total']}, of which {prompt['reused']} had been computed for another request"),
         ("forwards", f"{report['forwards']} (prefill included)"),
         ("tokens per forward (TPF)", f"{report['tpf']:.2f}"),
         ("tokens/s of the job", f"{speed['job']:.1f}"),
@@ -34,7 +35,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         table(("figure", "value"), rows),
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
         *(
-            [f"Attempts: {report['attempts']}. Branch wins, step times and bytes are those of the last one."]
+            [f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."]
             if report["attempts"] > 1
             else []
         ),

@@ -116,7 +116,7 @@ class Job:
         items = iter(items)
         while some := [encoder.choose(item) for item in islice(items, 1000)]:
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
-                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else []))
+                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
                 if isinstance(request, Request):
                     self.requests.append(request)
                     self.ids.append(request_id(item.custom_id, request, item.stop))
@@ -133,6 +133,8 @@ class Job:
         told = {"model": model, "decode": decode, "seed": self.config.seed, "task": task.name}
         if self.config.model.quantization != "none":
             model["quantization"] = self.config.model.quantization
+        if self.config.engine.prefix_cache == "approximate":
+            told["prefix_cache"] = "approximate"
         if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
             told["allow_code_execution"] = task.allow_code_execution
         return told
@@ -186,6 +188,7 @@ class Job:
         engine = Engine(
             model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
             max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs,
+            config.engine.prefix_cache,
         )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()

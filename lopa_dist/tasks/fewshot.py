@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -35,10 +36,14 @@ class Prompts:
     delimiter: str = " "  # between question and answer in plain text
     multiturn: bool = True
 
+    @cached_property
+    def prefix(self) -> str:
+        """The examples as one text."""
+        return "".join(f"{example.question}{self.delimiter}{example.answer}\n\n" for example in self.examples)
+
     def plain(self, question: str) -> str:
         """One text that ends where the answer begins."""
-        shown = [f"{example.question}{self.delimiter}{example.answer}\n\n" for example in self.examples]
-        return "".join([*shown, question])
+        return self.prefix + question
 
     def messages(self, question: str) -> list[dict[str, str]]:
         """Turns that end with the user's."""
@@ -53,7 +58,7 @@ class Prompts:
     def item(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
         """A question in both forms; the job keeps the one that fits the model."""
         plain, messages = self.plain(question), self.messages(question)
-        return Item(custom_id, prompt=plain, messages=messages, stop=stop, reference=reference)
+        return Item(custom_id, prompt=plain, messages=messages, prefix=self.prefix, stop=stop, reference=reference)
 
 
 def text_field(row: dict[str, Any], *names: str) -> str:

@@ -45,6 +45,7 @@ class Item:
     messages: list[dict[str, str]] | None = None
     max_new_tokens: int | None = None  # null: the decode config's
     error: str | None = None
+    prefix: str = ""  # how the prompt begins, or its last message, where many items' do: few-shot examples
     reference: Any = field(default=None, compare=False)  # what `score` compares with
     answer_prefix: str = ""  # with messages: how the assistant's turn begins
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these

@@ -28,7 +28,9 @@ def confidence_of(probabilities: Tensor, kind: str) -> float:
 class Naive:
     """Generates like `Engine`, slowly."""
 
-    def __init__(self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int) -> None:
+    def __init__(
+        self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int, cut: int = 0
+    ) -> None:
         known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
         self.model, self.config, self.prompt = model, config, prompt[: len(prompt) - known]
         ids = model.config
@@ -37,10 +39,14 @@ class Naive:
         rules = OracleConfig(**options, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
         self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])
         self.cache: Cache = []
+        self.near_tie = False  # two branches so close that rounding may choose either
+        self.cut = cut  # tokens of the prompt that do not see what is behind them
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
         config, end = self.config, self.oracle.end
+        if position < self.cut - len(self.prompt):
+            return self.cut - len(self.prompt)
         of_its_block = (position // config.block_size + 1) * config.block_size
         if position < 0 and config.prompt_attention != "joint":
             return 0 if config.prompt_attention == "self" else of_its_block
@@ -112,6 +118,8 @@ class Naive:
                 records.append(found)
             count = (stop if caching == "dual" else view["finished"]) - first
             oracle.step(records)
+            best, *others = sorted(oracle.last_scores, reverse=True)
+            self.near_tie |= any(0 < best - other < 1e-6 for other in others)
             if commits:
                 kept = [(k[:count], v[:count]) for k, v in caches[oracle.wins[-1]]]
                 old = [(k[: first + size], v[: first + size]) for k, v in self.cache or kept]

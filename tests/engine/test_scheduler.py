@@ -78,17 +78,23 @@ def test_rows_stay_below_the_bound(small_model: Transformer, monkeypatch: pytest
     assert len(rows) > free
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12), st.sampled_from([0, 0, 3, 5])), max_size=40))
-def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 12), st.sampled_from([0, 0, 3, 5]), st.booleans()), max_size=40
+    )
+)
+def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, int, int, bool]]) -> None:
     """Prompts are known by their length here: those of 3 tokens are all equal, and those of 5."""
     pool = KVPool(small_model.config, 6, 24, torch.float32, torch.device("cpu"))
     needs: dict[int, tuple[int, int]] = {}
-    for sequence, answer, prompt in moves:
+    for sequence, answer, prompt, computed in moves:
         if sequence in needs:
             pool.free(sequence)
             del needs[sequence]
         elif pool.allocate(sequence, prompt + answer, tuple(range(prompt))):
             needs[sequence] = (prompt, answer)
+            if prompt and computed:
+                pool.store_lead(sequence)
         else:
             shared = prompt in [p for p, _ in needs.values()]
             taken = np.zeros(24, bool)
@@ -102,9 +108,13 @@ def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, i
                 owners[slot].add(("prompt", p, token) if token < p else ("answer", other, token))
         assert all(len(of) <= 1 for of in owners)
         assert sum(map(len, owners)) == sum(a for _, a in needs.values()) + sum({p for p, _ in needs.values()})
+        used = {shared.last for shared in pool.shared.values()}
+        assert len(used) == len(pool.shared)
+        assert used <= set(range(-pool.most_leads, 0))
     for sequence in needs:
         pool.free(sequence)
-    assert pool.gap(24) == 0
+    assert all(shared.stored and not shared.users for shared in pool.shared.values())
+    assert pool.room(24, ()) == 0
 
 
 @QUICK

@@ -8,7 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.config import Config
+from lopa_dist.config import Config, EngineConfig, ModelOptions
+from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.tasks.task import Item
@@ -28,3 +29,44 @@ def test_a_literal_mask_token_is_that_requests_error(called: str | None) -> None
     accepted = encoder.encode(5, Item("b", prompt="say it", max_new_tokens=8))
     assert isinstance(accepted, Request)
     assert list(accepted.prompt) == [0, 1]
+
+
+TURNS = [
+    {"role": "user", "content": "Tom has 3 coins ."},
+    {"role": "assistant", "content": "3"},
+    {"role": "user", "content": "Ann has 4 coins ."},
+]
+
+
+@pytest.mark.parametrize(
+    ("item", "template", "begins"),
+    [
+        (Item("a", prompt="Tom has 3 coins . Ann has 4", prefix="Tom has 3 coins ."), "never", "Tom has 3 coins ."),
+        (Item("b", prompt="Tom has 31 coins", prefix="Tom has 3"), "never", "Tom has"),  # a token reaches over the end
+        (Item("c", prompt="Tom has 3 coins", prefix=""), "never", ""),
+        (Item("d", prompt="Tom has 3 coins", prefix="Ann"), "never", ""),
+        (Item("e", messages=TURNS), "auto", "<|user|> Tom has 3 coins .<|assistant|> 3<|endoftext|>"),
+        (Item("f", messages=TURNS[:1], prefix="Tom has"), "auto", "<|user|> Tom has"),
+        (Item("g", messages=TURNS[:1]), "auto", ""),
+        (Item("h", prompt="Tom has 3 coins"), "auto", ""),
+    ],
+    ids=lambda value: value.custom_id if isinstance(value, Item) else "",
+)
+def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, template: str, begins: str) -> None:
+    config = Config(model=ModelOptions(chat_template=template), engine=EngineConfig(prefix_cache="approximate"))
+    config = replace(config, decode=DecodeConfig(max_new_tokens=64))
+    request = Encoder(config, SMALL, embedded_tokenizer).encode(0, item)
+    assert isinstance(request, Request)
+    prompt = list(request.prompt)
+    found = embedded_tokenizer.decode(prompt[: request.prefix])
+    assert found.startswith(begins)
+    assert bool(begins) == bool(found)
+    assert len(found) <= len(begins) + len("<|user|>")  # of the next turn's beginning, where the template has one
+    exact = replace(config, engine=EngineConfig())
+    assert Encoder(exact, SMALL, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)
+
+
+def test_an_approximate_prefix_cache_needs_a_cache(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    config = Config(engine=EngineConfig(prefix_cache="approximate"), decode=DecodeConfig(cache="none"))
+    with pytest.raises(ValueError, match=r"engine\.prefix_cache=approximate needs decode\.cache=block"):
+        Encoder(config, SMALL, embedded_tokenizer)

@@ -1,0 +1,188 @@
+"""Prompts that begin alike: computed once, kept for later, and never of influence on another's text."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
+from tests.engine.naive import Naive
+from tests.engine.ranks import on_ranks
+from tests.engine.test_loop import BASE, configs
+
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+Texts = dict[int, tuple[list[int], int]]
+cached = configs().filter(lambda config: config.cache == "block")
+
+
+def prefixed(seed: int, count: int, prefixes: int = 2, longest: int = 14) -> list[Request]:
+    """Requests with one of a few prefixes each; some prompts are a prefix and nothing else."""
+    rng = random.Random(seed)
+    shown = [[rng.randrange(46) for _ in range(rng.randrange(1, longest))] for _ in range(prefixes)]
+    requests = []
+    for i in range(count):
+        prefix = rng.choice(shown)
+        rest = [rng.randrange(46) for _ in range(rng.choice([0, 1, 3, 6]))]
+        requests.append(Request(i, prefix + rest, rng.randrange(1, 15), request_key(seed, str(i)), None, len(prefix)))
+    return requests
+
+
+def run(
+    model: Transformer,
+    config: DecodeConfig,
+    requests: list[Request],
+    prefix_cache: str,
+    comm: Communicator | None = None,
+    max_sequences: int = 4,
+    **options: object,
+) -> Texts:
+    engine = Engine(model, config, comm or Solo(), max_sequences, prefix_cache=prefix_cache, **options)  # type: ignore[arg-type]
+    return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+
+
+def one_by_one(model: Transformer, config: DecodeConfig, requests: list[Request], prefix_cache: str) -> Texts:
+    """Every request in an engine of its own: nothing is shared."""
+    found: Texts = {}
+    for request in requests:
+        found |= run(model, config, [request], prefix_cache)
+    return found
+
+
+@QUICK
+@given(
+    config=cached,
+    seed=st.integers(0, 10**6),
+    mode=st.sampled_from(["exact", "approximate"]),
+    max_rows=st.sampled_from([None, 30]),
+    ranks=st.sampled_from([1, 1, 2]),
+    temperature=st.sampled_from([0.0, 0.7]),
+)
+def test_company_changes_no_text(
+    small_model: Transformer,
+    config: DecodeConfig,
+    seed: int,
+    mode: str,
+    max_rows: int | None,
+    ranks: int,
+    temperature: float,
+) -> None:
+    config = replace(config, temperature=temperature)
+    requests = prefixed(seed, 8)
+    alone = one_by_one(small_model, config, requests, mode)
+    tight = 2 * max(len(r.prompt) + r.max_new_tokens for r in requests)
+    for together in on_ranks(
+        ranks, lambda comm: run(small_model, config, requests[::-1], mode, comm, max_rows=max_rows, kv_tokens=tight)
+    ):
+        assert together == alone
+    assert run(small_model, config, requests, mode, max_sequences=1) == alone
+
+
+@QUICK
+@given(config=cached, seed=st.integers(0, 10**6))
+def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
+    """An approximate prefix sees nothing behind it, be the prompt otherwise attended to as it may."""
+    requests = prefixed(seed, 3)
+    found = run(small_model, config, requests, "approximate")
+    eos = small_model.config.eos_ids[0]
+    for request in requests:
+        cut = request.prefix
+        if config.prompt_attention == "blocks":
+            cut = 0  # it sees no later block anyhow
+        naive = Naive(small_model, config, list(request.prompt), request.max_new_tokens, cut % len(request.prompt))
+        tokens, wins = naive.generate()
+        assume(not naive.near_tie)
+        tokens = tokens[: tokens.index(eos)] if eos in tokens else tokens
+        assert found[request.index] == (tokens, len(wins))
+
+
+@QUICK
+@given(config=cached, seed=st.integers(0, 10**6))
+def test_an_exact_cache_changes_no_text(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
+    requests = prefixed(seed, 6)
+    assert run(small_model, config, requests, "exact") == run(small_model, config, requests, "none")
+
+
+@QUICK
+@given(config=cached, seed=st.integers(0, 10**6), mode=st.sampled_from(["exact", "approximate"]))
+def test_with_fixed_buffers(small_model: Transformer, config: DecodeConfig, seed: int, mode: str) -> None:
+    requests = prefixed(seed, 6)
+    static = run(small_model, config, requests, mode, attention="meta", graphs="always")
+    assert static == run(small_model, config, requests, mode)
+
+
+@pytest.mark.parametrize("max_sequences", [1, 3, 9])
+@pytest.mark.parametrize(
+    ("attention", "mode", "computed"),
+    [
+        ("self", "approximate", 40 + 9 * 5),
+        ("joint", "approximate", 40 + 9 * 5),
+        ("blocks", "exact", 40 + 9 * 4),  # the fifth token begins the block that is filled
+        ("blocks", "none", 9 * 44),
+        ("self", "exact", 9 * 45),
+    ],
+)
+def test_a_prefix_is_computed_once(
+    small_model: Transformer,
+    monkeypatch: pytest.MonkeyPatch,
+    max_sequences: int,
+    attention: str,
+    mode: str,
+    computed: int,
+) -> None:
+    rows: list[int] = []
+    forward = Runner.forward
+
+    def counted(self: Runner, prepared: Prepared) -> torch.Tensor:
+        batch = prepared.batch
+        before = batch.hi[:0].sum() + (batch.rows - (batch.first + batch.rows).clip(0)).clip(0).sum()
+        rows.append(
+            int(before) * int((batch.shared == 0).any() or (batch.branch < 0).any() or (batch.first < -1).any())
+        )
+        return forward(self, prepared)
+
+    monkeypatch.setattr(Runner, "forward", counted)
+    prefix = list(range(40))
+    requests = [Request(i, [*prefix, 1, 2, 3, 4, i], 6, i, None, 40) for i in range(9)]
+    config = replace(BASE, prompt_attention=attention, boundary="stale", branches=0)
+    engine = Engine(small_model, config, Solo(), max_sequences, prefix_cache=mode)
+    assert len(list(engine.generate(requests))) == 9
+    assert sum(rows) == computed
+    assert engine.statistics.prompt_tokens == 9 * 45
+    assert engine.statistics.prompt_reused == (8 * 40 if computed < 9 * 44 else 0)
+
+
+def test_samples_one_after_the_other_compute_their_prompt_once(small_model: Transformer) -> None:
+    prompt = list(range(20))
+    requests = [Request(i, prompt, 6, i) for i in range(5)]
+    config = replace(BASE, temperature=0.8)
+    engine = Engine(small_model, config, Solo(), 1)
+    found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+    assert engine.statistics.prompt_reused == 4 * 20
+    assert found == one_by_one(small_model, config, requests, "none")
+
+
+def test_leads_that_nobody_uses_make_room(small_model: Transformer) -> None:
+    """Each of these prompts fills the pool; what is kept of one goes when the next one comes."""
+    requests = [Request(i, [i] * 20, 6, i) for i in range(5)]
+    engine = Engine(small_model, BASE, Solo(), 4, kv_tokens=26)
+    assert len(list(engine.generate(requests))) == 5
+    assert len(engine.flight.pool.shared) == 1
+
+
+def test_an_approximate_cache_needs_one(small_model: Transformer) -> None:
+    with pytest.raises(ValueError, match=r"engine\.prefix_cache=approximate needs decode\.cache=block"):
+        list(
+            Engine(small_model, replace(BASE, cache="none"), Solo(), prefix_cache="approximate").generate(
+                prefixed(1, 1)
+            )
+        )
