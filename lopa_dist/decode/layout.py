@@ -29,10 +29,20 @@ class Lead:
     source: Ints  # of prompts not cached yet: the sequence that computes the lead in this forward; -1: it is cached
     last: Ints  # where the hidden state of the lead's last row is kept: negative, counted from behind
 
-    @classmethod
-    def none(cls, sequences: int) -> Lead:
-        """Of sequences that share nothing."""
-        return cls(*np.array([0, -1, -1])[:, None].repeat(sequences, 1))
+
+@dataclass
+class Prompts:
+    """The prompts among a forward's segments."""
+
+    sequence: Ints  # [P] of each segment; the leads come first
+    first: Ints  # [P] position of its first row
+    behind: Ints  # [P] position behind its last one
+    leads: int  # segments that are leads
+    waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not cached before this forward
+    lead_row: Ints  # [S] row where the sequence's lead begins; -1: it is not in this forward
+    rest_row: Ints  # [S] likewise of what its prompt has behind that
+    keep: tuple[Ints, Ints] | None = None  # rows whose hidden states are to be kept, and where (see `Lead`)
+    recalls: bool = False  # whether kept rows are among the batch's `head_rows`
 
 
 @dataclass
@@ -55,10 +65,7 @@ class Batch:
     tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
     begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
-    lead_row: Ints  # [S] row where the sequence's lead begins; -1: it is not in this forward
-    rest_row: Ints  # [S] likewise of its prompt's rest
-    keep: tuple[Ints, Ints] | None  # rows whose hidden states are to be kept, and where (see `Lead`)
-    recalls: bool  # whether kept rows are among `head_rows`
+    prompts: Prompts | None  # null where there are only windows
     tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
     positions: Tensor  # [R'] absolute
     head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept ones
@@ -83,32 +90,23 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
         lead: what prompts share; null where they share nothing.
     """
     config, device = state.config, state.canvas.device
-    lead = lead or Lead.none(state.slots)
 
     # segments
-    leads, rests = prompt_parts(state, lengths, lead)
-    windows, branch, mine = window_parts(state, lengths, rank, ranks)
-    prompts = len(leads) + len(rests)
-    if prompts:
-        windows, mine = np.concatenate([leads, rests, windows]), np.append(np.zeros(prompts, bool), mine)
-        branch = np.append(np.full(prompts, -1), branch)
-    sequence = windows
-    prompt = lengths.prompt[sequence]
-    begin, stop = row_span(state, lengths, lead.tokens)
+    sequence, branch, mine = window_parts(state, lengths, rank, ranks)
+    begin, stop = row_span(state, lengths, lead)
     first, behind = begin[sequence], stop[sequence]
+    prompts = prompt_parts(state, lengths, lead)
     if prompts:
-        behind_lead = lead.tokens - lengths.prompt
-        first[:prompts] = np.concatenate([-lengths.prompt[leads], behind_lead[rests]])
-        behind[:prompts] = np.concatenate([behind_lead[leads], np.zeros_like(rests)])
+        none = np.zeros_like(prompts.sequence)
+        sequence, branch = np.append(prompts.sequence, sequence), np.append(none - 1, branch)
+        first, behind = np.append(prompts.first, first), np.append(prompts.behind, behind)
+        mine = np.append(none > 0, mine)
+    prompt = lengths.prompt[sequence]
     rows = behind - first
-    start = np.cumsum(rows) - rows
+    start = rows.cumsum() - rows
     shared = prompt + first  # nothing where the first row is the prompt's first
     tail = (prompt + behind, lengths.limit[sequence] - behind) if config.cache == "dual" else None
     segments = np.arange(len(rows))
-    lead_row, rest_row = np.full((2, state.slots), -1)
-    rest_row[rests] = start[len(leads) : prompts]
-    lead_row[leads] = start[: len(leads)]
-    lead_row = np.where(lead.source >= 0, lead_row[lead.source], -1)
 
     # rows: what a segment adds to the packed row number r gives its position, its column and its absolute position
     total = int(rows.sum())
@@ -125,7 +123,7 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
     width = -(-int((lengths.end - lengths.finished).max(initial=1)) // config.block_size) * config.block_size
     amount = int(masked.sum())
     where = torch.nonzero_static(state.window(width).masked, size=amount)  # [masked, 2], no synchronisation
-    before = np.cumsum(masked) - masked
+    before = masked.cumsum() - masked
     wanted = masked[sequence] * mine
     head = np.repeat(segments, wanted)
     head_sequence = sequence[head]
@@ -135,22 +133,17 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
     # the row that predicts each: its own or, with the shift, the one before; the window's first has that elsewhere
     shift = int(state.vocabulary.shift)
     base = lengths.finished[sequence] + start - first - shift
-    outside = base < start
-    # the record kept from the commit takes the place of this one, unless it is the prompt's last row that predicts it
-    boundary = np.where(outside, start, base)
-    keep, recalls = None, False
-    prefill = (lengths.committed < 0) & (lengths.branches > 0)
-    if shift and prompts_apart(config) and prefill.any():
-        whole = (lead.tokens > 0) & (lead.tokens == lengths.prompt)
-        last = np.where(whole, lead.last, rest_row + lengths.prompt - lead.tokens - 1)
-        answers = outside & (branch >= 0) & prefill[sequence] & (prompt > 0)
-        boundary = np.where(answers, last[sequence], boundary)
-        recalls = bool((answers & whole[sequence]).any())
-        keep = lead_row[leads] + lead.tokens[leads] - 1, lead.last[leads]
+    boundary = np.maximum(base, start)  # of any row, for the record kept from the commit takes the place of this one
+    if prompts:
+        place_prompts(prompts, start, lead)
+        if shift and prompts_apart(config):
+            last = last_rows(prompts, lengths, lead)
+            boundary = np.where(prompts.waiting[sequence] & (prompt > 0), last[sequence], boundary)
 
     # on the device, in one transfer
     parts = (
-        cell, absolute, sequence, branch.clip(0), start - first, entry, base[head], boundary[head], slot, head_sequence,
+        cell, absolute, sequence, np.maximum(branch, 0), start - first, entry, base[head], boundary[head], slot,
+        head_sequence,
     )  # fmt: skip
     sent = send(np.concatenate(parts), device)
     cells, absolutes, sequences, branches, offsets, entries, bases, boundaries, slots, owners = sent.split(
@@ -165,20 +158,51 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
     positions[:total] = absolutes
     place = where[:, 1][entries]
     head_rows = torch.where(place < shift, boundaries, bases + place)
-    random = bool(state.sampled[head_sequence].any())
-    keys = row_keys(state, owners, place) if random else None
+    keys = row_keys(state, owners, place) if state.sampled.any() else None
     return Batch(
-        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, lead_row, rest_row, keep, recalls,
-        tokens[:padded], positions, head_rows, slots, head_sequence, keys, -(-config.max_branches // ranks), amount,
-        where, width,
+        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, prompts, tokens[:padded], positions,
+        head_rows, slots, head_sequence, keys, -(-config.max_branches // ranks), amount, where, width,
     )  # fmt: skip
 
 
-def prompt_parts(state: State, lengths: Lengths, lead: Lead) -> tuple[Ints, Ints]:
-    """The sequences whose leads, and those whose prompts' rests, are segments of their own in this forward."""
-    prefill = (lengths.committed < 0) & (lengths.branches > 0)
-    leads = np.nonzero(prefill & (lead.tokens > 0) & (lead.source == np.arange(state.slots)))[0]
-    return leads, np.nonzero(prefill & prompts_apart(state.config) & (lengths.prompt > lead.tokens))[0]
+def prompt_parts(state: State, lengths: Lengths, lead: Lead | None) -> Prompts | None:
+    """The prompts, or parts of prompts, that are segments of their own in this forward; null where none is waiting."""
+    waiting = (lengths.committed < 0) & (lengths.branches > 0)
+    if state.config.cache != "block" or not waiting.any():
+        return None
+    led, source = (lead.tokens, lead.source) if lead else (np.zeros_like(lengths.prompt), waiting * 0 - 1)
+    leads = np.nonzero(waiting & (source == np.arange(state.slots)))[0]
+    rests = np.nonzero(waiting & (lengths.prompt > led))[0] if prompts_apart(state.config) else leads[:0]
+    behind_lead = led - lengths.prompt
+    return Prompts(
+        sequence=np.append(leads, rests),
+        first=np.append(-lengths.prompt[leads], behind_lead[rests]),
+        behind=np.append(behind_lead[leads], 0 * rests),
+        leads=len(leads),
+        waiting=waiting,
+        lead_row=waiting * 0 - 1,
+        rest_row=waiting * 0 - 1,
+    )
+
+
+def place_prompts(prompts: Prompts, start: Ints, lead: Lead | None) -> None:
+    """Note in which packed rows prompts are; `start` are the segments' first."""
+    leads, rests = np.split(prompts.sequence, [prompts.leads])
+    prompts.rest_row[rests] = start[len(leads) : len(prompts.sequence)]
+    if lead:
+        prompts.lead_row[leads] = start[: len(leads)]
+        prompts.lead_row = np.where(lead.source >= 0, prompts.lead_row[lead.source], -1)
+
+
+def last_rows(prompts: Prompts, lengths: Lengths, lead: Lead | None) -> Ints:
+    """Where the hidden state of each prompt's last row will be, ``[S]``: in a packed row, or kept (see `Lead`)."""
+    if not lead:
+        return prompts.rest_row + lengths.prompt - 1
+    leads = prompts.sequence[: prompts.leads]
+    prompts.keep = prompts.lead_row[leads] + lead.tokens[leads] - 1, lead.last[leads]
+    whole = (lead.tokens > 0) & (lead.tokens == lengths.prompt)
+    prompts.recalls = bool((whole & prompts.waiting).any())
+    return np.where(whole, lead.last, prompts.rest_row + lengths.prompt - lead.tokens - 1)
 
 
 def prompts_apart(config: DecodeConfig) -> bool:
@@ -194,20 +218,21 @@ def window_parts(state: State, lengths: Lengths, rank: int, ranks: int) -> tuple
     """
     config = state.config
     owned = (lengths.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
-    prefill = (lengths.committed < 0) & (not prompts_apart(config))
-    commits = (lengths.finished > lengths.committed) & (config.window_attention == "block_causal")
-    everywhere = (prefill | commits) & (lengths.branches > 0) & (config.cache != "none")
-    count = np.where(everywhere & (owned <= 0), 1, owned.clip(0))
+    count = np.maximum(owned, 0)
+    if ranks > 1 and config.cache != "none":
+        prefill = (lengths.committed < 0) & (not prompts_apart(config))
+        commits = (lengths.finished > lengths.committed) & (config.window_attention == "block_causal")
+        count = np.maximum(count, (prefill | commits) & (lengths.branches > 0))
     sequence = np.repeat(np.arange(state.slots), count)
     mine = owned[sequence] > 0
     return sequence, np.where(mine, rank + ranks * within(count), 0), mine
 
 
-def row_span(state: State, lengths: Lengths, lead: Ints) -> tuple[Ints, Ints]:
+def row_span(state: State, lengths: Lengths, lead: Lead | None) -> tuple[Ints, Ints]:
     """Which positions of windows go through the model: those of ``[begin, stop)``, ``[S]`` each.
 
     A window begins at the first uncommitted token, at the boundary row before that or, where the prompt is no segment
-    of its own, at the prompt's first token behind its `lead` tokens. It ends with the last appended block or, where the
+    of its own, at the prompt's first token behind its `lead`. It ends with the last appended block or, where the
     canvas is whole, with its last mask, unless a dual cache has the masks behind.
     """
     config = state.config
@@ -217,7 +242,7 @@ def row_span(state: State, lengths: Lengths, lead: Ints) -> tuple[Ints, Ints]:
         anew = lengths.committed < 0
         if config.cache != "block":  # prefix and dual: whenever a block was finished, everything before it
             anew = lengths.committed < lengths.finished
-        prompt = np.zeros_like(lead) if prompts_apart(config) else lead - lengths.prompt
+        prompt = 0 if prompts_apart(config) else (lead.tokens if lead else 0) - lengths.prompt
         begin = np.where(anew, prompt, lengths.committed - fresh_boundary(state, lengths))
     if config.canvas == "growing":
         return begin, lengths.end
@@ -249,6 +274,8 @@ def kept_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
 def visible_end(state: State, position: Ints, end: Ints) -> Ints:
     """The position behind the last one that each row sees (spec section 4), ``[R]``; `end` is its segment's."""
     config, segment = state.config, end
+    if config.window_attention == "full" and not (position < 0).any():
+        return end
     if config.window_attention == "block_causal":
         end = np.minimum((position // config.block_size + 1) * config.block_size, end)
     if config.prompt_attention == "self":
@@ -286,4 +313,5 @@ def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Re
 
 def within(counts: Ints) -> Ints:
     """``[0..counts[0]), [0..counts[1]), ...`` in one array."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    ends = counts.cumsum()
+    return np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import Batch, Ints, within
+from lopa_dist.decode.layout import Batch, Ints, Prompts, within
 from lopa_dist.decode.state import Lengths
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
@@ -35,7 +35,8 @@ def commit(
         return
     batch = prepared.batch
     slot = prepared.slot(np.arange(len(winner)))
-    commit_prompts(batch, pool, slot)
+    if batch.prompts:
+        commit_prompts(batch, batch.prompts, pool, slot)
     # all that was computed before the window; with a dual cache also what is behind it
     segment = np.full((len(winner), config.max_branches), -1)
     of_window = np.nonzero(batch.branch >= 0)[0]
@@ -52,25 +53,24 @@ def commit(
     def rows(sequences: Ints, segments: Ints) -> Ints:
         return np.repeat(batch.start[segments], count[sequences]) + within(count[sequences])
 
-    local = np.nonzero(pending & anywhere)[0]
+    chosen = np.where(anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
+    here = anywhere | (comm.size == 1)
+    local = np.nonzero(pending & here)[0]
     if len(local):
-        pool.move(rows(local, segment[local].max(1)), slots(local))
+        pool.move(rows(local, chosen[local]), slots(local))
     for owner in range(comm.size):
-        theirs = np.nonzero(pending & ~anywhere & (winner % comm.size == owner))[0]
+        theirs = np.nonzero(pending & ~here & (winner % comm.size == owner))[0]
         if len(theirs):
-            mine = owner == comm.rank
             at = slots(theirs)
-            packed = pool.pack(rows(theirs, segment[theirs, winner[theirs]])) if mine else pool.buffer(len(at))
+            packed = pool.pack(rows(theirs, chosen[theirs])) if owner == comm.rank else pool.buffer(len(at))
             pool.store(at, comm.broadcast(packed, owner))
 
 
-def commit_prompts(batch: Batch, pool: KVPool, slot: Ints) -> None:
-    """Store the prompts, or parts of prompts, that were prefilled in segments of their own."""
-    prompts = np.nonzero(batch.branch < 0)[0]
-    if not len(prompts):
-        return
-    count, sequence = batch.rows[prompts], slot[batch.sequence[prompts]]
-    token = np.repeat(batch.shared[prompts], count) + within(count)
-    pool.move(np.repeat(batch.start[prompts], count) + within(count), pool.slots(np.repeat(sequence, count), token))
-    for computed in np.nonzero(batch.lead_row[batch.sequence[prompts]] == batch.start[prompts])[0]:
-        pool.store_lead(int(sequence[computed]))
+def commit_prompts(batch: Batch, prompts: Prompts, pool: KVPool, slot: Ints) -> None:
+    """Store the prompts, or parts of prompts, that were prefilled in segments of their own: the first of the batch."""
+    sequence, own = slot[prompts.sequence], slice(len(prompts.sequence))
+    count, rows = batch.rows[own], np.arange(batch.rows[own].sum())
+    token = np.repeat(batch.shared[own], count) + within(count)
+    pool.move(rows, pool.slots(np.repeat(sequence, count), token))
+    for lead in sequence[: prompts.leads].tolist():
+        pool.store_lead(lead)

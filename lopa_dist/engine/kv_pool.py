@@ -149,18 +149,20 @@ class KVPool:
         return np.where(token < self.leads[sequence], self.lenders[sequence], self.bases[sequence]) + token
 
     def views(
-        self, sequence: Ints, tokens: Ints, lead_row: Ints, rest_row: Ints
+        self, sequence: Ints, tokens: Ints, rows: tuple[Ints, Ints] | None = None
     ) -> tuple[Ints, Ints, tuple[Ints, Ints] | None]:
         """Where the first `tokens` tokens of sequences lie: base, length; and, if some need two, a second such range.
 
         Args:
             sequence, tokens: ``[G]``.
-            lead_row, rest_row: ``[G]`` scratch rows where this forward writes a prompt's lead and its rest; -1: it does
-                not, they are in the pool.
+            rows: ``[G]`` each, scratch rows where this forward writes a prompt's lead and what is behind it; -1: it
+                does not, they are in the pool. Null: it writes no prompts.
         """
         leads, base, lender = self.leads[sequence], self.bases[sequence], self.lenders[sequence]
-        lender = np.where(lead_row >= 0, self.scratch + lead_row, lender)
-        base = np.where(rest_row >= 0, self.scratch + rest_row - leads, base)
+        if rows is not None:
+            lead_row, rest_row = rows
+            lender = np.where(lead_row >= 0, self.scratch + lead_row, lender)
+            base = np.where(rest_row >= 0, self.scratch + rest_row - leads, base)
         apart = (leads > 0) & (lender != base)
         first = np.where(apart, np.minimum(leads, tokens), tokens)
         second = tokens - first
@@ -190,17 +192,18 @@ class KVPool:
         device = self.keys.device
         come, go = send(self.scratch + rows, device), send(slots, device)
         for pool in (self.keys, self.values):
-            pool[:, go] = pool[:, come]
+            pool.index_copy_(1, go, pool.index_select(1, come))  # half the time of indexing on a CPU
 
     def pack(self, rows: Ints) -> Tensor:
         """K/V of scratch rows as one buffer ``[2, layers, rows, kv_heads, head_dim]``."""
         at = send(self.scratch + rows, self.keys.device)
-        return torch.stack([self.keys[:, at], self.values[:, at]])
+        return torch.stack([self.keys.index_select(1, at), self.values.index_select(1, at)])
 
     def store(self, slots: Ints, packed: Tensor) -> None:
         """Write a packed buffer into pool slots."""
         at = send(slots, self.keys.device)
-        self.keys[:, at], self.values[:, at] = packed[0], packed[1]
+        self.keys.index_copy_(1, at, packed[0])
+        self.values.index_copy_(1, at, packed[1])
 
     def buffer(self, rows: int) -> Tensor:
         """An empty packed buffer."""

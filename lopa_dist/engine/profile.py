@@ -112,7 +112,7 @@ def windows(count: int, window: int, mask_id: int, device: torch.device) -> Batc
     return Batch(
         sequence=numbers // STACKED, branch=numbers % STACKED, start=numbers * window, rows=rows,
         shared=np.full(count, PREFIX), first=np.zeros(count, int), hi=np.full(total, window), tail=None,
-        begin=rows * 0, stop=rows, lead_row=rows * 0 - 1, rest_row=rows * 0 - 1, keep=None, recalls=False,
+        begin=rows * 0, stop=rows, prompts=None,
         tokens=tokens, positions=PREFIX + torch.arange(window, device=device).repeat(count),
         head_rows=head, head_slots=torch.arange(len(head), device=device),
         head_sequence=numbers.repeat(window)[::2] // STACKED, head_keys=None, local_branches=1, masked=len(head),

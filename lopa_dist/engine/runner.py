@@ -62,8 +62,9 @@ class Runner:
         """The batch's segments with the pool's addresses."""
         pool = self.pool
         sequence = batch.sequence if slots is None else slots[batch.sequence]
-        at = batch.sequence
-        base, shared, tail = pool.views(sequence, batch.shared, batch.lead_row[at], batch.rest_row[at])
+        prompts = batch.prompts
+        rows = (prompts.lead_row[batch.sequence], prompts.rest_row[batch.sequence]) if prompts else None
+        base, shared, tail = pool.views(sequence, batch.shared, rows)
         if batch.tail is not None:  # with a dual cache nothing is shared
             tail = base + batch.tail[0], batch.tail[1]
         return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail)
@@ -83,15 +84,15 @@ class Runner:
 
         hidden = self.model(batch.tokens, batch.positions, attend)
         self.keep(batch, hidden)
-        if batch.recalls:
+        if batch.prompts and batch.prompts.recalls:
             hidden = torch.cat([hidden, self.kept])
         self.write_records(prepared, hidden[batch.head_rows], records)
         return records.view(shape)
 
     def keep(self, batch: Batch, hidden: Tensor) -> None:
         """Keep the hidden states of the last rows of leads that this forward computed."""
-        if batch.keep is not None:
-            rows, places = send(np.stack(batch.keep), hidden.device)
+        if batch.prompts and batch.prompts.keep:
+            rows, places = send(np.stack(batch.prompts.keep), hidden.device)
             self.kept[places] = hidden[rows]
 
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:

@@ -72,14 +72,14 @@ class Scheduler:
         self.step += 1
         if self.max_rows is None:
             return None
-        prefill = lengths.committed < 0
+        prefill = (lengths.committed < 0) & (lengths.branches > 0)
         leads = self.pool.leads
-        begin, stop = row_span(state, lengths, leads)
+        begin, stop = row_span(state, lengths, self.pool.lead(np.arange(len(leads)), prefill))
         rows = (stop - begin) * -(-lengths.branches // self.ranks)
         if prefill.any():  # a lead that several wait for is counted for each: who will compute it is not known yet
             stored = np.array([self.pool.stored(slot) for slot in range(len(leads))])
             prompt = np.where(stored, 0, leads) + (lengths.prompt - leads) * prompts_apart(self.config)
-            rows += np.where(prefill & (lengths.branches > 0), prompt, 0)
+            rows += np.where(prefill, prompt, 0)
         if rows.sum() <= self.max_rows:
             return None
         order = np.lexsort((self.last_run, prefill, rows == 0))
