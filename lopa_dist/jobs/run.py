@@ -187,7 +187,7 @@ class Job:
         assert not isinstance(max_rows, str)  # it is settled
         engine = Engine(
             model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
-            max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs, self.products,
+            max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs, products=self.products,
         )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()
