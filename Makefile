@@ -1,11 +1,11 @@
-# make demo | test | lint | bench | bench-gpu | train | install | clean
+# make demo | test | test-oldest | lint | bench | bench-gpu | train | install | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint bench bench-gpu train clean
+.PHONY: install demo test test-oldest lint bench bench-gpu train clean
 .DEFAULT_GOAL := demo
 
 install: $(STAMP)
@@ -26,6 +26,9 @@ test: $(STAMP)
 	@sh scripts/test-packages.sh
 	@$(BIN)/python -m pytest
 
+test-oldest:
+	@PYTHON=$(PYTHON) sh scripts/test-oldest.sh
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,4 +48,4 @@ train: $(STAMP)
 	$(BIN)/python -m lopa_dist.embedded.train
 
 clean:
-	rm -rf $(VENV) outputs multirun build dist
+	rm -rf $(VENV) .venv-oldest outputs multirun build dist

@@ -11,15 +11,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
 from benchmarks.roofline import Bar, Deadline, Machine
-from lopa_dist.engine.static_runner import Replay
+from lopa_dist.engine.clock import graphed, median_ms
+from lopa_dist.engine.products import cache_bytes
 
 FLUSHED = 5  # times the L2 cache's size is read between replays
-UNKNOWN_CACHE = 64 << 20  # bytes, where torch does not say
 
 
 @dataclass
@@ -40,9 +39,8 @@ class Bench:
         self.device, self.deadline = device, deadline
         self.toy = device.type != "cuda"
         self.machine: Machine | None = None
-        self.cache = 0
+        self.cache = cache_bytes(device)
         if not self.toy:
-            self.cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or UNKNOWN_CACHE
             self.other = torch.zeros(FLUSHED * self.cache, dtype=torch.int8, device=device).view(torch.int32)
 
     def replays(self, function: Callable[[], object], repeats: int = 20) -> float | None:
@@ -50,22 +48,11 @@ class Bench:
         if self.toy:
             function()
             return None
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats + 2)]
-        for begin, end in events:
-            self.other.amax()
-            begin.record()
-            function()
-            end.record()
-        torch.cuda.synchronize(self.device)
-        return statistics.median(begin.elapsed_time(end) for begin, end in events[2:])
+        return median_ms(function, self.device, repeats, self.other.amax)
 
     def graph(self, function: Callable[[], object], repeats: int = 20) -> float | None:
         """As `replays`, of a graph of the function."""
-
-        def run() -> None:
-            function()
-
-        return self.replays(partial(Replay(), run, self.device, None), repeats)
+        return self.replays(graphed(function, self.device), repeats)
 
     def wall(self, function: Callable[[], object], repeats: int = 10) -> float | None:
         """Median milliseconds until the device is done, the host's time included."""
@@ -92,4 +79,9 @@ class Bench:
             if self.toy:
                 raise
             row.figures = dict.fromkeys(row.figures)
-            row.note = f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            row.note = f"failed: {brief(error)}"
+
+
+def brief(error: Exception) -> str:
+    """Its kind and first line."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -1,29 +1,28 @@
 """The product part of `gpu_step`: a bucket's rows times a layer's four projections, in all ways of `kernels.products`.
 
 The library multiplies the whole bucket; the others as many rows as there are in it on average, which they read from the
-device. The fastest way of every (bucket, outputs, inputs) is what `FusedTransformer(products=...)` wants to know.
+device. The fastest way of every (bucket, outputs, inputs) is what `lopa-dist profile` finds out for one model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.gpu_bench import Bench, Row
-from benchmarks.roofline import MODELS, Bar, projections, ratio
-from lopa_dist.engine.buckets import STEPS, ladder
-from lopa_dist.kernels.products import PRODUCTS, Product
+from benchmarks.gpu_bench import Bench, Row, brief
+from benchmarks.roofline import MODELS, Bar, ratio
+from lopa_dist.engine.buckets import ladder
+from lopa_dist.engine.products import REPEATS, ProductTimes, Weights, enough, time_ways
+from lopa_dist.kernels.products import PRODUCTS
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.fused import projections
 
-CACHES = 16  # weights of a run are at least so many times the L2 cache
 VIRTUAL = tuple(name for name in PRODUCTS if name != "library")
 SMALL = 2048  # buckets up to it come first: larger steps are prefills
-
-Weights = dict[str, tuple[list[Tensor], "Tensor | None"]]
 
 
 def rows() -> list[Row]:
@@ -53,56 +52,43 @@ def run(
                     bench.fill(row, partial(measure, bench, shape, weights, size, products, name))
 
 
-def make(bench: Bench, config: ModelConfig) -> Weights:
+def make(bench: Bench, config: ModelConfig) -> dict[str, Weights]:
     """Random weights: of so many layers that no cache holds them, where the model has as many."""
-    weights: Weights = {}
+    weights: dict[str, Weights] = {}
     for name, (n, k) in projections(config).items():
-        count = min(max(-(-CACHES * bench.cache // (2 * n * k)), 2), config.layers)
-        parts = [torch.empty(n, k, dtype=torch.bfloat16, device=bench.device).normal_(0, 0.02) for _ in range(count)]
-        biased = name == "qkv" and config.qkv_bias
-        weights[name] = parts, torch.zeros(n, dtype=torch.bfloat16, device=bench.device) if biased else None
+        count = min(enough(2 * n * k, bench.cache), config.layers)
+        bias = torch.zeros(n, dtype=torch.bfloat16, device=bench.device) if name == "qkv" and config.qkv_bias else None
+        layers = [torch.empty(n, k, dtype=torch.bfloat16, device=bench.device) for _ in range(count)]
+        weights[name] = [(weight.normal_(0, 0.02), bias) for weight in layers]
     return weights
 
 
-def average(size: int) -> int:
-    """Rows in a bucket, on average."""
-    step = next(step for top, step in STEPS if size <= top)
-    return size - step // 2
-
-
-def every(product: Product, x: Tensor, weights: list[Tensor], real: Tensor, bias: Tensor | None) -> None:
-    """The product with each of the weights; results are dropped, so one's memory serves the next."""
-    for weight in weights:
-        product(x, weight, real, bias)
-
-
 def measure(
-    bench: Bench, config: ModelConfig, weights: Weights, size: int, products: list[dict[str, Any]], name: str, row: Row
+    bench: Bench,
+    config: ModelConfig,
+    weights: dict[str, Weights],
+    size: int,
+    products: list[dict[str, Any]],
+    name: str,
+    row: Row,
 ) -> None:
     """One bucket: microseconds of a layer's projections, each way."""
-    real = torch.full((1,), average(size), dtype=torch.int32, device=bench.device)
     total: dict[str, float | None] = dict.fromkeys(PRODUCTS, 0.0)
     virtual: float | None = 0.0
-    for parts, bias in weights.values():
-        n, k = parts[0].shape
-        x = torch.empty(size, k, dtype=torch.bfloat16, device=bench.device).normal_()
-        times: dict[str, float] = {}
-        for way, product in PRODUCTS.items():
-            try:
-                spent = bench.graph(partial(every, product, x, parts, real, bias), repeats=7)
-            except RuntimeError as error:
-                if bench.toy or way == "library":
-                    raise
-                spent, row.note = None, f"{way} failed: {str(error).strip().splitlines()[0]}"
-            if spent is not None:
-                times[way] = 1e3 * spent / len(parts)
+    for parts in weights.values():
+        times, failed = time_ways(size, parts, partial(bench.graph, repeats=REPEATS))
+        for way, error in failed.items():
+            if bench.toy:
+                raise error
+            row.note = f"{way} failed: {brief(error)}"
+        for way in PRODUCTS:
             before = total[way]
             total[way] = None if before is None or way not in times else before + times[way]
         best = min((times[way] for way in VIRTUAL if way in times), default=None)
         virtual = None if virtual is None or best is None else virtual + best
         if times:
-            fastest = min(times, key=lambda way: times[way])
-            products.append({"model": name, "rows": size, "outputs": n, "inputs": k, "fastest": fastest, "us": times})
+            found = ProductTimes(size, *parts[0][0].shape, times)
+            products.append({"model": name, **asdict(found), "fastest": found.fastest})
     operations = 2.0 * size * sum(n * k for n, k in projections(config).values())
     library = total["library"]
     row.figures |= total

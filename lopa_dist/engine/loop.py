@@ -22,6 +22,7 @@ from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.scheduler import Scheduler, kv_budget
 from lopa_dist.engine.statistics import Statistics, device_mark
+from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo
@@ -58,6 +59,7 @@ class Engine:
         tensor: Communicator | None = None,
         graphs: str = "auto",
         prefix_cache: str = "exact",
+        products: Choices | None = None,
     ) -> None:
         self.tensor = tensor or Solo()  # the group that the model is split over
         self.max_rows, self.kv_tokens, self.prefix_cache = max_rows, kv_tokens, prefix_cache
@@ -66,7 +68,7 @@ class Engine:
         self.model, self.config, self.comm = model, config, comm
         self.max_sequences = max_sequences
         self.device = model.head_weight.device
-        self.runners = Runners(model, config, attention, graphs, self.tensor)
+        self.runners = Runners(model, config, attention, graphs, self.tensor, products)
         self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
         self.scores: Tensor | None = None  # [S, K] of the last step's branches
         self.taken = 0  # requests admitted so far

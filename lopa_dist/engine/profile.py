@@ -16,10 +16,12 @@ import torch
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.layout import Batch
 from lopa_dist.engine.buckets import ladder
+from lopa_dist.engine.clock import synchronize
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.runners import USUAL_BLOCKS, Runners
 from lopa_dist.kernels.attention import candidates
+from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -65,7 +67,13 @@ class Profile:
 
 @torch.inference_mode()
 def measure(
-    model: Transformer, config: DecodeConfig, attention: str, graphs: str, most_rows: int, budget_s: float
+    model: Transformer,
+    config: DecodeConfig,
+    attention: str,
+    graphs: str,
+    most_rows: int,
+    budget_s: float,
+    products: Choices | None = None,
 ) -> Profile:
     """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
 
@@ -73,7 +81,7 @@ def measure(
     its rows are masked. The median of five runs counts, after two that do not. With `attention` auto, the device's back
     ends are compared first, on one forward of eight sequences' worth of windows.
     """
-    window = config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
+    window = usual_window(config)
     device = model.head_weight.device
 
     def timed(name: str, count: int) -> float:
@@ -81,7 +89,7 @@ def measure(
         pool = KVPool(model.config, sequences, sequences * PREFIX, model.head_weight.dtype, device)
         for sequence in range(sequences):
             pool.allocate(sequence, PREFIX)
-        runners = Runners(model, config, name, graphs, Solo())
+        runners = Runners(model, config, name, graphs, Solo(), products)
         runner = runners.make(pool, Sampling(config.confidence), sequences, PREFIX)
         return forward_seconds(runner, windows(count, window, model.config.mask_id, device))
 
@@ -94,6 +102,11 @@ def measure(
         if time.perf_counter() > deadline:
             break
     return Profile(seconds, window, best)
+
+
+def usual_window(config: DecodeConfig) -> int:
+    """Rows of a branch in the forwards that are measured."""
+    return config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
 
 
 def rising(window: int, most_rows: int) -> Iterable[int]:
@@ -132,9 +145,3 @@ def forward_seconds(runner: Runner, batch: Batch) -> float:
         if repeat > 1:
             times.append(time.perf_counter() - began)
     return float(np.median(times))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

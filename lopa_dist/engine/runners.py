@@ -9,6 +9,7 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, candidates, make
+from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
@@ -16,6 +17,13 @@ from lopa_dist.parallel.communicator import Communicator
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections were merged: once, whatever engines use them."""
+
+
+def merged(model: Transformer) -> FusedTransformer:
+    """The model's fused form."""
+    if model not in FUSED:
+        FUSED[model] = FusedTransformer(model)
+    return FUSED[model]
 
 
 class Runners:
@@ -27,15 +35,22 @@ class Runners:
         graphs: ``auto`` (on a GPU, with meta-attention and a whole model), ``always`` (on a CPU the same fixed buffers,
             without a graph: slower, for tests), or ``never``.
         tensor: the group that the model is split over.
+        products: how the static runner multiplies, as `engine.products` found it fastest.
 
     Raises:
         ValueError: graphs=always where they cannot be had.
     """
 
     def __init__(
-        self, model: Transformer, config: DecodeConfig, attention: str, graphs: str, tensor: Communicator
+        self,
+        model: Transformer,
+        config: DecodeConfig,
+        attention: str,
+        graphs: str,
+        tensor: Communicator,
+        products: Choices | None = None,
     ) -> None:
-        self.model, self.config, self.tensor = model, config, tensor
+        self.model, self.config, self.tensor, self.products = model, config, tensor, products or {}
         device, shape = model.head_weight.device, model.config
         name = candidates(device)[0] if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
@@ -52,12 +67,11 @@ class Runners:
         if not self.static:
             return Runner(self.model, pool, sampling, self.attention, self.tensor)
         assert isinstance(self.attention, Meta)
-        if self.model not in FUSED:
-            FUSED[self.model] = FusedTransformer(self.model)
+        network = merged(self.model).choosing(self.products)
         longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
         return StaticRunner(
-            self.model, pool, sampling, self.attention, FUSED[self.model], sequences, self.config.max_branches,
-            longest, self.stack_rows,
+            self.model, pool, sampling, self.attention, network, sequences, self.config.max_branches, longest,
+            self.stack_rows,
         )  # fmt: skip
 
 

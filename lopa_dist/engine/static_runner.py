@@ -22,6 +22,7 @@ from lopa_dist.engine.buckets import TOP, bucket
 from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
+from lopa_dist.kernels.dispatch import processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.tiles import Tiles, capacity, tile
@@ -29,7 +30,12 @@ from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 
 CHUNK = 256  # K/V columns of a part, where tiles are too few to keep a GPU busy
-FEW_PROGRAMS = 132  # multiprocessors of an H100 or H200
+PROCESSORS = 132  # multiprocessors of an H100 or H200: what a CPU, which has none, stands in for
+
+
+def chunk(tiles: int, device: torch.device) -> int | None:
+    """Columns of a part, where so many tiles leave multiprocessors of the GPU idle; null where they do not."""
+    return CHUNK if tiles < (processors(device) if device.type == "cuda" else PROCESSORS) else None
 
 
 class Replay:
@@ -156,7 +162,7 @@ class StaticRunner(Runner):
         self.network, self.device, self.tile_rows = network, model.head_weight.device, attention.tile_rows
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
         tiles = sequences * -(-stack_rows // self.tile_rows) * model.config.kv_heads
-        self.chunk = CHUNK if tiles < FEW_PROGRAMS else None
+        self.chunk = chunk(tiles, self.device)
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
         self.workspace: Workspace | None = None  # of all attention plans, for they run one after the other

@@ -26,6 +26,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.loading import choose_device, load
+from lopa_dist.jobs.products import products_of
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.models.families import native
 from lopa_dist.models.files import find
@@ -96,6 +97,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         self._device = choose_device(config, world)
         source = find(path)
         self.model = load(self.options, self._device, warn=True)
+        self.products = products_of(self.options, self.model.config, self._device)
         self.decode = concrete(DecodeOptions(**decode), native(self.model.config, pattern))
         self.tokenizer = load_tokenizer(source)
         self.templated = False  # contexts then hold the template's special tokens already
@@ -113,7 +115,10 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             for (temperature, top_p, top_k), group in groups.items():
                 longest = max(request.max_new_tokens for request in group)
                 config = replace(self.decode, max_new_tokens=longest, temperature=temperature, top_p=top_p, top_k=top_k)
-                engine = Engine(self.model, config, Solo(), self.engine.max_sequences, self.engine.attention)
+                options = self.engine
+                engine = Engine(
+                    self.model, config, Solo(), options.max_sequences, options.attention, products=self.products
+                )
                 for generation in engine.generate(group):
                     index = generation.request.index
                     generation, texts[index] = finished_text(self.tokenizer, generation, wishes[index].until)

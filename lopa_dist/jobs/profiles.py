@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
-import platform
+from collections import Counter
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,34 +13,34 @@ from rich.console import Console
 from rich.table import Table
 
 from lopa_dist.config import Config, composed, concrete
-from lopa_dist.engine.profile import Profile, measure
+from lopa_dist.engine.products import choices, measure_products
+from lopa_dist.engine.profile import Profile, measure, usual_window
+from lopa_dist.engine.runners import Runners, merged
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load
+from lopa_dist.jobs.measurements import Subject, file_of, keep, kept, machine
+from lopa_dist.jobs.products import keep_times
 from lopa_dist.kernels.attention import candidates
+from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.models.families import Native, native
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 
 log = logging.getLogger("lopa_dist")
 
-BUDGET_S = 20.0
-MOST_ROWS = 4096
+KIND = "profile"
+BUDGET_S = 20.0  # for the forwards
+PRODUCTS_BUDGET_S = 20.0
+MOST_ROWS = 4096  # of both: larger steps are prefills
 
 
-def cache_folder() -> Path:
-    """Where profiles are kept: `$LOPA_CACHE`, or lopa_dist in the user's cache folder."""
-    if "LOPA_CACHE" in os.environ:
-        return Path(os.environ["LOPA_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lopa_dist"
-
-
-def subject(config: Config, device: torch.device) -> dict[str, Any]:
-    """What a profile holds for: a model in its precision on a device, with this software."""
+def subject(config: Config, device: torch.device, window: int) -> Subject:
+    """What a profile holds for: a model in its precision on a device, with windows of so many rows."""
     lora = config.model.lora and revision(find(config.model.lora, "model.lora"))
-    processor = platform.processor() or platform.machine()
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+    return machine(device) | {
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "model": revision(find(config.model.path)),
         "lora": lora,
@@ -52,43 +48,27 @@ def subject(config: Config, device: torch.device) -> dict[str, Any]:
         "quantization": config.model.quantization,
         "attention": config.engine.attention,
         "graphs": config.engine.graphs,
-        "torch": torch.__version__,
-        "triton": installed("triton"),
+        "window": window,
     }
 
 
-def installed(package: str) -> str | None:
-    """A package's version, or null."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def file_of(subject: dict[str, Any]) -> Path:
-    """Where a profile is kept."""
-    text = json.dumps(subject, sort_keys=True)
-    return cache_folder() / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-
-
-def profile_of(config: Config, device: torch.device, needed: bool) -> Profile | None:
+def profile_of(config: Config, device: torch.device, window: int, needed: bool) -> Profile | None:
     """The profile that a job with this configuration goes by; null where there is none and none is `needed`.
 
     Raises:
         ValueError: there is none; it says how to make it.
     """
-    wanted = subject(config, device)
-    file = file_of(wanted)
-    if not file.exists():
-        if not needed:
-            return None
-        raise ValueError(
-            f"decode.branches=auto and engine.max_rows=auto need a profile of this model on {wanted['device']}, and "
-            f"{file} is not there: run lopa-dist profile once, with the job's model.* and engine.* options (half a "
-            "minute), or give numbers"
-        )
-    found = json.loads(file.read_text())
-    return Profile({int(rows): s for rows, s in found["seconds"].items()}, found["window"], found["attention"])
+    wanted = subject(config, device, window)
+    found = kept(KIND, wanted)
+    if found is not None:
+        return Profile({int(rows): s for rows, s in found["seconds"].items()}, found["window"], found["attention"])
+    if not needed:
+        return None
+    raise ValueError(
+        "decode.branches=auto and engine.max_rows=auto need a profile of this model with windows of "
+        f"{window} rows on {wanted['device']}, and {file_of(KIND, wanted)} is not there: run lopa-dist profile once, "
+        "with the job's model.*, engine.* and decode.* options (about a minute), or give numbers"
+    )
 
 
 def settled(config: Config, native: Native, device: torch.device, group: Group) -> Config:
@@ -104,7 +84,8 @@ def settled(config: Config, native: Native, device: torch.device, group: Group) 
     if not needed and (config.engine.attention != "auto" or len(candidates(device)) == 1):  # nothing to look up
         return replace(config, decode=concrete(config.decode, native))
     told: list[Any] = []
-    profile = profile_of(config, device, needed) if group.world.rank == 0 else None
+    window = usual_window(concrete(config.decode, native))
+    profile = profile_of(config, device, window, needed) if group.world.rank == 0 else None
     if profile is not None:
         free = profile.free_branches(config.engine.max_sequences, group.mesh.branch)
         told = [free, profile.best_rows(), profile.attention]
@@ -130,19 +111,31 @@ def make_profile(overrides: list[str]) -> None:
     device = choose_device(config, World("python"))
     model = load(config.model, device, warn=True)
     decode = concrete(config.decode, native(model.config, config.model.pattern))
-    found = measure(model, decode, config.engine.attention, config.engine.graphs, MOST_ROWS, BUDGET_S)
-    about = subject(config, device)
-    file = file_of(about)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"subject": about} | asdict(found), indent=1) + "\n")
+    engine, console = config.engine, Console()
+    products: Choices = {}
+    if Runners(model, decode, engine.attention, engine.graphs, Solo()).static:
+        products = profile_products(config, model, device, console)
+    found = measure(model, decode, engine.attention, engine.graphs, MOST_ROWS, BUDGET_S, products)
+    about = subject(config, device, found.window)
+    file = keep(KIND, about, asdict(found))
     table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {about['device']}")
     for rows, seconds in found.seconds.items():
         table.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{1e6 * seconds / rows:.1f}")
-    console = Console()
     console.print(table)
     console.print(f"engine.attention=auto: {found.attention}")
     console.print(f"engine.max_rows=auto: {found.best_rows()}")
-    for sequences in sorted({1, 4, config.engine.max_sequences}):
+    for sequences in sorted({1, 4, engine.max_sequences}):
         branches = found.free_branches(sequences, 1)
         console.print(f"decode.branches=auto with {sequences} in flight on one rank: {branches}")
     console.print(f"kept in {file}")
+
+
+def profile_products(config: Config, model: Transformer, device: torch.device, console: Console) -> Choices:
+    """Measure the products of a model that is not quantised, keep the times, and say how often each way is fastest."""
+    times = measure_products(merged(model), MOST_ROWS, PRODUCTS_BUDGET_S)
+    if times:
+        wins = Counter(one.fastest for one in times)
+        ways = ", ".join(f"{way} {wins[way]}" for way in PRODUCTS)
+        console.print(f"fastest for {len(times)} products of {times[0].rows} to {times[-1].rows} rows: {ways}")
+        console.print(f"kept in {keep_times(config.model, model.config, device, times)}")
+    return choices(times)

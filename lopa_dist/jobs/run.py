@@ -26,6 +26,7 @@ from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load
 from lopa_dist.jobs.metrics import Figures, build_report
+from lopa_dist.jobs.products import products_of
 from lopa_dist.jobs.profiles import settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
@@ -96,6 +97,7 @@ class Job:
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
         self.dtype = choose_dtype(config.model, device)
+        self.products = products_of(config.model, model, device, group.agree)
         self.tokenizer = load_tokenizer(self.source)
         self.items: list[Item] = []  # without their texts, which the requests hold as tokens
         self.requests: list[Request] = []
@@ -187,8 +189,8 @@ class Job:
         assert not isinstance(max_rows, str)  # it is settled
         engine = Engine(
             model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
-            max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs,
-            config.engine.prefix_cache,
+            max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs, config.engine.prefix_cache,
+            self.products,
         )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()

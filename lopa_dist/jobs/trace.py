@@ -22,6 +22,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.loading import choose_device, load
+from lopa_dist.jobs.products import products_of
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
@@ -115,7 +116,11 @@ def trace(folder: Path, which: str) -> Trace:
     request = encoder.encode(0, item)
     assert isinstance(request, Request), request
     recorder = Recorder()
-    engine = Engine(model, config.decode, Solo(), 1, config.engine.attention, recorder, graphs=config.engine.graphs)
+    products = products_of(config.model, model.config, device)
+    engine = Engine(
+        model, config.decode, Solo(), 1, config.engine.attention, recorder, graphs=config.engine.graphs,
+        products=products,
+    )  # fmt: skip
     [generation] = engine.generate([request])
     _, text = finished_text(tokenizer, generation, item.stop)
     prompt = tokenizer.decode(request.prompt)

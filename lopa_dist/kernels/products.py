@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +11,8 @@ from lopa_dist.kernels.virtual_gemm import grouped_linear, vgemm
 
 Product = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
 """``(x [M, K], weight [N, K], rows [1] int32, bias [N] or null) -> [M, N]``"""
+Choices = Mapping[tuple[int, int, int], str]
+"""By (rows of the bucket, outputs, inputs), which of `PRODUCTS` to take where it is not the library's."""
 
 
 def library(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:

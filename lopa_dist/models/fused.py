@@ -8,7 +8,9 @@ hold the whole of it. On a CPU the plain forms of the kernels run: what the test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lopa_dist.kernels.norm import add_rms_norm, rms_norm
-from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.kernels.rope import rope_and_store, rope_table
 from lopa_dist.kernels.swiglu import swiglu
+from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import QuantizedLinear, joined
 from lopa_dist.models.transformer import Layer, RMSNorm, Transformer
 
@@ -51,18 +54,40 @@ class FusedLayer:
         self.down: nn.Module = mlp.down_proj
 
 
+def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of a layer's products, by their names in `FusedLayer`."""
+    d, q, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        "qkv": (q + 2 * kv, d),
+        "out": (d, q),
+        "gate_up": (2 * config.intermediate_size, d),
+        "down": (d, config.intermediate_size),
+    }
+
+
 class FusedTransformer:
-    """``tokens [R], positions [R] -> hidden [R, d]`` of a whole (not tensor-parallel) transformer.
+    """``tokens [R], positions [R] -> hidden [R, d]`` of a whole (not tensor-parallel) transformer."""
 
-    `products` says by (rows, outputs, inputs) which of `kernels.products.PRODUCTS` multiplies fastest, where that
-    was measured; elsewhere it is the library's.
-    """
-
-    def __init__(self, model: Transformer, products: Mapping[tuple[int, int, int], str] | None = None) -> None:
-        self.products = products or {}
+    def __init__(self, model: Transformer) -> None:
+        self.products: Choices = {}
         self.config, self.embedding = model.config, model.model.embed_tokens.weight
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
+
+    def choosing(self, products: Choices) -> FusedTransformer:
+        """The same weights, multiplied in these ways."""
+        chosen = copy.copy(self)
+        chosen.products = products
+        return chosen
+
+    def linears(self) -> dict[tuple[int, int], list[nn.Linear]]:
+        """The layers' projections that are not quantised, by outputs and inputs."""
+        found: dict[tuple[int, int], list[nn.Linear]] = defaultdict(list)
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                if isinstance(linear, nn.Linear):
+                    found[linear.out_features, linear.in_features].append(linear)
+        return dict(found)
 
     def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: Cache, attend: Attend) -> Tensor:
         """Hidden states after the final norm.

@@ -10,8 +10,11 @@ import torch
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.products import measure_products
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.runners import merged
 from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.kernels.products import PRODUCTS
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.word_problems import problems
@@ -63,6 +66,19 @@ def test_other_back_ends_give_the_same_text(
     model = copy.deepcopy(embedded_model).to("cuda", torch.bfloat16)
     _, wanted = generate(model, requests, attention="torch")
     _, found = generate(model, requests, attention=attention, graphs="never")
+    assert alike(found, wanted) >= 0.8
+
+
+@pytest.mark.parametrize("way", [name for name in PRODUCTS if name != "library"])
+def test_every_way_to_multiply_is_measured_and_gives_the_same_text(
+    embedded_model: Transformer, requests: list[Request], way: str
+) -> None:
+    model = copy.deepcopy(embedded_model).to("cuda", torch.bfloat16)
+    times = measure_products(merged(model), most_rows=1024, budget_s=60)
+    if way not in times[0].us:
+        pytest.skip(f"this GPU has no {way} products")
+    _, wanted = generate(model, requests)
+    _, found = generate(model, requests, products={(t.rows, t.outputs, t.inputs): way for t in times})
     assert alike(found, wanted) >= 0.8
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.profile import MOST_BRANCHES, Profile, measure
+from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.models.fused import projections
 from lopa_dist.models.transformer import Transformer
 from tests.engine.test_loop import BASE
 
@@ -45,3 +47,12 @@ def test_measuring_times_rising_sizes(small_model: Transformer, attention: str, 
     assert all(seconds > 0 for seconds in profile.seconds.values())
     few = measure(small_model, BASE, attention, graphs, most_rows=96, budget_s=0)
     assert list(few.seconds) == [8]
+
+
+def test_forwards_multiply_as_the_jobs_will(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_of: list[int] = []
+    plain = PRODUCTS["vgemm"]
+    monkeypatch.setitem(PRODUCTS, "vgemm", lambda x, *rest: (rows_of.append(len(x)), plain(x, *rest))[1])
+    products = {(64, *shape): "vgemm" for shape in projections(small_model.config).values()}
+    measure(small_model, BASE, "meta", "always", 96, 60, products)
+    assert set(rows_of) == {64}

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.engine.static_runner import CHUNK, StaticRunner, chunk
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from tests.engine.ranks import on_ranks
@@ -97,6 +98,13 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
         assert all(plan.capacity.parts for plan in by_size)
         largest = runner.attention_plan(max(runner.bodies))
         assert largest.workspace is runner.attention_plan(min(runner.bodies)).workspace
+
+
+def test_tiles_are_split_where_multiprocessors_of_this_gpu_would_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_runner, "processors", lambda device: 78)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert (chunk(77, gpu), chunk(78, gpu)) == (CHUNK, None)
+    assert (chunk(131, cpu), chunk(132, cpu)) == (CHUNK, None)  # as on the GPU that it stands in for
 
 
 def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:

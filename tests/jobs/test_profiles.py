@@ -57,7 +57,17 @@ def test_a_profile_of_another_precision_does_not_count(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiles, "BUDGET_S", 0.0)
-    profiles.make_profile(["model.dtype=bf16", "parallel.threads=1"])
+    profiles.make_profile(["model.dtype=bf16", "decode.block_size=16", "parallel.threads=1"])
     assert len(list(cache.iterdir())) == 1
     with pytest.raises(ValueError, match="run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
+
+
+def test_a_profile_of_another_window_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "BUDGET_S", 0.0)
+    profiles.make_profile(["decode.block_size=16", "decode.max_active_blocks=1", "parallel.threads=1"])
+    with pytest.raises(ValueError, match=r"windows of 32 rows on .* run lopa-dist profile once"):
+        run(job(), tmp_path, World("python"))
+    config = job()
+    config.decode.max_active_blocks = 1
+    assert run(config, tmp_path, World("python"))["requests"] == 4

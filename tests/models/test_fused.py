@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.fused import Cache, FusedTransformer, projections
 from lopa_dist.models.transformer import Transformer
 from tests.models.small_checkpoints import KINDS, reference, weights_of, write
 
 CPU = torch.device("cpu")
 ROWS, PADDED, SCRATCH = 21, 32, 7
-Products = dict[tuple[int, int, int], str]
 
 
 @pytest.fixture(params=KINDS, scope="module")
@@ -37,7 +36,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def hidden_of_both(model: Transformer, products: Products | None = None) -> tuple[Tensor, Tensor]:
+def hidden_of_both(model: Transformer, products: Choices | None = None) -> tuple[Tensor, Tensor]:
     """Hidden states of the modules, and of the fused form among NaN."""
     tokens = torch.randint(0, 46, (PADDED,), generator=torch.Generator().manual_seed(3))
     positions = torch.arange(PADDED) + 5
@@ -50,7 +49,7 @@ def hidden_of_both(model: Transformer, products: Products | None = None) -> tupl
         return causal(q, keys[layer, SCRATCH : SCRATCH + ROWS], values[layer, SCRATCH : SCRATCH + ROWS])
 
     rows = torch.tensor([ROWS], dtype=torch.int32)
-    fused = FusedTransformer(copy.deepcopy(model), products)
+    fused = FusedTransformer(copy.deepcopy(model)).choosing(products or {})
     found = fused(tokens, positions, rows, Cache(keys, values, SCRATCH), attend)
     slot = torch.arange(SCRATCH + PADDED)
     for pool in (keys, values):
@@ -68,13 +67,24 @@ def test_hidden_states_of_the_real_rows(folder: Path, quantization: str) -> None
         assert torch.allclose(found, expected, atol=1e-4)
 
 
+def test_the_products_of_a_model_follow_from_its_shape(folder: Path) -> None:
+    model = load_model(folder, torch.float32, CPU)
+    fused = FusedTransformer(model)
+    by_name = projections(model.config)
+    for layer in fused.layers:
+        assert {name: tuple(getattr(layer, name).weight.shape) for name in by_name} == by_name
+    assert fused.choosing({(32, 1, 1): "vgemm"}).products
+    assert not fused.products, "others share the weights"
+    found = fused.linears()
+    assert set(found) == set(by_name.values())
+    assert sum(map(len, found.values())) == 4 * model.config.layers
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_any_product_serves(name: str, small_model: Transformer) -> None:
     dtype = torch.bfloat16 if name == "grouped" else torch.float32  # what its GPU form takes
     model = copy.deepcopy(small_model).to(dtype)
-    shapes = {(n, k) for n, k in (p.shape for p in model.parameters() if p.ndim == 2)}
-    shapes |= {(2 * n, k) for n, k in shapes} | {(model.config.head_dim * 8, model.config.hidden_size)}
-    products = {(PADDED, n, k): name for n, k in shapes}
+    products = {(PADDED, n, k): name for n, k in projections(model.config).values()}
     expected, found = hidden_of_both(model, products)
     assert torch.allclose(found.float(), expected.float(), atol=1e-4 if dtype == torch.float32 else 0.15)
 
