@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs torch with the given pip, in the given version or the usual one: the CPU build unless an NVIDIA GPU is there. pip's default index may only hold the
-# CUDA build (2 GB, and it runs on CPUs too); TORCH_INDEX_URL, set to PyTorch's CPU wheel index, avoids it.
+# Installs torch with the given pip, in the given version or the usual one: the CPU build unless an NVIDIA GPU is there.
+# pip's default index may only hold the CUDA build (2 GB, and it runs on CPUs too); TORCH_INDEX_URL, set to PyTorch's CPU
+# wheel index, avoids it.
 set -eu
 pip=$1
 python="$(dirname "$pip")/python"
