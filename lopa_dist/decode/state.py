@@ -95,7 +95,7 @@ class Lengths:
         return Lengths(*(values[slots] for values in vars(self).values()))
 
 
-BY_SLOT = ("canvas", "key", "full", "eos", "edit_confidence")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "edit_confidence")  # tensors that begin with S
 
 
 @dataclass
@@ -113,7 +113,6 @@ class State:
     eos_ids: Tensor  # [number of EOS ids]
     integers: Tensor  # [12, S] what the host must know, as `Lengths` names it
     key: Tensor  # [S] int64, the request's random key
-    full: Tensor  # [S, blocks] bool: fully activated (sticky)
     eos: Tensor  # [S] bool: an EOS was filled (sticky)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence a branch was created with; 1 for the anchor
@@ -162,7 +161,6 @@ class State:
             eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
             integers=integers,
             key=long(slots),
-            full=torch.zeros(slots, blocks, dtype=torch.bool, device=device),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             edits=edits,
             edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
@@ -183,8 +181,6 @@ class State:
         values = (before, -1, 0, end, limit, tail, end - tail, 1, int(tail == 0), 0, 0, 0)
         sent = send(np.array([*values, *prompt]), self.canvas.device)
         self.integers[:, slot], self.canvas[slot, columns] = sent[: len(values)], sent[len(values) :]
-        self.full[slot] = False
-        self.full[slot, 0] = True
         self.eos[slot] = False
         self.edit_position[slot] = -1
         self.edit_confidence[slot] = 1.0
