@@ -22,7 +22,7 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     slots, _, width = records.packed.shape[1:]
     size, end = config.block_size, state.end
     by_block = (slots, width // size, size)
-    span, columns, window, inside, _ = state.window(width)
+    span, window, inside, _ = state.window(width)
     each = places(slots, window.device)
     won = Records(records.packed[:, each, winner])  # [S, W]
     running = state.ended == 0
@@ -48,7 +48,7 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
         # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
         chosen = torch.where(masked[:, :1], places(width, window.device) == 0, chosen)
     window = torch.where(chosen, won.token, window)
-    state.canvas.scatter_(1, columns, window)
+    state.answers.scatter_(1, span, window)
     masked ^= chosen  # all that is chosen was masked
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
     if config.prompt_attention == "blocks":

@@ -67,7 +67,6 @@ class Window(NamedTuple):
     """The positions ``[finished, finished + width)`` of every sequence, all ``[S, width]``."""
 
     span: Tensor  # positions
-    columns: Tensor  # of `canvas`
     token: Tensor
     inside: Tensor  # bool: appended, and its sequence is running
     masked: Tensor  # bool: inside and not filled
@@ -124,6 +123,7 @@ class State:
         self.prompt, self.committed, self.finished, self.end, self.limit, self.known = self.integers[:6]
         self.masked, self.branches, self.first_masked, self.winner, self.ended, self.step = self.integers[6:]
         self.edit_position, self.edit_token = self.edits
+        self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
         self._window: Window | None = None
 
     @property
@@ -188,18 +188,17 @@ class State:
     def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """The answers in some slots up to a position each, in one transfer; the prompts' tails are no part of them."""
         at = send(np.array(slots), self.canvas.device)
-        rows = torch.cat([self.known[at, None], self.canvas[at, self.origin :]], 1).tolist()
+        rows = torch.cat([self.known[at, None], self.answers[at]], 1).tolist()
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
     def window(self, width: int) -> Window:
         """The windows, at most `width` positions of each; worked out once a step."""
         if self._window is None or self._window.span.shape[1] != width:
             span = self.finished[:, None] + places(width, self.canvas.device)
-            columns = span + self.origin
-            token = self.canvas.gather(1, columns)
+            token = self.answers.gather(1, span)
             inside = (span < self.end[:, None]) & (self.ended == 0)[:, None]
             masked = (token == self.vocabulary.mask_id) & inside
-            self._window = Window(span, columns, token, inside, masked)
+            self._window = Window(span, token, inside, masked)
         return self._window
 
     def take(self, slots: NDArray[np.int64]) -> State:
