@@ -20,69 +20,63 @@ def advance(state: State, records: Records, winner: Tensor) -> None:
     """
     config, mask_id = state.config, state.vocabulary.mask_id
     slots, _, width = records.packed.shape[1:]
-    size, blocks = config.block_size, width // config.block_size
-    span, columns, window, inside, masked = state.window(width)
-    by_block = (slots, blocks, size)
-    won = Records(records.packed.gather(2, winner[None, :, None, None].expand(3, slots, 1, width))[:, :, 0])  # [S, W]
+    size, end = config.block_size, state.end
+    by_block = (slots, width // size, size)
+    span, window, inside, _ = state.window(width)
+    each = places(slots, window.device)
+    won = Records(records.packed[:, each, winner])  # [S, W]
     running = state.ended == 0
     keep_boundary(state, won, running)
     if config.cache != "none":
-        state.committed.copy_(torch.where(running, state.finished, state.committed))
+        torch.where(running, state.finished, state.committed, out=state.committed)
 
     # the winner's edits become the sequence's tokens
-    edit_shape = (2, slots, 1, config.max_edits)
-    edit_at, edit_token = state.edits.gather(2, winner[None, :, None, None].expand(edit_shape))[:, :, 0]  # [S, E]
-    for at, token in zip(edit_at.split(1, 1), edit_token.split(1, 1), strict=True):
-        window = torch.where(at == span, token, window)
+    edit_at, edit_token = state.edits[:, each, winner, :, None].unbind()  # [S, E, 1]
+    for e in range(config.max_edits):
+        window = torch.where(edit_at[:, e] == span, edit_token[:, e], window)
     masked = (window == mask_id) & inside
 
-    # activation: a block that is nearly full lets the next one be forced (sticky, not chained)
-    end = state.end.clone()
-    first = state.finished // size  # number of the window's first block
-    number = first[:, None] + places(blocks, window.device)  # [S, blocks]
-    total = (end[:, None] - number * size).clamp(0, size)
-    appended = total > 0
+    # activation: a block that is nearly full lets the next one be forced; everything before the window is complete.
+    # Nothing filled is ever masked again, so a block that was nearly full remains so: there is no need to remember it
+    total = (end[:, None] - span[:, ::size]).clamp(0, size)  # [S, blocks] positions of each block, 0 behind the last
     nearly = (total - masked.view(by_block).sum(2)) / total >= config.tau_act
-    full = state.full.gather(1, number)
-    full[:, 0] = True  # everything before the window is complete
-    full[:, 1:] |= nearly[:, :-1] & appended[:, 1:]
-    state.full.scatter_(1, number, full)
+    full = torch.cat([running[:, None], nearly[:, :-1]], 1)  # [S, blocks]
 
     fillable = masked if config.sub_block_size is None else first_parts(masked, size, config.sub_block_size)
     chosen = fill(state, won, fillable, full)
     if config.boundary == "fill" and state.vocabulary.shift and config.cache != "none":
         # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
         chosen = torch.where(masked[:, :1], places(width, window.device) == 0, chosen)
-    window = torch.where(chosen, won.token.long(), window)
-    state.canvas.scatter_(1, columns, window)
-    masked = masked & ~chosen
+    window = torch.where(chosen, won.token, window)
+    state.answers.scatter_(1, span, window)
+    masked ^= chosen  # all that is chosen was masked
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
     if config.prompt_attention == "blocks":
         is_eos &= span >= state.known[:, None]
     state.eos |= is_eos.any(1)
 
     # frontiers and the next block
+    first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` where there is none
+    finished = torch.where(first < end, first - first % size, end)  # end of the leading complete blocks
     holes = masked.view(by_block).sum(2)
-    complete = ((holes == 0) & appended).cumprod(1).sum(1)  # leading complete blocks
-    finished = torch.minimum(state.finished + complete * size, end)
-    last = ((end - 1) // size - first).clamp(min=0)[:, None]
+    last = (total[:, 1:] > 0).sum(1, keepdim=True)  # [S, 1] number of the last block in the window
     progress = ((total - holes) / total).gather(1, last)[:, 0]
-    append = ~state.eos & (end < state.limit) & (progress >= config.tau_add) & running
+    append = (progress >= config.tau_add) & running & ~state.eos
     if config.max_active_blocks is not None:
         append &= (end - finished + size - 1) // size < config.max_active_blocks
-    new_end = torch.where(append, torch.minimum(end + size, state.limit), end)
+    new_end = torch.minimum(torch.add(end, append, alpha=size), state.limit)
 
     # finished: nothing left to fill, or an EOS with nothing masked before it
     left = holes.sum(1) + new_end - end
     over = left == 0
     if config.stop_at_eos:
-        over = over | (is_eos & (masked.cumsum(1) == 0)).any(1)
+        over |= (is_eos & (span < first[:, None])).any(1)
     state.ended |= over
     state.step += running
     state.winner.copy_(winner)
-    # the first position behind `finished` is masked, or it is the first of a block that was appended just now
-    reached = (finished - state.finished)[:, None]
-    state.first_masked.copy_(masked.gather(1, reached.clamp(max=width - 1))[:, 0] | ((finished == end) & append))
+    # the first position behind `finished` is masked, if only because its block was appended just now
+    torch.eq(first, finished, out=state.first_masked)
+    state.first_masked &= finished < new_end
     state.finished.copy_(finished)
     state.end.copy_(new_end)
     state.masked.copy_(left)
@@ -94,7 +88,8 @@ def keep_boundary(state: State, won: Records, running: Tensor) -> None:
     """Remember what a committing forward said of the first position behind the cache (boundary=stale)."""
     if state.vocabulary.shift and state.config.cache != "none":
         commits = running & (state.committed != state.finished)
-        state.boundary = Records(torch.where(commits, won.packed[:, :, 0], state.boundary.packed))
+        kept = state.boundary.packed
+        torch.where(commits, won.packed[:, :, 0], kept, out=kept)
 
 
 def first_parts(masked: Tensor, block: int, size: int) -> Tensor:
@@ -113,7 +108,7 @@ def fill(state: State, won: Records, masked: Tensor, full: Tensor) -> Tensor:
     slots, width = masked.shape
     size = config.block_size
     passed = masked & (won.probability > config.tau_conf)
-    ranked = won.confidence.masked_fill(~masked, -torch.inf)
+    ranked = torch.where(masked, won.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)
         stuck = full & ~passed.view(per_block).any(2)  # [S, blocks]
@@ -148,18 +143,17 @@ def spawn(state: State, won: Records, masked: Tensor, span: Tensor) -> None:
     if config.sub_block_size is not None:
         masked = first_parts(masked, config.block_size, config.sub_block_size)
     candidates = masked & (won.probability >= config.tau_look) if config.tau_look else masked
-    ranked, rank = won.confidence.masked_fill(~candidates, -torch.inf).sort(dim=1, descending=True, stable=True)
-    rank, ranked = rank[:, :k], ranked[:, :k]
-    found = candidates.gather(1, rank)  # [S, k']
-    made = torch.stack([span.gather(1, rank).masked_fill(~found, -1), won.token.gather(1, rank)])  # [2, S, k']
+    ranked, rank = torch.where(candidates, won.confidence, -torch.inf).sort(dim=1, descending=True, stable=True)
+    ranked, rank = ranked[:, :k], rank[:, :k]  # [S, k'] candidates first; branches of what is behind them do not run
+    made = torch.stack([span.gather(1, rank), won.token.gather(1, rank)])  # [2, S, k']
     count = rank.shape[1]  # the window may be shorter than k
-    state.edit_position.fill_(-1)
-    created = ranked.double()
     if config.lookahead == "single":
         state.edits[:, :, 1 : count + 1, 0] = made
     else:
         nested = torch.ones(count, count, dtype=torch.bool, device=span.device).tril()  # branch j takes j edits
+        state.edit_position.fill_(-1)
         state.edits[:, :, 1 : count + 1, :count] = made[:, :, None].masked_fill(~nested, -1)
-        created = created.masked_fill(~found, 0.0).cumsum(1) / places(count + 1, span.device)[1:]
-    state.edit_confidence[:, 1 : count + 1] = created.masked_fill(~found, 0.0)
-    state.branches.copy_((found.sum(1) + 1).masked_fill(state.ended != 0, 0))
+        ranked = ranked.double().cumsum(1) / places(count + 1, span.device)[1:]
+    state.edit_confidence[:, 1 : count + 1] = ranked
+    torch.clamp(candidates.sum(1) + 1, max=k + 1, out=state.branches)
+    state.branches.masked_fill_(state.ended != 0, 0)

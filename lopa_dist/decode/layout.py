@@ -299,15 +299,15 @@ def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Re
         gathered: ``[ranks, local_branches, masked, 3]`` int32: token, and the bits of probability and confidence.
     """
     branches = state.config.max_branches
-    flat = gathered.transpose(0, 1).flatten(0, 1)[:branches]  # branch j lies at rank j mod ranks, j div ranks
-    dense = torch.zeros(state.slots, batch.width, branches, 3, dtype=torch.int32, device=gathered.device)
-    dense[batch.where[:, 0], batch.where[:, 1]] = flat.transpose(0, 1)
-    packed = dense.permute(3, 0, 2, 1).contiguous()
+    parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
+    sequence, place = batch.where.unbind(1)
+    dense = gathered.new_zeros(3, branches, state.slots * batch.width)
+    dense.index_copy_(2, torch.add(place, sequence, alpha=batch.width), parts)
+    packed = dense.view(3, branches, state.slots, batch.width).transpose(1, 2)
     kept = kept_boundary(state, lengths)
     if kept.any():
-        which = send(kept, gathered.device)[:, None]
-        first, remembered = packed[..., 0], state.boundary.packed[..., None]
-        first.copy_(torch.where(which, remembered, first))
+        first = packed[..., 0]
+        torch.where(send(kept, gathered.device)[:, None], state.boundary.packed[..., None], first, out=first)
     return Records(packed)
 
 

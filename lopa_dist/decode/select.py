@@ -25,8 +25,9 @@ def select(state: State, records: Records) -> tuple[Tensor, Tensor]:
     width = records.packed.shape[-1]
     window = state.window(width)
     k = places(state.config.max_branches, window.span.device)
-    filled = (state.edit_position[..., None] == window.span[:, None, None]).any(2)  # by the branch's own edits
-    open_ = window.masked[:, None] & ~filled
+    open_ = window.masked[:, None]  # what a branch's own edits leave masked
+    for at in state.edit_position[..., None].unbind(2):
+        open_ = open_ & (at != window.span[:, None])
     scores = branch_scores(state.config, records.confidence, open_, state.edit_confidence)
     scores = scores.masked_fill(k >= state.branches[:, None], -torch.inf)
     # argmax takes the first of equals: the lookaheads by rank, then the anchor

@@ -67,7 +67,6 @@ class Window(NamedTuple):
     """The positions ``[finished, finished + width)`` of every sequence, all ``[S, width]``."""
 
     span: Tensor  # positions
-    columns: Tensor  # of `canvas`
     token: Tensor
     inside: Tensor  # bool: appended, and its sequence is running
     masked: Tensor  # bool: inside and not filled
@@ -95,7 +94,7 @@ class Lengths:
         return Lengths(*(values[slots] for values in vars(self).values()))
 
 
-BY_SLOT = ("canvas", "key", "full", "eos", "edit_confidence")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "edit_confidence")  # tensors that begin with S
 
 
 @dataclass
@@ -113,7 +112,6 @@ class State:
     eos_ids: Tensor  # [number of EOS ids]
     integers: Tensor  # [12, S] what the host must know, as `Lengths` names it
     key: Tensor  # [S] int64, the request's random key
-    full: Tensor  # [S, blocks] bool: fully activated (sticky)
     eos: Tensor  # [S] bool: an EOS was filled (sticky)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence a branch was created with; 1 for the anchor
@@ -125,6 +123,7 @@ class State:
         self.prompt, self.committed, self.finished, self.end, self.limit, self.known = self.integers[:6]
         self.masked, self.branches, self.first_masked, self.winner, self.ended, self.step = self.integers[6:]
         self.edit_position, self.edit_token = self.edits
+        self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
         self._window: Window | None = None
 
     @property
@@ -162,7 +161,6 @@ class State:
             eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
             integers=integers,
             key=long(slots),
-            full=torch.zeros(slots, blocks, dtype=torch.bool, device=device),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             edits=edits,
             edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
@@ -183,8 +181,6 @@ class State:
         values = (before, -1, 0, end, limit, tail, end - tail, 1, int(tail == 0), 0, 0, 0)
         sent = send(np.array([*values, *prompt]), self.canvas.device)
         self.integers[:, slot], self.canvas[slot, columns] = sent[: len(values)], sent[len(values) :]
-        self.full[slot] = False
-        self.full[slot, 0] = True
         self.eos[slot] = False
         self.edit_position[slot] = -1
         self.edit_confidence[slot] = 1.0
@@ -192,18 +188,17 @@ class State:
     def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """The answers in some slots up to a position each, in one transfer; the prompts' tails are no part of them."""
         at = send(np.array(slots), self.canvas.device)
-        rows = torch.cat([self.known[at, None], self.canvas[at, self.origin :]], 1).tolist()
+        rows = torch.cat([self.known[at, None], self.answers[at]], 1).tolist()
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
     def window(self, width: int) -> Window:
         """The windows, at most `width` positions of each; worked out once a step."""
         if self._window is None or self._window.span.shape[1] != width:
             span = self.finished[:, None] + places(width, self.canvas.device)
-            columns = span + self.origin
-            token = self.canvas.gather(1, columns)
+            token = self.answers.gather(1, span)
             inside = (span < self.end[:, None]) & (self.ended == 0)[:, None]
             masked = (token == self.vocabulary.mask_id) & inside
-            self._window = Window(span, columns, token, inside, masked)
+            self._window = Window(span, token, inside, masked)
         return self._window
 
     def take(self, slots: NDArray[np.int64]) -> State:

@@ -65,32 +65,36 @@ class Group:
 def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Group]:
     """Group segments by (rows, padded columns), once per forward; every layer uses the result.
 
-    Padding columns point at a segment's own first slot, which always holds a number, and are never visible. The
-    query heads that share a K/V head are stacked as rows, so K/V are never repeated.
+    Padding columns point at a segment's own last slot, which always holds a number, and are never visible. The query
+    heads that share a K/V head are stacked as rows, so K/V are never repeated.
     """
-    cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
-    columns = -(-(cached + segments.rows) // COLUMN_TILE) * COLUMN_TILE
-    last = segments.hi[segments.start + segments.rows - 1] if len(segments.rows) else segments.rows
-    lowest = np.minimum.reduceat(segments.hi, segments.start) if len(segments.rows) else segments.rows
-    alike = lowest == last  # every row sees the same: one row of the mask serves them all
-    shapes = (segments.rows * (1 << 32) + columns) * 2 + alike
+    if not len(segments.rows):
+        return []
+    final = segments.hi[segments.start + segments.rows - 1]
+    alike = np.minimum.reduceat(segments.hi, segments.start) == final  # one row of the mask serves all of a segment's
+    # the ranges that a segment's columns come from: their lengths, and how far the slots are from the columns
+    cached, lengths, offsets = segments.shared, [segments.shared], [segments.shared_base]
+    if segments.tail is not None:
+        lengths.append(segments.tail[1])
+        offsets.append(segments.tail[0] - cached)
+        cached = cached + segments.tail[1]
+    last = cached + segments.rows - 1  # the last column that is no padding
+    columns = (last // COLUMN_TILE + 1) * COLUMN_TILE
+    length, offset = np.array([*lengths, columns - cached]).T, np.array([*offsets, segments.own_base - cached]).T
+    shapes = ((segments.rows << 32) + columns) * 2 + alike
     groups = []
-    for shape in np.unique(shapes):
+    for shape in sorted(set(shapes.tolist())):
         of = np.nonzero(shapes == shape)[0]
-        n, c = int(shape >> 33), np.arange((int(shape) >> 1) & 0xFFFFFFFF)
+        n, c = shape >> 33, np.arange((shape >> 1) & 0xFFFFFFFF)
         rows = segments.start[of, None] + np.arange(n)
-        own = c - cached[of, None]  # [N, C] own column of each column; the tail comes before them
-        at = np.where(own < 0, segments.shared_base[of, None] + c, segments.own_base[of, None] + own)
-        if segments.tail is not None:
-            behind = c - segments.shared[of, None]
-            at = np.where((behind >= 0) & (own < 0), segments.tail[0][of, None] + behind, at)
-        at = np.where(own < n, at, segments.own_base[of, None])
+        at = np.repeat(offset[of], length[of].ravel()).reshape(len(of), -1)
+        at += np.minimum(c, last[of, None])
         if shape & 1:
-            visible = (own < last[of, None])[:, None, None]
+            visible = (c < (cached + final)[of, None])[:, None, None]
         else:
-            visible = own[:, None] < segments.hi[rows][..., None]  # [N, n, C]; cached columns are below any hi
-            visible = np.tile(visible, (1, heads_per_kv, 1))[:, None]
-            visible = np.pad(visible, ((0, 0), (0, 0), (0, -visible.shape[2] % ROW_TILE), (0, 0)), mode="edge")
+            stacked = np.arange(-(-n * heads_per_kv // ROW_TILE) * ROW_TILE) % n
+            hi = (cached[of, None] + segments.hi[rows])[:, stacked]
+            visible = (c < hi[..., None])[:, None]
         groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
 
