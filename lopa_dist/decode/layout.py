@@ -112,11 +112,10 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
     total = int(rows.sum())
     padded = -(-max(total, 1) // ROW_TILE) * ROW_TILE
     column = sequence * state.canvas.shape[1] + state.origin
-    owner = np.repeat(segments, rows)
-    position = np.arange(total) + (first - start)[owner]
-    cell = position + column[owner]
-    absolute = position + prompt[owner]
-    hi = visible_end(state, position, behind[owner]) - first[owner]
+    position = np.arange(total) + (first - start).repeat(rows)
+    cell = position + column.repeat(rows)
+    absolute = position + prompt.repeat(rows)
+    hi = visible_end(state, position, behind.repeat(rows)) - first.repeat(rows)
 
     # masked positions, one record per branch each
     masked = lengths.masked * (lengths.branches > 0)
@@ -150,7 +149,7 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
         [len(part) for part in parts]
     )
     tokens = torch.full((padded + 1,), state.vocabulary.eos_ids[0], device=device)  # one more, for edits of nothing
-    tokens[:total] = state.canvas.view(-1)[cells]
+    torch.index_select(state.canvas.view(-1), 0, cells, out=tokens[:total])  # a third of the time of indexing
     if len(rows):
         at, token = state.edits[:, sequences, branches]  # [G, E]
         tokens[torch.where(at >= 0, at + offsets[:, None], padded).view(-1)] = token.view(-1)
