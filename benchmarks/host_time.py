@@ -27,7 +27,7 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
 
-RUNS = 9
+RUNS = {1: 12, 8: 4, 64: 2}  # by sequences in flight
 
 
 class Steps:
@@ -55,10 +55,10 @@ def main() -> None:
     ids = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
     rows = []
     for k in (0, 7):
-        for sequences in (1, 8, 64):
+        for sequences in RUNS:
             config = DecodeConfig(branches=k, block_size=16, max_new_tokens=64)
             steps: list[dict[str, float]] = []
-            for run in range(RUNS if sequences == 1 else 1):
+            for run in range(RUNS[sequences]):
                 chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
                 engine = Engine(model, config, Solo(), sequences, observe=Steps(steps))
                 requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
