@@ -25,6 +25,11 @@ def confidence_of(probabilities: Tensor, kind: str) -> float:
     return float((probabilities * (probabilities + 1e-30).log()).sum())
 
 
+def close(value: float, others: list[float]) -> bool:
+    """Whether others differ from it, but by no more than rounding may."""
+    return any(0 < abs(value - other) < 1e-7 for other in others)
+
+
 class Naive:
     """Generates like `Engine`, slowly."""
 
@@ -39,7 +44,7 @@ class Naive:
         rules = OracleConfig(**options, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
         self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])
         self.cache: Cache = []
-        self.near_tie = False  # two branches so close that rounding may choose either
+        self.near_tie = False  # two branches or positions so close that rounding may choose either
         self.cut = cut  # tokens of the prompt that do not see what is behind them
 
     def visible(self, position: int) -> int:
@@ -118,8 +123,9 @@ class Naive:
                 records.append(found)
             count = (stop if caching == "dual" else view["finished"]) - first
             oracle.step(records)
-            best, *others = sorted(oracle.last_scores, reverse=True)
-            self.near_tie |= any(0 < best - other < 1e-6 for other in others)
+            ranked = [record[2] for record in records[oracle.wins[-1]].values()]
+            self.near_tie |= close(max(oracle.last_scores), oracle.last_scores)
+            self.near_tie |= any(close(confidence, ranked) for confidence in ranked)
             if commits:
                 kept = [(k[:count], v[:count]) for k, v in caches[oracle.wins[-1]]]
                 old = [(k[: first + size], v[: first + size]) for k, v in self.cache or kept]
