@@ -98,7 +98,8 @@ def pareto(axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str,
     axes.step([p[0] for p in front], [p[1] for p in front], where="pre", color="#cbd5e1", linewidth=5, zorder=1)
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
-        axes.plot(x, y, marker="o", markersize=4, linewidth=1, label=curve, zorder=2)
+        line = "-" if len(found) > 2 else ""  # two points make no curve
+        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, label=curve, zorder=2)
         for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
             axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
     axes.set(title=f"Accuracy against {axis}", xlabel=axis, ylabel="accuracy, %")
