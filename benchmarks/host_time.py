@@ -2,15 +2,19 @@
 
     python -m benchmarks.host_time
 
-Prints medians over steps, in milliseconds and as a share of the forward, and writes benchmarks/results/host_time.json.
+Prints medians over steps, in milliseconds and as a share of the forward, with the tokens a second that many in flight
+give, for one thread and for all cores; writes benchmarks/results/host_time.json.
 Host time is all of a step but the model's forward, the preparation of its attention included.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
+import time
+from itertools import product
 
 import torch
 from rich.console import Console
@@ -27,7 +31,7 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
 
-RUNS = 9
+RUNS = {1: 12, 8: 4, 64: 2}  # by sequences in flight
 
 
 class Steps:
@@ -45,7 +49,6 @@ class Steps:
 
 def main() -> None:
     """Measure and print."""
-    torch.set_num_threads(1)
     model = load_model(EMBEDDED, torch.float32, torch.device("cpu"))
     tokenizer = load_tokenizer(EMBEDDED)
     prompts = [
@@ -54,26 +57,29 @@ def main() -> None:
     ]
     ids = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
     rows = []
-    for k in (0, 7):
-        for sequences in (1, 8, 64):
-            config = DecodeConfig(branches=k, block_size=16, max_new_tokens=64)
-            steps: list[dict[str, float]] = []
-            for run in range(RUNS if sequences == 1 else 1):
-                chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
-                engine = Engine(model, config, Solo(), sequences, observe=Steps(steps))
-                requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
-                for _ in engine.generate(requests):
-                    pass
-            median = {phase: statistics.median(step[phase] for step in steps) for phase in PHASES}
-            host = statistics.median(sum(step.values()) - step["forward"] for step in steps)
-            row = {"k": k, "sequences": sequences, "steps": len(steps), "host_ms": host, **median}
-            rows.append(row)
-    table = Table(title="Milliseconds a step (median of steps, one thread)")
-    for name in ("k", "sequences", "host (all but forward)", "share of forward", *PHASES):
+    for threads, k, sequences in product(sorted({1, len(os.sched_getaffinity(0))}), (0, 7), RUNS):
+        torch.set_num_threads(threads)
+        config = DecodeConfig(branches=k, block_size=16, max_new_tokens=64)
+        steps: list[dict[str, float]] = []
+        rates = []
+        for run in range(RUNS[sequences]):
+            chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
+            engine = Engine(model, config, Solo(), sequences, observe=Steps(steps))
+            requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
+            began = time.perf_counter()
+            tokens = sum(len(generation.tokens) for generation in engine.generate(requests))
+            rates.append(tokens / (time.perf_counter() - began))
+        median = {phase: statistics.median(step[phase] for step in steps) for phase in PHASES}
+        host = statistics.median(sum(step.values()) - step["forward"] for step in steps)
+        about = {"threads": threads, "k": k, "sequences": sequences, "steps": len(steps)}
+        rows.append({**about, "tokens_per_s": statistics.median(rates), "host_ms": host, **median})
+    table = Table(title="Milliseconds a step (median of steps), and tokens a second (median of runs)")
+    for name in ("threads", "k", "sequences", "tokens/s", "host (all but forward)", "share of forward", *PHASES):
         table.add_column(name, justify="right")
     for r in rows:
+        about = (str(r["threads"]), str(r["k"]), str(r["sequences"]), f"{r['tokens_per_s']:.0f}")
         share = f"{r['host_ms'] / r['forward']:.0%}"
-        table.add_row(str(r["k"]), str(r["sequences"]), f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in PHASES))
+        table.add_row(*about, f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in PHASES))
     Console().print(table)
     RESULTS.mkdir(exist_ok=True)
     report = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "rows": rows}

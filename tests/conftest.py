@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, a small random model, the embedded one."""
+"""Shared fixtures: one thread, the same examples at each run, a small random model, the embedded one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.models.checkpoint import load_model
@@ -14,6 +15,8 @@ from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 
+settings.register_profile("same", derandomize=True)  # a suite that fails by chance is not believed when it matters
+settings.load_profile("same")  # --hypothesis-profile=default tries other examples at each run
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported: that is when Triton reads it

@@ -74,7 +74,7 @@ class Batch:
     head_keys: Tensor | None  # [H] keys of their random numbers, where any are drawn
     local_branches: int  # records are a [local_branches, masked] buffer
     masked: int  # masked positions of all sequences (of their anchors)
-    where: Tensor  # [masked, 2] (sequence, offset in `State.window`) of each
+    where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
 
 
@@ -106,61 +106,55 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
     start = rows.cumsum() - rows
     shared = prompt + first  # nothing where the first row is the prompt's first
     tail = (prompt + behind, lengths.limit[sequence] - behind) if config.cache == "dual" else None
-    segments = np.arange(len(rows))
 
-    # rows: what a segment adds to the packed row number r gives its position, its column and its absolute position
+    # rows: what a segment adds to the packed row number r gives its position, its cell and its absolute position
     total = int(rows.sum())
     padded = -(-max(total, 1) // ROW_TILE) * ROW_TILE
-    column = sequence * state.canvas.shape[1] + state.origin
     position = np.arange(total) + (first - start).repeat(rows)
-    cell = position + column.repeat(rows)
-    absolute = position + prompt.repeat(rows)
-    hi = visible_end(state, position, behind.repeat(rows)) - first.repeat(rows)
+    hi = own_columns(config, position, first, rows)
+    cells, absolutes = np.zeros((2, padded + 1), np.int64)  # rows without a segment, and one more for edits of nothing
+    cells[:total] = position + (sequence * state.canvas.shape[1] + state.origin).repeat(rows)
+    absolutes[:total] = position + prompt.repeat(rows)
 
-    # masked positions, one record per branch each
+    # masked positions, one record per branch each; a head row's record goes to its `slot`
     masked = lengths.masked * (lengths.branches > 0)
     width = -(-int((lengths.end - lengths.finished).max(initial=1)) // config.block_size) * config.block_size
     amount = int(masked.sum())
-    where = torch.nonzero_static(state.window(width).masked, size=amount)  # [masked, 2], no synchronisation
-    before = masked.cumsum() - masked
+    where = torch.nonzero_static(state.window(width).masked.view(-1), size=amount)[:, 0]  # no synchronisation
     wanted = masked[sequence] * mine
-    head = np.repeat(segments, wanted)
-    head_sequence = sequence[head]
-    entry = within(wanted) + before[head_sequence]
-    slot = entry + (branch // ranks * amount)[head]
+    heads = wanted.cumsum() - wanted  # each segment's first
+    entry = np.arange(wanted.sum()) + (masked.cumsum() - masked)[sequence].repeat(wanted) - heads.repeat(wanted)
+    slot = entry + (branch // ranks * amount).repeat(wanted)
 
-    # the row that predicts each: its own or, with the shift, the one before; the window's first has that elsewhere
+    # the row that predicts the position `where` says: its own or, with the shift, the one before
     shift = int(state.vocabulary.shift)
     base = lengths.finished[sequence] + start - first - shift
-    boundary = np.maximum(base, start)  # of any row, for the record kept from the commit takes the place of this one
     if prompts:
         place_prompts(prompts, start, lead)
-        if shift and prompts_apart(config):
-            last = last_rows(prompts, lengths, lead)
-            boundary = np.where(prompts.waiting[sequence] & (prompt > 0), last[sequence], boundary)
+    bases = (base - sequence * width).repeat(wanted)
+    if shift:
+        ahead = np.flatnonzero(wanted * lengths.first_masked[sequence])  # the window's first position has no own row:
+        boundary = np.maximum(base, start)  # any will do, for its record was kept,
+        if prompts and prompts_apart(config):  # but for the prompt's last
+            answers = prompts.waiting[sequence] & (prompt > 0)
+            boundary = np.where(answers, last_rows(prompts, lengths, lead)[sequence], boundary)
+        bases[heads[ahead]] = (boundary - sequence * width)[ahead]
 
     # on the device, in one transfer
-    parts = (
-        cell, absolute, sequence, np.maximum(branch, 0), start - first, entry, base[head], boundary[head], slot,
-        head_sequence,
-    )  # fmt: skip
+    edited = sequence * config.max_branches + np.maximum(branch, 0)
+    parts = (cells, absolutes, edited, start - first, entry, bases, slot)
     sent = send(np.concatenate(parts), device)
-    cells, absolutes, sequences, branches, offsets, entries, bases, boundaries, slots, owners = sent.split(
-        [len(part) for part in parts]
-    )
-    tokens = torch.full((padded + 1,), state.vocabulary.eos_ids[0], device=device)  # one more, for edits of nothing
-    torch.index_select(state.canvas.view(-1), 0, cells, out=tokens[:total])  # a third of the time of indexing
-    if len(rows):
-        at, token = state.edits[:, sequences, branches]  # [G, E]
-        tokens[torch.where(at >= 0, at + offsets[:, None], padded).view(-1)] = token.view(-1)
-    positions = torch.zeros(padded, dtype=torch.long, device=device)
-    positions[:total] = absolutes
-    place = where[:, 1][entries]
-    head_rows = torch.where(place < shift, boundaries, bases + place)
-    keys = row_keys(state, owners, place) if state.sampled.any() else None
+    at_cells, positions, which, offsets, entries, at_bases, slots = sent.split([len(part) for part in parts])
+    tokens = state.canvas.view(-1).index_select(0, at_cells)
+    at, token = state.edits.flatten(1, 2).index_select(1, which)  # [G, E]
+    tokens.scatter_(0, torch.where(at >= 0, at + offsets[:, None], padded).view(-1), token.view(-1))
+    found = where[entries]
+    head_sequence = sequence.repeat(wanted)
+    keys = row_keys(state, send(head_sequence, device), found % width) if state.sampled.any() else None
     return Batch(
-        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, prompts, tokens[:padded], positions,
-        head_rows, slots, head_sequence, keys, -(-config.max_branches // ranks), amount, where, width,
+        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, prompts, tokens[:padded],
+        positions[:padded], at_bases + found, slots, head_sequence, keys, -(-config.max_branches // ranks), amount,
+        where, width,
     )  # fmt: skip
 
 
@@ -270,18 +264,23 @@ def kept_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
     return waiting & ~fresh_boundary(state, lengths)
 
 
-def visible_end(state: State, position: Ints, end: Ints) -> Ints:
-    """The position behind the last one that each row sees (spec section 4), ``[R]``; `end` is its segment's."""
-    config, segment = state.config, end
-    if config.window_attention == "full" and not (position < 0).any():
-        return end
-    if config.window_attention == "block_causal":
-        end = np.minimum((position // config.block_size + 1) * config.block_size, end)
-    if config.prompt_attention == "self":
-        end = np.where(position < 0, 0, end)
-    elif config.prompt_attention == "blocks" and config.window_attention == "full":
-        end = np.where(position < 0, (position // config.block_size + 1) * config.block_size, end)
-    return np.minimum(end, segment)
+def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -> Ints:
+    """How many of its segment's columns each row sees (spec section 4), ``[R]``.
+
+    Args:
+        config: `window_attention` and `prompt_attention` are read.
+        position: ``[R]``.
+        first, rows: ``[G]`` position of each segment's first row, and its number of rows.
+    """
+    every = rows.repeat(rows)
+    causal = config.window_attention == "block_causal"
+    if not causal and first.min(initial=0) >= 0:
+        return every
+    of_its_block = (position // config.block_size + 1) * config.block_size
+    in_window = of_its_block if causal else position + every  # or more: it ends with the segment
+    in_prompt = {"self": np.zeros_like(position), "blocks": of_its_block, "joint": in_window}[config.prompt_attention]
+    end = np.where(position < 0, in_prompt, in_window)
+    return np.minimum(end - first.repeat(rows), every)
 
 
 def row_keys(state: State, sequence: Tensor, place: Tensor) -> Tensor:
@@ -299,9 +298,8 @@ def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Re
     """
     branches = state.config.max_branches
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
-    sequence, place = batch.where.unbind(1)
     dense = gathered.new_zeros(3, branches, state.slots * batch.width)
-    dense.index_copy_(2, torch.add(place, sequence, alpha=batch.width), parts)
+    dense.index_copy_(2, batch.where, parts)
     packed = dense.view(3, branches, state.slots, batch.width).transpose(1, 2)
     kept = kept_boundary(state, lengths)
     if kept.any():

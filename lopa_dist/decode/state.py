@@ -228,12 +228,12 @@ class State:
         self._window = None
 
     def lengths(self) -> Lengths:
-        """Copy what the host must know: 12 integers a sequence, one transfer."""
+        """Copy what the host must know: 12 integers of 4 bytes a sequence, one transfer."""
         return self.lengths_and(self.integers.new_empty(0))[0]
 
     def lengths_and(self, beside: Tensor) -> tuple[Lengths, NDArray[np.int64]]:
         """The lengths and `beside` ``[n]``, still in one transfer."""
-        host = torch.cat([self.integers.flatten(), beside.long()]).cpu().numpy()
+        host = torch.cat([self.integers.flatten(), beside.long()]).int().cpu().numpy().astype(np.int64)
         count = self.integers.numel()
         return Lengths(*host[:count].reshape(self.integers.shape)), host[count:]
 

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.request import Request
 from lopa_dist.models.transformer import Transformer
 from tests.decode.oracle import Oracle, OracleConfig, Record
 
 Cache = list[tuple[Tensor, Tensor]]
+Texts = dict[int, tuple[list[int], int]]
+"""Tokens and forwards of every request."""
+
+LOGITS_DIFFER = 1e-5
+"""Logits of two kernels differ by less."""
 
 
 def confidence_of(probabilities: Tensor, kind: str) -> float:
@@ -23,6 +29,12 @@ def confidence_of(probabilities: Tensor, kind: str) -> float:
         first, second = probabilities.topk(2).values.tolist()
         return first - second
     return float((probabilities * (probabilities + 1e-30).log()).sum())
+
+
+def close(value: float, others: list[float]) -> bool:
+    """Whether others differ from it, but by no more than rounding may: of probabilities near 0 or 1, that is less."""
+    most = LOGITS_DIFFER * (min(value, 1 - value) if 0 <= value <= 1 else abs(value)) + 2e-7
+    return any(0 < abs(value - other) < most for other in others)
 
 
 class Naive:
@@ -39,7 +51,8 @@ class Naive:
         rules = OracleConfig(**options, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
         self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])
         self.cache: Cache = []
-        self.near_tie = False  # two branches so close that rounding may choose either
+        self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
+        self.thresholds = (config.tau_conf, config.tau_add, config.tau_act)
         self.cut = cut  # tokens of the prompt that do not see what is behind them
 
     def visible(self, position: int) -> int:
@@ -110,6 +123,8 @@ class Naive:
                     if oracle.tokens[position] != self.model.config.mask_id or position - shift not in rows:
                         continue
                     p = rows[position - shift]
+                    first_choice, second = p.topk(2).values.tolist()
+                    self.near_tie |= close(first_choice, [second])
                     found[position] = (
                         int(p.argmax()),
                         float(p.max()),
@@ -118,8 +133,9 @@ class Naive:
                 records.append(found)
             count = (stop if caching == "dual" else view["finished"]) - first
             oracle.step(records)
-            best, *others = sorted(oracle.last_scores, reverse=True)
-            self.near_tie |= any(0 < best - other < 1e-6 for other in others)
+            ranked = [record[2] for record in records[oracle.wins[-1]].values()]
+            self.near_tie |= close(max(oracle.last_scores), oracle.last_scores)
+            self.near_tie |= any(close(confidence, [*ranked, *self.thresholds]) for confidence in ranked)
             if commits:
                 kept = [(k[:count], v[:count]) for k, v in caches[oracle.wins[-1]]]
                 old = [(k[: first + size], v[: first + size]) for k, v in self.cache or kept]
@@ -127,3 +143,25 @@ class Naive:
                     (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(old, kept, strict=True)
                 ]
         return oracle.tokens[oracle.known : oracle.end], oracle.wins
+
+
+def check_same(
+    model: Transformer,
+    config: DecodeConfig,
+    requests: list[Request],
+    found: Texts,
+    wanted: Texts,
+    prefix_cache: str = "none",
+) -> None:
+    """Two ways of computing gave the same text; a request may differ where rounding chooses between near ties.
+
+    Sampled text is taken as it is: the naive engine is greedy.
+    """
+    assert found.keys() == wanted.keys()
+    for request in requests:
+        cut = request.prefix if prefix_cache == "approximate" and config.prompt_attention != "blocks" else 0
+        if found[request.index] != wanted[request.index]:
+            naive = Naive(model, config, list(request.prompt), request.max_new_tokens, cut % len(request.prompt))
+            naive.generate()
+            assert naive.near_tie, (request, found[request.index], wanted[request.index])
+            assert not config.temperature

@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +19,7 @@ from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.tasks.word_problems import problems
-from tests.engine.naive import Naive
+from tests.engine.naive import Naive, Texts, check_same
 from tests.engine.ranks import on_mesh, on_ranks
 
 BASE = DecodeConfig(branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75)
@@ -42,8 +42,7 @@ def texts(
     max_sequences: int = 4,
     attention: str = "torch",
     graphs: str = "auto",
-) -> dict[int, tuple[list[int], int]]:
-    """Tokens and forwards of every request."""
+) -> Texts:
     engine = Engine(model, config, comm or Solo(), max_sequences, attention, graphs=graphs)
     return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
@@ -84,9 +83,8 @@ def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int
     for request in requests:
         naive = Naive(small_model, config, request.prompt, request.max_new_tokens)
         tokens, wins = naive.generate()
-        assume(not naive.near_tie)
         cut = tokens[: tokens.index(eos)] if eos in tokens else tokens
-        assert found[request.index] == (cut, len(wins))
+        assert found[request.index] == (cut, len(wins)) or naive.near_tie
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,7 +96,8 @@ def test_same_on_more_ranks_and_in_other_batches(
     requests = random_requests(seed, 5, 18)
     alone = texts(small_model, config, requests, max_sequences=1)
     assert texts(small_model, config, requests[::-1], max_sequences=5) == alone
-    assert texts(small_model, config, requests, max_sequences=2, attention="plain") == alone
+    plain = texts(small_model, config, requests, max_sequences=2, attention="plain")
+    check_same(small_model, config, requests, plain, alone)
     for size in (2, 3):
         for result in on_ranks(size, lambda comm: texts(small_model, config, requests, comm, 3)):
             assert result == alone
@@ -117,7 +116,7 @@ def test_same_when_the_model_is_split(
     requests = random_requests(seed, 4, 18)
     alone = texts(small_model, config, requests)
 
-    def work(comm: Communicator, tensor: Communicator) -> dict[int, tuple[list[int], int]]:
+    def work(comm: Communicator, tensor: Communicator) -> Texts:
         model = copy.deepcopy(small_model)
         split(model, tensor)
         engine = Engine(model, config, comm, 3, tensor=tensor)
@@ -127,7 +126,7 @@ def test_same_when_the_model_is_split(
         return found
 
     for result in on_mesh(branch, 2, work):
-        assert result == alone
+        check_same(small_model, config, requests, result, alone)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig
@@ -16,12 +16,11 @@ from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from tests.engine.naive import Naive
+from tests.engine.naive import Naive, Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, configs
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-Texts = dict[int, tuple[list[int], int]]
 cached = configs().filter(lambda config: config.cache == "block")
 
 
@@ -100,9 +99,8 @@ def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int
             cut = 0  # it sees no later block anyhow
         naive = Naive(small_model, config, list(request.prompt), request.max_new_tokens, cut % len(request.prompt))
         tokens, wins = naive.generate()
-        assume(not naive.near_tie)
         tokens = tokens[: tokens.index(eos)] if eos in tokens else tokens
-        assert found[request.index] == (tokens, len(wins))
+        assert found[request.index] == (tokens, len(wins)) or naive.near_tie
 
 
 @QUICK
@@ -117,7 +115,7 @@ def test_an_exact_cache_changes_no_text(small_model: Transformer, config: Decode
 def test_with_fixed_buffers(small_model: Transformer, config: DecodeConfig, seed: int, mode: str) -> None:
     requests = prefixed(seed, 6)
     static = run(small_model, config, requests, mode, attention="meta", graphs="always")
-    assert static == run(small_model, config, requests, mode)
+    check_same(small_model, config, requests, static, run(small_model, config, requests, mode), mode)
 
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 9])

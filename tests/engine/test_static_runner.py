@@ -20,10 +20,9 @@ from lopa_dist.engine.request import Request
 from lopa_dist.engine.static_runner import CHUNK, StaticRunner, chunk
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, configs, random_requests, texts
-
-Texts = dict[int, tuple[list[int], int]]
 
 
 def poison(engine: Engine) -> None:
@@ -65,7 +64,8 @@ def test_same_text_as_the_eager_path_among_nan(
 ) -> None:
     config = replace(config, temperature=temperature)
     requests = random_requests(seed, 5, config.max_new_tokens)
-    assert static_texts(small_model, config, requests) == texts(small_model, config, requests)
+    static = static_texts(small_model, config, requests)
+    check_same(small_model, config, requests, static, texts(small_model, config, requests))
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])

@@ -1,0 +1,61 @@
+"""Prompts that begin alike, from the input file to the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.config import EngineConfig, TaskConfig
+from lopa_dist.jobs.run import run
+from lopa_dist.jobs.trace import trace
+from lopa_dist.parallel.launcher import World
+from tests.jobs.test_run import config, lines
+
+SHOWN = [
+    {"role": "user", "content": "Ann has 3 books . Ann gets 4 more . How many books does Ann have ?"},
+    {"role": "assistant", "content": "Now Ann has 3 + 4 = 7 books . #### 7"},
+]
+
+
+def job(folder: Path, prefix_cache: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The report and the texts of a job of questions behind one example, two samples each."""
+    folder.mkdir(exist_ok=True)
+    prompts = folder / "prompts.jsonl"
+    asked = [f"Ben has {n} pens . Ben gives 5 away . How many pens does Ben have now ?" for n in range(10, 16)]
+    questions = [{"messages": [*SHOWN, {"role": "user", "content": text}], "n": 2} for text in asked]
+    prompts.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    options = replace(config(TaskConfig("batch", None, str(prompts))), engine=EngineConfig(prefix_cache=prefix_cache))
+    report = run(options, folder, World("python"))
+    return report, {line["custom_id"]: line["text"] for line in lines(folder)}
+
+
+def test_an_exact_cache_computes_samples_once_and_changes_nothing(tmp_path: Path) -> None:
+    own, texts = job(tmp_path / "none", "none")
+    assert own["prompt_tokens"]["reused"] == 0
+    report, found = job(tmp_path / "exact", "exact")
+    assert found == texts
+    assert report["prompt_tokens"] == {
+        "total": own["prompt_tokens"]["total"],
+        "reused": own["prompt_tokens"]["total"] // 2,
+    }
+    assert str(report["prompt_tokens"]["reused"]) in (tmp_path / "exact" / "report.md").read_text()
+
+
+def test_an_approximate_cache_computes_the_example_once(tmp_path: Path) -> None:
+    report, texts = job(tmp_path, "approximate")
+    total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
+    assert 0.5 * total < reused < total
+    assert reused % 11 == 0  # all but one of the twelve found it there
+    for custom_id, text in texts.items():
+        found = trace(tmp_path, custom_id)
+        assert found.same, text
+
+
+def test_a_run_goes_on_with_the_cache_it_began_with(tmp_path: Path) -> None:
+    job(tmp_path, "approximate")
+    with pytest.raises(ValueError, match="prefix_cache"):
+        job(tmp_path, "exact")
