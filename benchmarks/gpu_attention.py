@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu_bench import Bench, Row
+from benchmarks.gpu_bench import Bench, Row, brief
 from benchmarks.roofline import MODELS, Bar, ratio
 from lopa_dist.engine.static_runner import chunk
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Capacity, real, tile, tile_rows_for, within
-from lopa_dist.kernels.varlen_attention import attend_varlen, plan_varlen, varlen_function
+from lopa_dist.kernels.varlen_attention import Varlen, attend_varlen, plan_varlen, varlen_function
 from lopa_dist.models.config import ModelConfig
 
 CACHES = 16  # K/V of a run are at least so many times the L2 cache
@@ -67,16 +67,16 @@ def rows() -> list[Row]:
     return made
 
 
-def run(bench: Bench, table: list[Row], small: Callable[[ModelConfig], ModelConfig]) -> None:
-    """Measure; `small` makes a toy of a shape."""
+@torch.inference_mode()
+def run(bench: Bench, table: list[Row]) -> None:
+    """Measure."""
     cases = [(config, mix) for config in MODELS.values() for mix in MIXES]
     order = sorted(range(len(cases)), key=lambda i: cases[i][0].heads != cases[i][0].kv_heads)  # the bar's shape first
     for i in order:
         config, mix = cases[i]
         if bench.toy:
             mix = Mix(tuple(n // 64 for n in mix.prefixes[:8]), mix.branches, mix.window // 16)
-            config = small(config)
-        bench.fill(table[i], partial(measure, bench, config, mix))
+        bench.fill(table[i], partial(measure, bench, bench.shape(config), mix))
 
 
 def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
@@ -89,17 +89,24 @@ def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
     keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=device).normal_() for _ in range(2))
     q = torch.empty(total, heads, dim, dtype=torch.bfloat16, device=device).normal_()
 
-    found = {"meta": meta(segments, config, mix, q, keys, values)}
-    found |= dict(zip(OTHERS[:2], padded(segments, q, keys, values), strict=True))
-    stock = varlen_function() if device.type == "cuda" else plain_varlen
-    found["varlen"] = by_branch(segments, q, keys, values, stock)
-    calls = plan_varlen(segments, device)
-    found["cascade"] = lambda layer: attend_varlen(q, keys[layer], values[layer], calls, stock)
+    def cascade() -> Attend:
+        calls, stock = plan_varlen(segments, device), stock_varlen(device)
+        return lambda layer: attend_varlen(q, keys[layer], values[layer], calls, stock)
 
-    wanted = found["meta"](0)
+    ours = meta(segments, config, mix, q, keys, values)
+    ways: dict[str, Callable[[], Attend]] = {
+        "meta": lambda: ours,
+        "padded SDPA": lambda: padded(segments, q, keys, values),
+        "with gather": lambda: padded(segments, q, keys, values, gather=True),
+        "varlen": lambda: by_branch(segments, q, keys, values, stock_varlen(device)),
+        "cascade": cascade,
+    }
+
+    wanted = ours(0)
     times: dict[str, float | None] = {}
-    for name, attend in found.items():
+    for name, make in ways.items():
         try:
+            attend = make()
             difference = float((attend(0).reshape_as(wanted) - wanted).abs().max())
             if not difference <= TOLERANCE:
                 raise ArithmeticError(f"{name} differs from meta-attention by {difference:.3g}")
@@ -109,16 +116,16 @@ def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
             if bench.toy or name == "meta":
                 raise
             times[name] = None
-            row.note += f"{name} failed: {str(error).strip().splitlines()[0]} "
-    ours, there = times.pop("meta"), [times[name] for name in STOCK]
+            row.note += f"{name} failed: {brief(error)}. "
+    mine, there = times.pop("meta"), [times[name] for name in STOCK]
     best = min((t for t in there if t is not None), default=None)
     operations = 4.0 * dim * kv_heads * real(segments, heads // kv_heads)
     row.figures |= times
     row.figures |= {
-        "us a layer": ours,
-        "x padded SDPA": ratio(times["padded SDPA"], ours),
-        "x best stock": ratio(best, ours),
-        "TFLOP/s": None if ours is None else operations / ours / 1e6,
+        "us a layer": mine,
+        "x padded SDPA": ratio(times["padded SDPA"], mine),
+        "x best stock": ratio(best, mine),
+        "TFLOP/s": None if mine is None else operations / mine / 1e6,
     }
 
 
@@ -154,8 +161,8 @@ def meta(segments: Segments, config: ModelConfig, mix: Mix, q: Tensor, keys: Ten
     return lambda layer: attend_tiles(q, keys[layer], values[layer], plan)
 
 
-def padded(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Attend, Attend]:
-    """Torch's attention with branches as batch rows, query heads of a K/V head stacked; and with K/V gathered first."""
+def padded(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, gather: bool = False) -> Attend:
+    """Torch's attention, a branch a batch row, query heads of a K/V head stacked; K/V gathered before, or in it."""
     count, n, kv_heads = len(segments.rows), int(segments.rows[0]), keys.shape[2]
     columns = segments.shared + segments.rows
     longest = -(-int(columns.max()) // 8) * 8
@@ -171,19 +178,21 @@ def padded(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> tuple
     query = query.flatten(2, 3)
     if mask is not None:
         mask = mask.expand(count, 1, query.shape[2], longest)
-    laid_out = [(k[index].transpose(1, 2), v[index].transpose(1, 2)) for k, v in zip(keys, values, strict=True)]
 
     def attend(k: Tensor, v: Tensor) -> Tensor:
         result = F.scaled_dot_product_attention(query, k, v, mask)
         return result.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
 
-    def gathered(layer: int) -> Tensor:
-        return attend(keys[layer][index].transpose(1, 2), values[layer][index].transpose(1, 2))
+    def gathered(layer: int) -> tuple[Tensor, Tensor]:
+        return keys[layer][index].transpose(1, 2), values[layer][index].transpose(1, 2)
 
-    return lambda layer: attend(*laid_out[layer]), gathered
+    if gather:
+        return lambda layer: attend(*gathered(layer))
+    laid_out = [gathered(layer) for layer in range(len(keys))]
+    return lambda layer: attend(*laid_out[layer])
 
 
-def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, varlen: Callable[..., Any]) -> Attend:
+def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, varlen: Varlen) -> Attend:
     """varlen_attn with a branch a sequence, its K/V laid out one behind the other."""
     columns = segments.shared + segments.rows
     which, c = np.repeat(np.arange(len(columns)), columns), within(columns)
@@ -196,6 +205,15 @@ def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, varle
     )
     most = int(segments.rows.max()), int(columns.max())
     return lambda layer: varlen(q, *laid_out[layer], cu_q, cu_k, *most, enable_gqa=True)
+
+
+def stock_varlen(device: torch.device) -> Varlen:
+    """Torch's varlen_attn, or on a CPU what it computes.
+
+    Raises:
+        RuntimeError: this torch has none that will do.
+    """
+    return varlen_function() if device.type == "cuda" else plain_varlen
 
 
 def plain_varlen(

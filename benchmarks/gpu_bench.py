@@ -7,16 +7,19 @@ a function runs once, and nothing is measured.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 
 from benchmarks.roofline import Bar, Deadline, Machine
 from lopa_dist.engine.clock import graphed, median_ms
 from lopa_dist.engine.products import cache_bytes
+from lopa_dist.models.config import ModelConfig
 
 FLUSHED = 5  # times the L2 cache's size is read between replays
 
@@ -68,6 +71,13 @@ class Bench:
             times.append(1e3 * (time.perf_counter() - began))
         return statistics.median(times[3:])
 
+    def laps(self, run: Callable[[Callable[[], None]], object]) -> float | None:
+        """Median milliseconds between calls of what `run` is handed, of the second half: the first warms up."""
+        marks: list[float] = []
+        run(lambda: marks.append(time.perf_counter()))
+        times = [1e3 * (after - before) for before, after in pairwise(marks)]
+        return None if self.toy else statistics.median(times[len(times) // 2 :])
+
     def fill(self, row: Row, measure: Callable[[Row], None]) -> None:
         """Measure a row, unless the time is up. What fails on a GPU is told in the row, and the others go on."""
         if self.deadline.over():
@@ -80,6 +90,22 @@ class Bench:
                 raise
             row.figures = dict.fromkeys(row.figures)
             row.note = f"failed: {brief(error)}"
+
+    def free(self) -> None:
+        """Give the device's memory back."""
+        gc.collect()
+        if not self.toy:
+            torch.cuda.empty_cache()
+
+    def shape(self, config: ModelConfig) -> ModelConfig:
+        """A model's shape; a toy of it where nothing is measured."""
+        if not self.toy:
+            return config
+        return replace(
+            config, vocab_size=512, hidden_size=64, layers=2, heads=4,
+            kv_heads=max(4 * config.kv_heads // config.heads, 2), head_dim=16, intermediate_size=96, mask_id=511,
+            eos_ids=(510,), pad_id=510,
+        )  # fmt: skip
 
 
 def brief(error: Exception) -> str:

@@ -6,10 +6,7 @@ device. The fastest way of every (bucket, outputs, inputs) is what `lopa-dist pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -22,7 +19,11 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.fused import projections
 
 VIRTUAL = tuple(name for name in PRODUCTS if name != "library")
-SMALL = 2048  # buckets up to it come first: larger steps are prefills
+TOY = 64  # rows, the most of toys
+SMALL = 2048  # larger steps are prefills
+
+Found = dict[str, list[ProductTimes]]
+"""What was measured, by model."""
 
 
 def rows() -> list[Row]:
@@ -35,21 +36,19 @@ def rows() -> list[Row]:
     ]
 
 
-def run(
-    bench: Bench, table: list[Row], small: Callable[[ModelConfig], ModelConfig], products: list[dict[str, Any]]
-) -> None:
-    """Measure, and append to `products` what was found fastest; `small` makes a toy of a shape."""
+@torch.inference_mode()
+def run(bench: Bench, table: list[Row], found: Found, above: int, most: int) -> None:
+    """Measure the buckets of more than `above` and at most `most` rows; what was found is appended to `found`."""
     sizes = ladder()
-    for bounds in ((0, SMALL), (SMALL, sizes[-1])):
-        for number, (name, config) in enumerate(MODELS.items()):
-            if bench.deadline.over():
-                return
-            shape = small(config) if bench.toy else config
-            weights = make(bench, shape)
-            for i, size in enumerate(sizes):
-                if bounds[0] < size <= bounds[1] and not (bench.toy and size > 64):
-                    row = table[number * len(sizes) + i]
-                    bench.fill(row, partial(measure, bench, shape, weights, size, products, name))
+    for number, (name, config) in enumerate(MODELS.items()):
+        if bench.deadline.over():
+            return
+        shape = bench.shape(config)
+        weights = make(bench, shape)
+        for i, size in enumerate(sizes):
+            if above < size <= most and not (bench.toy and size > TOY):
+                row = table[number * len(sizes) + i]
+                bench.fill(row, partial(measure, bench, shape, weights, size, found[name]))
 
 
 def make(bench: Bench, config: ModelConfig) -> dict[str, Weights]:
@@ -68,8 +67,7 @@ def measure(
     config: ModelConfig,
     weights: dict[str, Weights],
     size: int,
-    products: list[dict[str, Any]],
-    name: str,
+    found: list[ProductTimes],
     row: Row,
 ) -> None:
     """One bucket: microseconds of a layer's projections, each way."""
@@ -87,8 +85,7 @@ def measure(
         best = min((times[way] for way in VIRTUAL if way in times), default=None)
         virtual = None if virtual is None or best is None else virtual + best
         if times:
-            found = ProductTimes(size, *parts[0][0].shape, times)
-            products.append({"model": name, **asdict(found), "fastest": found.fastest})
+            found.append(ProductTimes(size, *parts[0][0].shape, times))
     operations = 2.0 * size * sum(n * k for n, k in projections(config).values())
     library = total["library"]
     row.figures |= total

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_step
+from benchmarks import gpu_attention, gpu_gemm, gpu_model, gpu_step
 from benchmarks.gpu_bench import Bench, Row
-from benchmarks.roofline import BF16, DREAM, FP8, LLADA, Bar, Case, Deadline, Machine, step_bar, work
+from benchmarks.roofline import BF16, DREAM, FP8, LLADA, Bar, Case, Deadline, Machine, halved, step_bar, work
+from lopa_dist.decode import Batch
+from lopa_dist.engine.products import ProductTimes
+from lopa_dist.kernels.products import PRODUCTS
 
 H200 = Machine(bandwidth=4.3e12, rate=7e14, fp8_rate=1.4e15)
 
@@ -31,21 +34,59 @@ def test_a_run_without_gpu_claims_nothing(
     shown = capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     assert "bars met: 0, missed: 0, not measured: " in shown
-    lines = [line.split("│") for line in shown.splitlines() if line.startswith("│")]
-    assert {cells[1].strip() for cells in lines} == {*gpu_step.PARTS, ""}
-    figures = [cell.strip() for cells in lines for cell in cells[3:12]]
+    tables = shown.split("The bars")
+    steps, bars = ([line.split("│") for line in table.splitlines() if line[:1] == "│"] for table in tables)
+    assert {cells[1].strip() for cells in steps} == {*gpu_step.PARTS, ""}
+    figures = [cell.strip() for cells in steps for cell in cells[3:12]]
     assert set(figures) == {"", "not measured"}
-    assert figures.count("not measured") >= 9 * len(gpu_step.STEPS)
-    besides = [cells[12].strip() for cells in lines if cells[12].strip()]
+    assert figures.count("not measured") >= 9 * len(gpu_model.STEPS)
+    besides = [cells[12].strip() for cells in steps if cells[12].strip()]
     assert besides
     assert all(cell.endswith("not measured") for cell in besides)
-    assert not any("failed" in cells[15] or "deadline" in cells[15] for cells in lines)
+    assert not any("failed" in cells[15] or "deadline" in cells[15] for cells in steps)
+    assert len(bars) == 7
+    assert all(cells[3].strip() == "not measured" and cells[4].split() == cells[7].split() for cells in bars)
+
+
+def test_json_without_gpu_claims_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "toy.json"
+    gpu_step.main(["--toy", "--part", "eager", "--part", "machine", "--json", str(file)])
+    assert f"written to {file}" in capsys.readouterr().out
+    told = json.loads(file.read_text())
+    assert told["device"] == "no GPU"
+    assert {figure for row in told["rows"] for figure in row["figures"].values()} == {"not measured"}
+    assert {bar["met"] for row in told["rows"] for bar in row["bars"]} == {"not measured"}
+    assert told["products"] == []
+
+
+def test_what_was_measured_is_told_though_a_part_breaks_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room for a model")
+
+    monkeypatch.setattr(gpu_model, "random_model", broken)
+    file = tmp_path / "toy.json"
+    with pytest.raises(MemoryError):
+        gpu_step.main(["--toy", "--json", str(file)])
+    assert "The bars" in capsys.readouterr().out
+    assert file.exists()
+
+
+def test_what_has_a_bar_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[Row] = []
+    monkeypatch.setattr(Bench, "fill", lambda bench, row, measure: filled.append(row))
+    gpu_step.main(["--toy"])
+    late = [i for i, row in enumerate(filled) if row.part == "step" and not row.bars]
+    assert late == list(range(len(filled) - len(late), len(filled)))
+    assert len(late) == 2 * 24
+    assert len({id(row) for row in filled}) == len(filled), "nothing twice"
 
 
 def test_a_part_alone_and_no_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     gpu_step.main(["--toy", "--part", "step", "--minutes", "0"])
     shown = capsys.readouterr().out
-    assert len(re.findall("deadline", shown)) == len(gpu_step.STEPS)
+    assert len(re.findall("deadline", shown)) == len(gpu_model.STEPS)
     assert "gemm" not in shown
 
 
@@ -60,6 +101,7 @@ def test_what_a_gpu_would_be_told(
 
     for name in ("replays", "graph", "wall"):
         monkeypatch.setattr(Bench, name, clock)
+    monkeypatch.setattr(Bench, "laps", lambda bench, run: clock(bench, lambda: run(lambda: None)))
     kept: list[list[Row]] = []
     monkeypatch.setattr(gpu_step, "show", lambda rows, bench: kept.append(rows))
     gpu_step.main(["--toy"])
@@ -76,12 +118,13 @@ def test_what_a_gpu_would_be_told(
     eager = next(row for row in rows if row.part == "eager")
     assert gpu_step.verdict(eager) == ("x eager >= 4", "MISSED")
 
-    monkeypatch.setattr(gpu_step, "RESULTS", tmp_path)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
-    file = gpu_step.keep(Bench(torch.device("cpu"), Deadline(1)), rows, [], 8, 1.23)
-    assert file.name == "gpu_step-NVIDIA-H200.json"
+    monkeypatch.setattr(gpu_step, "device", lambda bench: "NVIDIA H200")
+    file = tmp_path / "results.json"
+    found = {"Dream-7B": [ProductTimes(32, 4, 2, {"library": 2.0, "vgemm": 1.0})]}
+    gpu_step.keep(file, Bench(torch.device("cpu"), Deadline(1)), rows, found, 8, 1.23)
     found = json.loads(file.read_text())
     assert {"device", "driver", "torch", "triton", "rows", "products"} <= set(found)
+    assert found["products"][0]["fastest"] == "vgemm"
     assert len(found["rows"]) == len(rows)
     assert found["rows"][4]["bars"][0]["figure"] == "x floor"
     capsys.readouterr()
@@ -99,6 +142,9 @@ def test_dreams_floor_by_hand() -> None:
     half = work(DREAM, FP8, case)
     assert half.flops == found.flops
     assert half.bytes == pytest.approx(layers + 2 * head + 57_344 * 1056, rel=1e-3)
+    least = halved(DREAM, case)
+    assert least.bytes == pytest.approx(7.07e9 + 57_344 * 1056, rel=1e-3), "half of bf16's weights, the head's too"
+    assert least.flops == half.flops
 
 
 def test_the_floor_of_many_rows_is_their_operations() -> None:
@@ -157,9 +203,8 @@ def test_a_failure_on_a_gpu_leaves_the_others_going() -> None:
 
 
 def test_a_projection_by_hand() -> None:
-    steps = gpu_step.step_rows()
-    at = gpu_step.STEPS.index(("Dream-7B", BF16, Case(1024, 32, 1)))
-    steps[at].figures["ms"] = 4.0
+    steps = gpu_model.whole_rows()
+    steps[gpu_model.WHOLE.index((BF16, Case(1024, 32, 1)))].figures["ms"] = 4.0
     table = gpu_step.projection_rows()
     gpu_step.project(table, steps)
     found = table[0].figures
@@ -168,3 +213,81 @@ def test_a_projection_by_hand() -> None:
     assert found["collectives ms"] == pytest.approx(1e3 * expected)
     assert found["projected tokens/s"] == pytest.approx(15.55 / (4e-3 + expected))
     assert table[1].figures["projected tokens/s"] is None, "window 64 was not measured"
+
+
+def test_steps_multiply_as_was_found_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    plain = PRODUCTS["vgemm"]
+    monkeypatch.setitem(PRODUCTS, "vgemm", lambda x, *rest: (rows.append(len(x)), plain(x, *rest))[1])
+    monkeypatch.setattr(gpu_gemm, "time_ways", lambda *of: ({"library": 2.0, "vgemm": 1.0}, {}))
+    monkeypatch.setattr(gpu_model, "CASES", [Case(256, 64, 8)])
+    monkeypatch.setattr(gpu_model, "EAGER", [Case(256, 64, 1)])
+    monkeypatch.setattr(gpu_model, "WHOLE", [(BF16, Case(256, 64, 4))])
+    for part, sizes in (("step", {64}), ("eager", {32}), ("whole", {32})):
+        rows.clear()
+        gpu_step.main(["--toy", "--part", part])
+        assert set(rows) == sizes
+
+
+def test_whole_steps_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most forwards have all branches of a whole block, and the last block's see the case's prefix."""
+    seen: list[tuple[int, int]] = []
+    prepare = gpu_model.StaticRunner.prepare
+
+    def spy(runner: gpu_model.StaticRunner, batch: Batch, *rest: object) -> object:
+        seen.append((len(batch.tokens), int(batch.shared.max())))
+        return prepare(runner, batch, *rest)
+
+    monkeypatch.setattr(gpu_model.StaticRunner, "prepare", spy)
+    monkeypatch.setattr(gpu_model, "toy_case", lambda case: case)
+    bench, case = Bench(torch.device("cpu"), Deadline(1)), Case(128, 16, 4)
+    model = gpu_model.random_model(bench.shape(DREAM), bench.device)
+    marks: list[int] = []
+    monkeypatch.setattr(bench, "laps", lambda run: run(lambda: marks.append(len(seen))))
+    gpu_model.measure_whole(bench, model, {}, case, None, Row("whole", "one", {}))
+    assert marks == list(range(1, len(seen) + 1)), "a lap a step"
+    later = seen[len(seen) // 2 :]
+    assert sum(one == (64, 128) for one in later) >= 0.6 * len(later)
+
+
+def test_transformers_gets_no_mask_and_sees_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, case = Bench(torch.device("cpu"), Deadline(1)), Case(16, 8, 2)
+    model = gpu_model.random_model(bench.shape(DREAM), bench.device)
+    told, plain = [], torch.nn.functional.scaled_dot_product_attention
+
+    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+        told.append((q.shape[2], k.shape[1:3], options["attn_mask"], options["is_causal"]))
+        return plain(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    shape = model.config
+    run = gpu_model.eager_step(gpu_model.qwen2(model, bench.device), shape, case, bench.device)
+    with torch.inference_mode():
+        first, second = run(), run()
+    assert told == [(8, (shape.kv_heads, 24), None, False)] * 2 * shape.layers
+    assert first.shape == (3, 2, 4)
+    assert torch.equal(first, second), "the cache is as it was"
+
+
+def test_a_torch_without_varlen_leaves_the_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RuntimeError("this torch's varlen_attn lacks seqused_k")
+
+    monkeypatch.setattr(gpu_attention, "plain_varlen", None)
+    monkeypatch.setattr(gpu_attention, "stock_varlen", lambda device: missing())
+    bench = Bench(torch.device("cpu"), Deadline(1))
+    config, mix, row = bench.shape(LLADA), gpu_attention.Mix((4, 8), 2, 2), gpu_attention.rows()[0]
+    bench.toy = False
+    monkeypatch.setattr(bench, "graph", lambda function: (function(), 2.0)[1])
+    gpu_attention.measure(bench, config, mix, row)
+    assert row.figures["varlen"] is row.figures["cascade"] is None
+    assert row.figures["x padded SDPA"] == row.figures["x best stock"] == 1.0
+    assert row.note.count("varlen_attn lacks") == 2
+
+
+def test_laps_of_the_second_half_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 9.0, 18.0, 18.002, 18.006, 18.009])
+    monkeypatch.setattr("benchmarks.gpu_bench.time.perf_counter", lambda: next(times))
+    bench = Bench(torch.device("cpu"), Deadline(1, lambda: 0.0))
+    bench.toy = False
+    assert bench.laps(lambda mark: [mark() for _ in range(6)]) == pytest.approx(3.0)

@@ -6,9 +6,12 @@ free. Above it a step costs in proportion. A profile is measured once for a mode
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,9 +29,12 @@ from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 
+log = logging.getLogger("lopa_dist")
+
 PREFIX = 256  # cached tokens that every row of a measured forward sees
 STACKED = 8  # branches of a sequence in them
 REPEATS = 5
+COMPARED = (1, 8, 32, 64)  # windows of the forwards that attention back ends are compared on
 MOST_BRANCHES = 15  # lookahead branches that `free_branches` may take
 FREE = 1.1  # a step with lookahead branches is called free up to so many times the one without
 NEARLY = 1.03  # a batch is called best from so many times the least time a row
@@ -36,11 +42,15 @@ NEARLY = 1.03  # a batch is called best from so many times the least time a row
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of a forward by its packed rows, `window` rows to a branch, with the best of the attention back ends."""
+    """Seconds of a forward by its packed rows, `window` rows to a branch, with the attention that is fastest there."""
 
     seconds: dict[int, float]
     window: int
-    attention: str = "torch"
+    attention: dict[int, str]  # the fastest back end, by packed rows of the forwards that they were compared on
+
+    def attention_at(self, rows: int) -> str:
+        """The back end that was fastest at the measured size next to so many rows, by their ratio."""
+        return self.attention[min(self.attention, key=lambda size: abs(math.log(size / rows)))]
 
     def at(self, rows: int) -> float:
         """Seconds of a forward of so many rows, between and beyond the measured ones in proportion."""
@@ -56,13 +66,17 @@ class Profile:
 
     def free_branches(self, sequences: int, ranks: int) -> int:
         """Most lookahead branches that cost next to nothing, with so many sequences in flight on so many ranks."""
-        alone = self.at(sequences * self.window)
+        alone = self.at(self.rows(sequences, 0, ranks))
         branches = 0
         for k in range(1, MOST_BRANCHES + 1):
-            if self.at(sequences * self.window * -(-(k + 1) // ranks)) > FREE * alone:
+            if self.at(self.rows(sequences, k, ranks)) > FREE * alone:
                 break
             branches = k
         return branches
+
+    def rows(self, sequences: int, branches: int, ranks: int) -> int:
+        """Packed rows of a rank's forward, of so many sequences with so many lookahead branches on so many ranks."""
+        return sequences * self.window * -(-(branches + 1) // ranks)
 
 
 @torch.inference_mode()
@@ -78,15 +92,19 @@ def measure(
     """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
 
     A forward has branches of one window each, every eight of them of one sequence with `PREFIX` cached tokens; half of
-    its rows are masked. The median of five runs counts, after two that do not. With `attention` auto, the device's back
-    ends are compared first, on one forward of eight sequences' worth of windows.
+    its rows are masked. The median of five runs counts, after two that do not. With `attention` auto, the back ends are
+    compared first, on forwards of one to 64 windows; each size is then timed with the fastest for it. One that raises
+    (it does not take the model's shape, `graphs` or the memory there is) is left out, with a warning.
+
+    Raises:
+        Exception: what the only back end raised, or the last of those that there are.
     """
     window = usual_window(config)
-    device = model.head_weight.device
+    device, dtype = model.head_weight.device, model.head_weight.dtype
 
     def timed(name: str, count: int) -> float:
         sequences = -(-count // STACKED)
-        pool = KVPool(model.config, sequences, sequences * PREFIX, model.head_weight.dtype, device)
+        pool = KVPool(model.config, sequences, sequences * PREFIX, dtype, device)
         for sequence in range(sequences):
             pool.allocate(sequence, PREFIX)
         runners = Runners(model, config, name, graphs, Solo(), products)
@@ -94,14 +112,32 @@ def measure(
         return forward_seconds(runner, windows(count, window, model.config.mask_id, device))
 
     deadline = time.perf_counter() + budget_s
-    names = candidates(device) if attention == "auto" else [attention]
-    best = names[0] if len(names) == 1 else min(names, key=lambda name: timed(name, 8 * STACKED))
-    seconds: dict[int, float] = {}
+    names = candidates(device, model.config.head_dim, dtype) if attention == "auto" else [attention]
+    best: dict[int, str] = {}
+    for count in COMPARED:
+        if not best or (count * window <= most_rows and time.perf_counter() < deadline):
+            times = compare(names, partial(timed, count=count))
+            names = list(times)
+            best[count * window] = min(times, key=lambda name: times[name])
+    found = Profile({}, window, best)
     for rows in rising(window, most_rows):
-        seconds[rows] = timed(best, rows // window)
+        found.seconds[rows] = timed(found.attention_at(rows), rows // window)
         if time.perf_counter() > deadline:
             break
-    return Profile(seconds, window, best)
+    return found
+
+
+def compare(names: list[str], timed: Callable[[str], float]) -> dict[str, float]:
+    """Seconds by name, of those that run."""
+    times: dict[str, float] = {}
+    for name in names:
+        try:
+            times[name] = timed(name) if len(names) > 1 else 0.0
+        except Exception as error:  # torch's, Triton's and ours have nothing in common
+            if name == names[-1] and not times:
+                raise
+            log.warning("engine.attention=%s is left out of the profile: %s", name, error)
+    return times
 
 
 def usual_window(config: DecodeConfig) -> int:

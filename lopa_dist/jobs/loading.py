@@ -54,6 +54,17 @@ def find_adapter(options: ModelOptions, warn: bool) -> Adapter | None:
 
 
 def load(options: ModelOptions, device: torch.device, warn: bool, tensor: Communicator | None = None) -> Transformer:
-    """The model, adapted, split and quantised as the options say; `warn` of an adapter for another model."""
+    """The model, adapted, split and quantised as the options say.
+
+    `warn` of an adapter for another model, and of fp8 where it is emulated.
+
+    Raises:
+        ValueError, CheckpointError: as `load_model`.
+    """
+    if warn and options.quantization == "fp8" and device.type != "cuda":
+        log.warning(
+            "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
+            "it shows what fp8 does to the texts, and nothing of its speed"
+        )
     dtype = DTYPES[choose_dtype(options, device)]
     return load_model(find(options.path), dtype, device, find_adapter(options, warn), tensor, options.quantization)

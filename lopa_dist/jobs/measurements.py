@@ -48,10 +48,15 @@ def file_of(kind: str, subject: Subject) -> Path:
 
 
 def keep(kind: str, subject: Subject, found: dict[str, Any]) -> Path:
-    """Write a measurement, in place of an older one of the same; returns its file."""
+    """Write a measurement, in place of an older one of the same; returns its file.
+
+    A job that reads meanwhile finds the one or the other, whole.
+    """
     file = file_of(kind, subject)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"subject": subject} | found, indent=1) + "\n")
+    partial = file.with_suffix(f".{platform.node()}-{os.getpid()}.partial")  # two may measure at once
+    partial.write_text(json.dumps({"subject": subject} | found, indent=1) + "\n")
+    partial.replace(file)
     return file
 
 

@@ -12,15 +12,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lopa_dist.config import Config, composed, concrete
+from lopa_dist.config import Config, EngineConfig, composed, concrete
 from lopa_dist.engine.products import choices, measure_products
-from lopa_dist.engine.profile import Profile, measure, usual_window
+from lopa_dist.engine.profile import COMPARED, Profile, measure, usual_window
 from lopa_dist.engine.runners import Runners, merged
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load
 from lopa_dist.jobs.measurements import Subject, file_of, keep, kept, machine
 from lopa_dist.jobs.products import keep_times
 from lopa_dist.kernels.attention import candidates
 from lopa_dist.kernels.products import PRODUCTS, Choices
+from lopa_dist.models.checkpoint import DTYPES
+from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import Native, native
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
@@ -28,6 +30,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import Mesh
 
 log = logging.getLogger("lopa_dist")
 
@@ -49,6 +52,7 @@ def subject(config: Config, device: torch.device, window: int) -> Subject:
         "attention": config.engine.attention,
         "graphs": config.engine.graphs,
         "window": window,
+        "compared": list(COMPARED),
     }
 
 
@@ -61,7 +65,8 @@ def profile_of(config: Config, device: torch.device, window: int, needed: bool) 
     wanted = subject(config, device, window)
     found = kept(KIND, wanted)
     if found is not None:
-        return Profile({int(rows): s for rows, s in found["seconds"].items()}, found["window"], found["attention"])
+        seconds, attention = ({int(rows): x for rows, x in found[key].items()} for key in ("seconds", "attention"))
+        return Profile(seconds, found["window"], attention)
     if not needed:
         return None
     raise ValueError(
@@ -71,38 +76,53 @@ def profile_of(config: Config, device: torch.device, window: int, needed: bool) 
     )
 
 
-def settled(config: Config, native: Native, device: torch.device, group: Group) -> Config:
+def in_flight(engine: EngineConfig, requests: int, replicas: int) -> int:
+    """Sequences that a data replica has in flight at once: no more than its share of the requests."""
+    return max(1, min(engine.max_sequences, -(-requests // replicas)))
+
+
+def settled(config: Config, shape: ModelConfig, device: torch.device, group: Group, requests: int) -> Config:
     """The configuration with every ``auto`` of decode.* and engine.* replaced; the same on all ranks.
 
-    Without a profile, ``engine.attention=auto`` stays what is likely best on the device.
+    `requests` are the job's, at least where they are too few for `engine.max_sequences` on every replica; those that
+    an earlier attempt finished count, so that the job goes on as it began. Without a profile, ``engine.attention=auto``
+    is what is likely best on the device.
 
     Raises:
         ValueError: branches or rows are to be chosen by a profile, and there is none.
     """
-    branches, rows = config.decode.branches, config.engine.max_rows
-    needed = "auto" in (branches, rows)
-    if not needed and (config.engine.attention != "auto" or len(candidates(device)) == 1):  # nothing to look up
-        return replace(config, decode=concrete(config.decode, native))
+    options = native(shape, config.model.pattern)
+    window, engine = usual_window(concrete(config.decode, options)), config.engine
+    possible = candidates(device, shape.head_dim, DTYPES[choose_dtype(config.model, device)])
+    needed = "auto" in (config.decode.branches, engine.max_rows)
     told: list[Any] = []
-    window = usual_window(concrete(config.decode, native))
-    profile = profile_of(config, device, window, needed) if group.world.rank == 0 else None
-    if profile is not None:
-        free = profile.free_branches(config.engine.max_sequences, group.mesh.branch)
-        told = [free, profile.best_rows(), profile.attention]
-        if needed:
-            log.info(
-                "by the profile, %d lookahead branches cost next to nothing and steps of %d rows are best", *told[:2]
-            )
-    told = json.loads(group.agree("profile", json.dumps(told)))
-    if not told:
-        return replace(config, decode=concrete(config.decode, native))
-    free, best, attention = told
+    if needed or (engine.attention == "auto" and len(possible) > 1):  # there is something to look up
+        profile = profile_of(config, device, window, needed) if group.world.rank == 0 else None
+        if profile is not None:
+            told = list(followed(profile, config, options, group.mesh, requests))
+        told = json.loads(group.agree("profile", json.dumps(told)))
+    free, best, attention = told or (0, 0, possible[0])
     engine = replace(
-        config.engine,
-        max_rows=best if rows == "auto" else rows,
-        attention=attention if config.engine.attention == "auto" else config.engine.attention,
+        engine,
+        max_rows=best if engine.max_rows == "auto" else engine.max_rows,
+        attention=attention if engine.attention == "auto" else engine.attention,
     )
-    return replace(config, decode=concrete(config.decode, native, free), engine=engine)
+    return replace(config, decode=concrete(config.decode, options, free), engine=engine)
+
+
+def followed(profile: Profile, config: Config, options: Native, mesh: Mesh, requests: int) -> tuple[int, int, str]:
+    """The lookahead branches, rows of a step and attention that a profile says are best for a job."""
+    sequences, most = in_flight(config.engine, requests, mesh.data), config.engine.max_rows
+    free, best = profile.free_branches(sequences, mesh.branch), profile.best_rows()
+    if "auto" in (config.decode.branches, most):
+        log.info(
+            "by the profile, with %d in flight %d lookahead branches cost next to nothing; steps of %d rows are best",
+            sequences, free, best,
+        )  # fmt: skip
+    rows = profile.rows(sequences, concrete(config.decode, options, free).branches, mesh.branch)
+    if most is not None:
+        rows = min(rows, best if isinstance(most, str) else most)
+    return free, best, profile.attention_at(rows)
 
 
 def make_profile(overrides: list[str]) -> None:
@@ -122,7 +142,8 @@ def make_profile(overrides: list[str]) -> None:
     for rows, seconds in found.seconds.items():
         table.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{1e6 * seconds / rows:.1f}")
     console.print(table)
-    console.print(f"engine.attention=auto: {found.attention}")
+    by_rows = ", ".join(f"{name} near {rows} rows" for rows, name in found.attention.items())
+    console.print(f"engine.attention=auto: {by_rows}")
     console.print(f"engine.max_rows=auto: {found.best_rows()}")
     for sequences in sorted({1, 4, engine.max_sequences}):
         branches = found.free_branches(sequences, 1)

@@ -27,7 +27,7 @@ from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.products import products_of
-from lopa_dist.jobs.profiles import settled
+from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import report_markdown
@@ -36,7 +36,6 @@ from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.checkpoint import read_config
-from lopa_dist.models.families import native
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -68,14 +67,15 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
     items = islice(task.items(), config.task.shard, None, config.task.shards)
-    some = list(islice(items, world.size))  # how many there are matters to the mesh only where they are few
+    # how many there are matters to the mesh and to the branches only where they are few
+    some = list(islice(items, world.size * config.engine.max_sequences))
     parallel = config.parallel
     axes = parallel.data, parallel.branch, parallel.tensor
     mesh = resolve(*axes, world.size, len(some), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.guard():
         folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
-        return Job(config, folder, task, chain(some, items), group, device, began).run()
+        return Job(config, folder, task, chain(some, items), len(some), group, device, began).run()
 
 
 class Job:
@@ -87,13 +87,14 @@ class Job:
         folder: Path,
         task: Task,
         items: Iterable[Item],
+        known: int,
         group: Group,
         device: torch.device,
         began: float,
     ) -> None:
         self.source, self.device = find(config.model.path), device
         model = read_config(self.source)
-        config = settled(config, native(model, config.model.pattern), device, group)
+        config = settled(config, model, device, group, known)
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
         self.dtype = choose_dtype(config.model, device)
@@ -183,12 +184,11 @@ class Job:
         rank = group.world.rank
         wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
         observe = wandb_log.observe if wandb_log else (lambda engine: None)
-        share = -(-len(self.requests) // group.mesh.data)  # a replica takes no more than its share at once
-        in_flight = max(1, min(config.engine.max_sequences, share))
         max_rows = config.engine.max_rows
         assert not isinstance(max_rows, str)  # it is settled
         engine = Engine(
-            model, config.decode, group.comm, in_flight, config.engine.attention, observe, group.stop.wish,
+            model, config.decode, group.comm, in_flight(config.engine, len(self.requests), group.mesh.data),
+            config.engine.attention, observe, group.stop.wish,
             max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs, config.engine.prefix_cache,
             self.products,
         )  # fmt: skip

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lopa_dist.kernels import segment_attention
 from lopa_dist.kernels.dispatch import TRITON
-from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta, attend_tiles_plain
+from lopa_dist.kernels.meta_attention import MOST_DIM, MetaPlan, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
 from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
-from lopa_dist.kernels.varlen_attention import Call, attend_varlen, has_varlen, plan_varlen
+from lopa_dist.kernels.varlen_attention import Call, attend_varlen, has_varlen, plan_varlen, takes
 
 
 class Attention(Protocol):
@@ -106,8 +106,12 @@ def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device
     return Meta(heads, kv_heads, dim, stack_rows, device)
 
 
-def candidates(device: torch.device) -> list[str]:
-    """What ``auto`` may mean on a device, the likely best first: what a profile measures, without one the first."""
+def candidates(device: torch.device, dim: int = MOST_DIM, dtype: torch.dtype = torch.bfloat16) -> list[str]:
+    """What ``auto`` may mean on a device for heads of `dim` numbers of `dtype`, the likely best first.
+
+    A profile measures all of them; without one it means the first.
+    """
     if device.type != "cuda":
         return ["torch"]
-    return [*(["meta"] if TRITON else []), "torch", *(["varlen"] if has_varlen() else [])]
+    meta, varlen = TRITON and dim <= MOST_DIM, has_varlen() and takes(dim, dtype)
+    return [*(["meta"] if meta else []), "torch", *(["varlen"] if varlen else [])]

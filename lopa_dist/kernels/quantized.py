@@ -6,10 +6,12 @@ activations alike, so rows stay independent: a row's numbers do not depend on it
 own.
 
 On a CPU the fp8 layer computes what a GPU would, up to the order of sums, at a CPU's speed: it shows what fp8 does to
-accuracy.
+accuracy, and takes longer than the whole weights would.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +69,7 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
 
     Args:
         x: ``[M, K]``; quantised here, row by row.
-        weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16.
+        weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16, see `check_fp8`.
         scale: ``[N]`` of `quantize_fp8`.
         bias: ``[N]`` or null.
         fast_sums: let the GPU keep fewer bits of partial sums; faster, and not what a CPU computes.
@@ -76,16 +78,22 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
         ``[M, N]`` in x's dtype.
 
     Raises:
-        RuntimeError: a GPU without fp8.
-        ValueError: sizes that the GPU's product cannot have.
+        ValueError: a GPU without fp8, or sizes that its product cannot have.
     """
     if x.is_cuda:
-        check_fp8(x.device, weight)
+        check_fp8(x.device, weight.shape)
     rows, row_scale = quantize_rows(x)
-    if not x.is_cuda:
-        product = F.linear(rows.float(), weight.float()) * row_scale[:, None] * scale
-        return (product if bias is None else product + bias.float()).to(x.dtype)
-    out = torch._scaled_mm(
+    if x.is_cuda:
+        return fp8_product(rows, row_scale, weight, scale, bias, fast_sums).to(x.dtype)
+    product = F.linear(rows.float(), weight.float()) * row_scale[:, None] * scale
+    return (product if bias is None else product + bias.float()).to(x.dtype)
+
+
+def fp8_product(
+    rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, fast_sums: bool = False
+) -> Tensor:
+    """The library's product of fp8 ``[M, K]`` and ``[N, K]`` with their scales ``[M]`` and ``[N]``: ``[M, N]`` bf16."""
+    return torch._scaled_mm(
         rows,
         weight.t(),
         row_scale[:, None],
@@ -94,7 +102,6 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
         out_dtype=torch.bfloat16,
         use_fast_accum=fast_sums,
     )
-    return out.to(x.dtype)
 
 
 def int8_linear(
@@ -134,16 +141,16 @@ def check_finite(weight: Tensor, where: str) -> None:
         )
 
 
-def check_fp8(device: torch.device, weight: Tensor) -> None:
-    """Raise where the GPU or the weight's shape does not allow an fp8 product."""
+def check_fp8(device: torch.device, shape: Sequence[int]) -> None:
+    """Raise a ValueError where a GPU, or a weight's shape on it, does not allow an fp8 product."""
     if torch.cuda.get_device_capability(device) < (8, 9):
         name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-        raise RuntimeError(
-            f"fp8_linear on {name}: fp8 needs compute capability 8.9 (Ada) or 9.0 (Hopper), this GPU has "
+        raise ValueError(
+            f"fp8 on {name}: its products need compute capability 8.9 (Ada) or 9.0 (Hopper), this GPU has "
             f"{capability[0]}.{capability[1]}; use int8 weights or bf16"
         )
-    if weight.shape[0] % 16 or weight.shape[1] % 16:
+    if shape[0] % 16 or shape[1] % 16:
         raise ValueError(
-            f"fp8_linear: the weight's shape {list(weight.shape)} is not in multiples of 16, as fp8 products need; "
-            "leave this layer in bf16"
+            f"fp8: a weight of shape {list(shape)} is not in multiples of 16, as products on a GPU need; "
+            "use int8 weights or bf16"
         )

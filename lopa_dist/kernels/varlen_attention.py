@@ -22,6 +22,8 @@ from torch import Tensor
 from lopa_dist.kernels.segment_attention import Ints, Segments
 from lopa_dist.kernels.tiles import stacks, within
 
+MOST_DIM = 256  # of a head
+
 Varlen = Callable[..., Any]  # with the parameters and results of `torch.nn.attention.varlen.varlen_attn`
 
 
@@ -109,6 +111,11 @@ def attend_varlen(q: Tensor, keys: Tensor, values: Tensor, calls: list[Call], va
         result[one.rows] = result[one.rows] * (before - merged).exp()[..., None] + weighted
         lse[one.rows] = merged
     return result.to(q.dtype)
+
+
+def takes(dim: int, dtype: torch.dtype) -> bool:
+    """Whether torch's kernel, which is FlashAttention, has heads of `dim` numbers of `dtype`."""
+    return dtype in (torch.float16, torch.bfloat16) and dim % 8 == 0 and dim <= MOST_DIM
 
 
 def has_varlen() -> bool:

@@ -12,7 +12,7 @@ from lopa_dist.models.adapter import Adapter
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, weight_files
-from lopa_dist.models.quantize import quantize
+from lopa_dist.models.quantize import check, quantize
 from lopa_dist.models.tokenizer import special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -50,7 +50,7 @@ def load_model(
     and reads no more than that, but for adapted ones: those are merged whole, so that every rank has the same bits.
 
     Raises:
-        ValueError: the model's sizes cannot be split over the tensor group.
+        ValueError: the model's sizes cannot be split over the tensor group, or the device cannot run this quantization.
         CheckpointError: a tensor that is missing, left over, of the wrong shape, or that the adapter does not fit.
     """
     config = read_config(folder)
@@ -71,6 +71,7 @@ def load_model(
 
     comm = tensor or Solo()
     tensor_parallel.split(model, comm)
+    check(model, quantization, device)
     loaded: dict[str, torch.Tensor] = {}
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped

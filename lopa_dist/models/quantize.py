@@ -7,12 +7,12 @@ between tokens, and it is 7 % of Dream-7B.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from lopa_dist.kernels.quantized import fp8_linear, int8_linear, quantize_fp8, quantize_int8
+from lopa_dist.kernels.quantized import check_fp8, fp8_linear, int8_linear, quantize_fp8, quantize_int8
 from lopa_dist.models.transformer import Layer, Transformer
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -50,14 +50,32 @@ def quantize(model: Transformer, kind: str) -> None:
     """Quantise the layers' projections in place, one after the other, so that memory never holds both forms of all.
 
     Raises:
-        ValueError: from the kernels, where the device cannot run this kind.
+        ValueError: as `check`, before anything is changed; or a weight with NaN or infinity.
     """
+    check(model, kind, model.head_weight.device)
+    for block, name, linear in linears(model):
+        setattr(block, name, QuantizedLinear.of(kind, linear))
+
+
+def check(model: Transformer, kind: str, device: torch.device) -> None:
+    """See that a device can multiply with a model's projections in this form; they may still be on the meta device.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if kind == "fp8" and device.type == "cuda":
+        for _, _, linear in linears(model):
+            check_fp8(device, linear.weight.shape)
+
+
+def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """The layers' projections that are not quantised: the module each belongs to, and its name there."""
     for layer in model.model.layers:
         assert isinstance(layer, Layer)
         for block in (layer.self_attn, layer.mlp):
             for name, linear in list(block.named_children()):
                 if isinstance(linear, nn.Linear):
-                    setattr(block, name, QuantizedLinear.of(kind, linear))
+                    yield block, name, linear
 
 
 def joined(parts: list[nn.Module]) -> nn.Module:

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lopa_dist.decode import Batch
+from lopa_dist.engine import profile
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.profile import MOST_BRANCHES, Profile, measure
+from lopa_dist.engine.runner import Runner
+from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.products import PRODUCTS
 from lopa_dist.models.fused import projections
 from lopa_dist.models.transformer import Transformer
@@ -16,23 +20,62 @@ from tests.engine.test_loop import BASE
 
 def knee(at: int, floor_s: float = 0.004) -> Profile:
     """A device on which a step costs the same up to `at` rows, and from there on in proportion."""
-    return Profile({rows: floor_s * max(1.0, rows / at) for rows in ladder(2048)}, window=32)
+    return Profile({rows: floor_s * max(1.0, rows / at) for rows in ladder(2048)}, 32, {32: "torch"})
 
 
 def test_below_the_knee_branches_are_free_and_above_it_they_cost() -> None:
-    profile = knee(256)
-    assert profile.free_branches(sequences=1, ranks=1) == 7  # 8 windows of 32 rows
-    assert profile.free_branches(sequences=2, ranks=1) == 3
-    assert profile.free_branches(sequences=8, ranks=1) == 0
-    assert profile.free_branches(sequences=100, ranks=1) == 0
-    assert profile.free_branches(sequences=2, ranks=2) == 7  # branches are shared out over ranks
+    found = knee(256)
+    assert found.free_branches(sequences=1, ranks=1) == 7  # 8 windows of 32 rows
+    assert found.free_branches(sequences=2, ranks=1) == 3
+    assert found.free_branches(sequences=8, ranks=1) == 0
+    assert found.free_branches(sequences=100, ranks=1) == 0
+    assert found.free_branches(sequences=2, ranks=2) == 7  # branches are shared out over ranks
     assert knee(2048).free_branches(sequences=1, ranks=1) == MOST_BRANCHES
 
 
 def test_steps_are_best_filled_up_to_where_a_row_costs_least() -> None:
     assert knee(256).best_rows() == 256
-    waves = Profile({128: 1.0, 256: 1.1, 384: 2.1, 512: 2.2}, 32)  # 384 rows begin a second wave
+    waves = Profile({128: 1.0, 256: 1.1, 384: 2.1, 512: 2.2}, 32, {32: "torch"})  # 384 rows begin a second wave
     assert waves.best_rows() == 256
+
+
+def test_the_attention_of_the_measured_size_next_to_a_steps() -> None:
+    found = Profile({}, 32, {32: "torch", 256: "meta", 1024: "varlen"})
+    assert [found.attention_at(rows) for rows in (1, 90, 91, 511, 513, 9999)] == [
+        "torch", "torch", "meta", "meta", "varlen", "varlen",
+    ]  # fmt: skip
+
+
+def test_back_ends_that_cannot_run_are_left_out(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With graphs=always none but meta can; varlen never on a CPU."""
+    monkeypatch.setattr(profile, "candidates", lambda *of: ["torch", "meta", "varlen"])
+    found = measure(small_model, BASE, "auto", "always", most_rows=96, budget_s=60)
+    assert found.attention == {8: "meta", 64: "meta"}
+    assert caplog.text.count("engine.attention=torch is left out of the profile: engine.graphs=always") == 1
+    assert caplog.text.count("engine.attention=varlen is left out of the profile") == 1
+    monkeypatch.setattr(profile, "candidates", lambda *of: ["torch", "varlen"])
+    assert set(measure(small_model, BASE, "auto", "never", 96, 60).attention.values()) == {"torch"}
+    with pytest.raises(ValueError, match="needs a GPU"):
+        measure(small_model, BASE, "auto", "always", most_rows=96, budget_s=60)
+
+
+def test_each_size_is_timed_with_the_back_end_that_is_fastest_there(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = []
+
+    def seconds(runner: Runner, batch: Batch) -> float:
+        name = "meta" if isinstance(runner.attention, Meta) else "torch"
+        timed.append((name, len(batch.tokens)))
+        return len(batch.tokens) if name == "torch" else 20.0
+
+    monkeypatch.setattr(profile, "candidates", lambda *of: ["meta", "torch"])
+    monkeypatch.setattr(profile, "forward_seconds", seconds)
+    found = measure(small_model, BASE, "auto", "never", most_rows=96, budget_s=60)
+    assert found.attention == {8: "torch", 64: "meta"}
+    assert timed[-4:] == [("torch", 8), ("meta", 32), ("meta", 64), ("meta", 96)]
 
 
 @given(st.integers(1, 10_000))
@@ -42,9 +85,10 @@ def test_time_between_and_beyond_what_was_measured(rows: int) -> None:
 
 @pytest.mark.parametrize(("attention", "graphs"), [("torch", "never"), ("meta", "never"), ("meta", "always")])
 def test_measuring_times_rising_sizes(small_model: Transformer, attention: str, graphs: str) -> None:
-    profile = measure(small_model, BASE, attention, graphs, most_rows=96, budget_s=60)
-    assert list(profile.seconds) == [8, 32, 64, 96]
-    assert all(seconds > 0 for seconds in profile.seconds.values())
+    found = measure(small_model, BASE, attention, graphs, most_rows=96, budget_s=60)
+    assert list(found.seconds) == [8, 32, 64, 96]
+    assert all(seconds > 0 for seconds in found.seconds.values())
+    assert found.attention == {8: attention, 64: attention}
     few = measure(small_model, BASE, attention, graphs, most_rows=96, budget_s=0)
     assert list(few.seconds) == [8]
 

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lopa_dist.cli import main
 from lopa_dist.config import Config, DecodeOptions, EngineConfig, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig
+from lopa_dist.engine.profile import Profile
 from lopa_dist.jobs import profiles
 from lopa_dist.jobs.run import run
+from lopa_dist.kernels import attention
+from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.families import native
+from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import Mesh
+
+
+def test_the_attention_that_was_fastest_for_the_jobs_steps() -> None:
+    profile = Profile({32: 1.0, 1024: 1.0, 2048: 9.0}, 32, {32: "meta", 256: "torch", 1024: "varlen"})
+    config = Config(decode=DecodeOptions(branches=7), engine=EngineConfig(max_sequences=16))
+    options = native(read_config(EMBEDDED))
+    one, many, ranks = Mesh(1, 1), Mesh(4, 1), Mesh(1, 4)
+    assert [profiles.followed(profile, config, options, *job)[2] for job in [
+        (one, 1), (one, 1000), (many, 4), (ranks, 1), (ranks, 16),
+    ]] == ["torch", "varlen", "torch", "meta", "varlen"]  # fmt: skip
+    config.engine.max_rows = 300
+    assert profiles.followed(profile, config, options, one, 1000)[2] == "torch"
+    config.decode.branches = "auto"
+    assert profiles.followed(profile, config, options, one, 1) == (15, 1024, "torch")
+
+
+def test_on_a_gpu_auto_never_means_what_the_model_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "TRITON", True)
+    monkeypatch.setattr(attention, "has_varlen", lambda: True)
+    gpu, bf16 = torch.device("cuda"), torch.bfloat16
+    assert attention.candidates(gpu, 128, bf16) == ["meta", "torch", "varlen"]
+    assert attention.candidates(gpu, 128, torch.float32) == ["meta", "torch"]
+    assert attention.candidates(gpu, 192, bf16) == ["torch", "varlen"]
+    assert attention.candidates(gpu, 100, bf16) == ["meta", "torch"]
+    assert attention.candidates(gpu, 512, bf16) == ["torch"]
+    group, shape = SimpleNamespace(), replace(read_config(EMBEDDED), head_dim=512)
+    settled = profiles.settled(Config(decode=DecodeOptions(branches=1)), shape, gpu, group, 4)
+    assert settled.engine.attention == "torch"
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +88,9 @@ def test_made_read_and_followed(
     report = run(job(), tmp_path / "run", World("python"))
     assert report["branch"]["k"] == report["decode"]["branches"] == 1  # two sequences in flight
     assert report["requests"] == 4
+    alone = job()
+    alone.task.limit = 1
+    assert run(alone, tmp_path / "alone", World("python"))["decode"]["branches"] == 3  # there is but one to run
 
 
 def test_a_profile_of_another_precision_does_not_count(

@@ -168,13 +168,36 @@ def test_int8_is_the_plain_product_of_the_scaled_weight() -> None:
 def test_what_cannot_be_multiplied_in_fp8_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
-    weight = torch.zeros(16, 32)
-    with pytest.raises(RuntimeError, match=r"A100: fp8 needs compute capability 8\.9 .* has 8\.0; use int8"):
-        quantized.check_fp8(torch.device("cuda"), weight)
+    with pytest.raises(ValueError, match=r"A100: its products need compute capability 8\.9 .* has 8\.0; use int8"):
+        quantized.check_fp8(torch.device("cuda"), (16, 32))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    quantized.check_fp8(torch.device("cuda"), weight)
+    quantized.check_fp8(torch.device("cuda"), (16, 32))
     with pytest.raises(ValueError, match=r"\[16, 24\] is not in multiples of 16"):
-        quantized.check_fp8(torch.device("cuda"), weight[:, :24])
+        quantized.check_fp8(torch.device("cuda"), (16, 24))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_the_gpus_product_is_called_as_torch_wants_it(rows: int, bias: bool, dtype: torch.dtype) -> None:
+    """torch has the product on a CPU, too: same arguments, and the emulation is what it computes."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(rows, 256, generator=generator).to(dtype), torch.randn(48, 256, generator=generator)
+    eight, scale = quantize_fp8(weight)
+    added = torch.randn(48, generator=generator).to(dtype) if bias else None
+    given = (*quantize_rows(x), eight, scale, added)
+    try:
+        found = quantized.fp8_product(*given)
+    except (NotImplementedError, RuntimeError) as error:
+        if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):
+            raise
+        pytest.skip(f"torch {torch.__version__} has no such product on a CPU: {error}")
+    assert found.dtype == torch.bfloat16
+    assert found.is_contiguous()
+    wanted = fp8_linear(x, eight, scale, added)
+    assert torch.allclose(found.float(), wanted.float(), rtol=2**-7, atol=0.05)
+    shape = quantized.fp8_product(*(None if one is None else one.to("meta") for one in given)).shape
+    assert shape == found.shape, "its rules for a GPU's sizes and strides hold"
 
 
 def test_cross_compiled() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
+from lopa_dist.jobs.loading import load
+from lopa_dist.models import checkpoint
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
-from lopa_dist.models.quantize import KINDS, QuantizedLinear, joined
+from lopa_dist.models.quantize import KINDS, QuantizedLinear, check, joined
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks.word_problems import problems
@@ -44,6 +50,38 @@ def test_predictions_change_little_and_weights_are_small(kind: str, bound: float
     assert len(projections) == 7 * model.config.layers
     assert {m.weight.element_size() for m in projections} == {1}
     assert not [m for m in model.model.modules() if isinstance(m, nn.Linear)]
+
+
+def test_what_a_gpu_cannot_multiply_is_told_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, small_model: Transformer
+) -> None:
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(checkpoint, "opened", lambda file: pytest.fail("weights were read"))
+    monkeypatch.setattr(checkpoint, "stored_tensors", lambda files: {})
+    monkeypatch.setattr(checkpoint, "compare", lambda *of: None)
+    with pytest.raises(ValueError, match="A100: its products need compute capability"):
+        load_model(EMBEDDED, torch.bfloat16, gpu, quantization="fp8")
+    check(small_model, "int8", gpu)
+    check(small_model, "fp8", CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    check(small_model, "fp8", gpu)
+    odd = copy.deepcopy(small_model)
+    odd.model.layers[1].mlp.up_proj = nn.Linear(32, 40)
+    with pytest.raises(ValueError, match=r"\[40, 32\] is not in multiples of 16"):
+        check(odd, "fp8", gpu)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("fp8", 1), ("int8", 0), ("none", 0)])
+def test_a_cpu_says_that_it_emulates(kind: str, told: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "lopa_dist"):
+        load(ModelOptions(quantization=kind), CPU, warn=True)
+        load(ModelOptions(quantization=kind), CPU, warn=False)
+    assert [r.message for r in caplog.records].count(
+        "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
+        "it shows what fp8 does to the texts, and nothing of its speed"
+    ) == told  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
