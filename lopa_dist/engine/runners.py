@@ -70,8 +70,7 @@ class Runners:
         network = merged(self.model).choosing(self.products)
         longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
         return StaticRunner(
-            self.model, pool, sampling, self.attention, network, sequences, self.config.max_branches, longest,
-            self.stack_rows,
+            self.model, pool, sampling, self.attention, network, sequences, self.config.max_branches, longest
         )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.static_runner import CHUNK, StaticRunner, chunk
+from lopa_dist.engine.static_runner import StaticRunner, split_for
+from lopa_dist.kernels.tiles import Split, capacity, matrix_rows, tile_rows_for
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from tests.engine.ranks import on_ranks
@@ -86,25 +87,50 @@ def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, mo
 
 def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few sequences run, tiles are split along their columns."""
-    monkeypatch.setattr("lopa_dist.engine.static_runner.CHUNK", 16)
+    monkeypatch.setattr(static_runner, "split_for", lambda sequences, *_: Split(132 // sequences, 16))
     requests = random_requests(11, 6, BASE.max_new_tokens)
-    for config in (BASE, replace(BASE, cache="none", branches=3), replace(BASE, cache="dual", canvas="whole")):
-        engine = Engine(small_model, config, Solo(), 4, "meta", poison, graphs="always")
+    slow = replace(BASE, cache="dual", canvas="whole", tau_conf=0.95)  # with steps that finish no block
+    for config in (BASE, replace(BASE, branches=7), slow):
+        merges: list[int] = []
+
+        def observe(engine: Engine, merges: list[int] = merges) -> None:
+            runner = engine.flight.runner
+            assert isinstance(runner, StaticRunner)
+            merges += [int(body.plan.counts[1]) for body in runner.bodies.values()]
+            poison(engine)
+
+        engine = Engine(small_model, config, Solo(), 4, "meta", observe, graphs="always")
         found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
         assert found == texts(small_model, config, requests)
+        assert any(merges)
         runner = engine.flight.runner
         assert isinstance(runner, StaticRunner)
-        by_size = [body.plan for _, body in sorted(runner.bodies.items())]
-        assert all(plan.capacity.parts for plan in by_size)
-        largest = runner.attention_plan(max(runner.bodies))
-        assert largest.workspace is runner.attention_plan(min(runner.bodies)).workspace
+        plans = [body.plan for body in runner.bodies.values()] + [runner.attention_plan(3 * TOP)]
+        assert {id(plan.workspace) for plan in plans} == {id(runner.workspace)}
 
 
-def test_tiles_are_split_where_multiprocessors_of_this_gpu_would_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+@given(
+    sequences=st.integers(1, 80), rows=st.integers(1, 40_000), longest=st.integers(1, 40_000),
+    shape=st.sampled_from([(4, 7), (8, 4), (32, 1)]), branches=st.integers(1, 16),
+)  # fmt: skip
+def test_parts_take_little_memory(
+    sequences: int, rows: int, longest: int, shape: tuple[int, int], branches: int
+) -> None:
+    """However long prompts are: of 7B models, on an H100."""
+    kv_heads, group = shape
+    height = tile_rows_for(group, 32 * branches)
+    split = split_for(sequences, kv_heads, torch.device("cpu"))
+    room = capacity(rows, sequences * (branches + 2), height, split, 2 * sequences, longest, rows)
+    assert room.parts * kv_heads * matrix_rows(height, group) * (128 + 1) * 4 < 36e6
+    assert room.tiles * kv_heads <= kv_heads * (rows // height + sequences * (branches + 2)) + 4 * 132
+
+
+def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_runner, "processors", lambda device: 78)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert (chunk(77, gpu), chunk(78, gpu)) == (CHUNK, None)
-    assert (chunk(131, cpu), chunk(132, cpu)) == (CHUNK, None)  # as on the GPU that it stands in for
+    assert split_for(1, 4, gpu) == Split(2 * 78 // 4)
+    assert [split_for(n, 4, gpu) for n in (19, 20)] == [Split(2), None]
+    assert split_for(1, 4, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
 
 
 def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
