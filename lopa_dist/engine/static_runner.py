@@ -56,7 +56,11 @@ class Replay:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
-        """Run it once more."""
+        """Run it once more.
+
+        Raises:
+            RuntimeError: as `captured`.
+        """
         if self.graph is not None:
             self.graph.replay()
         elif device.type != "cuda":
@@ -64,18 +68,37 @@ class Replay:
         elif not self.warm:
             aside, here = capture_stream(device), torch.cuda.current_stream(device)
             aside.wait_stream(here)
-            with torch.cuda.stream(aside):
-                function()
-            here.wait_stream(aside)
+            try:
+                with torch.cuda.stream(aside):
+                    function()
+            finally:
+                here.wait_stream(aside)  # whatever was queued before an error, too
             self.warm = True
         else:
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
-            stream = capture_stream(device)
-            with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                function()
-            self.graph = graph
-            graph.replay()
+            self.graph = captured(function, device, memory)
+            self.graph.replay()
+
+
+def captured(function: Callable[[], None], device: torch.device, memory: Any) -> torch.cuda.CUDAGraph:
+    """The function as a graph, its memory in the pool `memory` or, where that is null, in one of its own.
+
+    Raises:
+        RuntimeError: the function raised, or did what no graph can hold. The current stream is what it was, so that
+            those who do without this graph may go on.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
+    try:
+        # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
+        capture = torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(stream), capture:  # torch's own capture leaves its stream in place where it fails
+            function()
+    except Exception as error:
+        cause = error.__context__ or error  # ending a capture that is broken raises once more
+        raise RuntimeError(
+            f"no CUDA graph could be captured on {device} ({type(cause).__name__}: {cause}); engine.graphs=never does "
+            "without graphs"
+        ) from error
+    return graph
 
 
 @cache

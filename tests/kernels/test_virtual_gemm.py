@@ -85,6 +85,23 @@ def test_grouped_products(rows: int, bias: bool) -> None:
     assert torch.allclose(found.float(), wanted.float(), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)])
+def test_grouped_products_are_refused_where_they_wait_for_the_host(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnGPU(Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    x, weight = (random(32, 32, dtype=torch.bfloat16).as_subclass(OnGPU) for _ in range(2))
+    if capability[0] in (9, 10):
+        assert grouped_linear(x, weight, real(3)).shape == (32, 32)
+    else:
+        with pytest.raises(RuntimeError, match="a GPU: grouped products wait for the host"):
+            grouped_linear(x, weight, real(3))
+
+
 def test_the_dispatcher() -> None:
     x, weight = torch.randn(5, 16), torch.randn(8, 16)
     out = vgemm(x, weight, torch.tensor([3], dtype=torch.int32))
