@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.layout import Batch
+from lopa_dist.decode.layout import ROW_TILE, Batch
 from lopa_dist.engine.buckets import TOP, bucket
 from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.engine.runner import Prepared, Runner
@@ -171,7 +171,8 @@ class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
     `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
-    prompt; they size the tables of tiles.
+    prompt; they size the tables of tiles. `rows` are the most that a step usually has: the pool gets scratch for them
+    now, for graphs speak of addresses, and a pool that grows loses them all.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class StaticRunner(Runner):
         sequences: int,
         branches: int,
         longest: int,
+        rows: int,
     ) -> None:
         super().__init__(model, pool, sampling, attention)
         self.network, self.device, self.tile_rows = network, model.head_weight.device, attention.tile_rows
@@ -199,7 +201,9 @@ class StaticRunner(Runner):
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
         self.make_room(TOP)
-        self.address = 0
+        most = bucket(rows) or -(-rows // ROW_TILE) * ROW_TILE
+        pool.reserve(most, most)
+        self.address = pool.keys.data_ptr()
         self.forget()
 
     def make_room(self, rows: int) -> None:

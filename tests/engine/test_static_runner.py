@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
+from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
+from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.static_runner import StaticRunner, split_for
 from lopa_dist.kernels.tiles import Split, capacity, matrix_rows, tile_rows_for
 from lopa_dist.models.transformer import Transformer
@@ -140,6 +144,73 @@ def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch:
     runner = engine.flight.runner
     assert isinstance(runner, StaticRunner)
     assert set(runner.bodies) | set(runner.heads) <= {32}
+
+
+@pytest.mark.parametrize("max_rows", [None, 64, 100])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"branches": 7},
+        {"branches": 7, "max_active_blocks": 1},
+        {"branches": 3, "cache": "dual", "canvas": "whole"},
+        {"branches": 3, "cache": "none"},
+        {"branches": 3, "prompt_attention": "joint"},
+    ],
+    ids=str,
+)
+def test_the_pool_has_its_scratch_from_the_start(
+    small_model: Transformer, options: dict[str, Any], max_rows: int | None
+) -> None:
+    """A pool that grew would lose its graphs, and be there twice for a moment."""
+    addresses, sizes = set(), []
+
+    def observe(engine: Engine) -> None:
+        runner = engine.flight.runner
+        assert isinstance(runner, StaticRunner)
+        addresses.add(runner.pool.keys.data_ptr())
+        sizes.append(sorted(runner.bodies))
+
+    config = replace(BASE, block_size=8, tau_conf=0.95, tau_add=0.1, **options)  # few tokens at a time, many branches
+    engine = Engine(small_model, config, Solo(), 5, "meta", observe, graphs="always", max_rows=max_rows)
+    assert len(list(engine.generate(random_requests(9, 10, config.max_new_tokens)))) == 10
+    assert len(addresses) == 1
+    assert all(set(before) <= set(after) for before, after in pairwise(sizes))
+    assert len(sizes[-1]) > 1, "buckets of more than one size, or this test shows little"
+
+
+def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runners, "usual_rows", lambda *_: 1)
+    grown: list[int] = []
+    make = KVPool.grown
+    monkeypatch.setattr(KVPool, "grown", lambda pool, held, rows: grown.append(rows) or make(pool, held, rows))
+    config = replace(BASE, branches=7)
+    requests = random_requests(5, 6, BASE.max_new_tokens)
+    assert static_texts(small_model, config, requests) == texts(small_model, config, requests)
+    assert grown[:2] == [32, 32]
+    assert len(grown) > 4
+
+
+@pytest.mark.parametrize(
+    ("options", "max_rows", "rows"),
+    [
+        ({}, None, 4 * 100),
+        ({"branches": 15}, None, 4 * 16 * 3 * 4),
+        ({"branches": 31, "max_active_blocks": 1}, None, 4 * 32 * 2 * 4),
+        ({"branches": 7, "canvas": "whole"}, None, 4 * 8 * 19),
+        ({"cache": "none"}, None, 4 * 4 * 100),
+        ({"cache": "none"}, 600, 600),
+        ({"cache": "none"}, 300, 4 * 100),
+        ({}, 10_000, 4 * 100),
+        ({"branches": 511}, None, TOP),
+        ({"branches": 511}, 9000, 9000),
+    ],
+    ids=str,
+)
+def test_usual_rows(small_model: Transformer, options: dict[str, Any], max_rows: int | None, rows: int) -> None:
+    runners = Runners(small_model, replace(BASE, **options), "meta", "always", Solo(), None, max_rows)
+    assert runners.usual_rows(4, 100) == rows
 
 
 def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:
