@@ -36,7 +36,7 @@ PROCESSORS = 132  # multiprocessors of an H100 or H200: what a CPU, which has no
 def split_for(sequences: int, kv_heads: int, device: torch.device) -> Split | None:
     """How stacks are split where each of so many sequences has one; null where a sequence's share of the GPU is small.
 
-    The parts of all of them together are `PROGRAMS` for each multiprocessor, and so is the memory of their results.
+    The parts of all of them together are `PROGRAMS` for each multiprocessor, which bounds the memory of their results.
     """
     programs = PROGRAMS * (processors(device) if device.type == "cuda" else PROCESSORS)
     parts = programs // (sequences * kv_heads)

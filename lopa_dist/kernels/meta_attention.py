@@ -1,9 +1,9 @@
 """Meta-attention: one kernel over a table of tiles serves prompts, windows and stacked branches (XY-Serve, section 3).
 
 The table lies on the device at a fixed address and has a fixed room, the number of tiles in it is read there, and the
-grid is as large as the room: a captured CUDA graph runs any batch that fits. Nothing is tuned at run time, and how
-tiles are cut does not depend on the batch: a row's bits depend on the rows of its own stack alone (see `tiles.tile`),
-for a given height of tiles and `Split`.
+grid is as large as the room: a captured CUDA graph runs any batch that fits. Nothing is tuned at run time. A row's bits
+depend on the rows of its own stack, for a given height of tiles and `Split`, and on nothing else of the batch; which
+sequences share a stack depends on the batch, where prompts begin alike (see `tiles.tile`).
 """
 
 from __future__ import annotations

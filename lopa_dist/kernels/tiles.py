@@ -42,9 +42,9 @@ class Tiles:
 class Split:
     """How the tiles of low stacks are split along their columns, into parts that are merged afterwards.
 
-    So there is more work at a time where few sequences are left. A stack's tiles have at most `parts` parts together:
-    those of a tall one, which fills a GPU by itself, stay whole and need no memory, however long it is. So do those of
-    a stack without cached tokens, which sees no more columns than it has rows.
+    So there is more work at a time where there are few sequences. A stack's tiles have at most `parts` parts together,
+    so their memory is bounded: tiles of a tall one, which are work enough, stay whole, however many columns they see.
+    So do those of a stack without cached tokens, which sees no more columns than it has rows.
     """
 
     parts: int  # 2 or more
@@ -63,10 +63,13 @@ class Capacity:
 def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked: bool = True) -> Tiles:
     """Cut segments into tiles of at most `tile_rows` rows.
 
-    Adjacent segments that see the same cached tokens are one stack: a tile may hold rows of several, and reads the
-    cached K/V once for all of them. The branches of a sequence are one, and so are the windows of sequences side by
-    side that see one shared prompt and nothing else yet. How tiles are cut depends on their own stack alone, so a
-    stack's results do not depend on the rest of the batch. Among stacks of other heights they agree to rounding only.
+    Adjacent segments that see the same cached tokens are one stack: a tile may hold rows of several, and every tile
+    reads the cached K/V once for all of its rows. The branches of a sequence are a stack, and so is what lies side by
+    side of several sequences whose prompts begin alike and sees that beginning and nothing else: the rests of their
+    prompts, or windows behind a prompt that is all the same.
+
+    How tiles are cut depends on their own stack alone, so a stack's results do not depend on the rest of the batch. A
+    row's do depend, to rounding, on the other rows of its stack: on other sequences, where they share a beginning.
 
     Args:
         segments: in any order; the own K/V of every segment must lie in pool slots of packed order.
