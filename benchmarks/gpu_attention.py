@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.gpu_bench import Bench, Row, brief
 from benchmarks.roofline import MODELS, Bar, ratio
-from lopa_dist.engine.static_runner import chunk
+from lopa_dist.engine.static_runner import split_for
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.segment_attention import Segments
@@ -151,10 +151,8 @@ def segments_of(mix: Mix) -> Segments:
 
 def meta(segments: Segments, config: ModelConfig, mix: Mix, q: Tensor, keys: Tensor, values: Tensor) -> Attend:
     """Ours, with tiles cut as the static runner cuts them."""
-    stack = mix.window * mix.branches
-    height = tile_rows_for(config.heads // config.kv_heads, stack)
-    programs = len(mix.prefixes) * -(-stack // height) * config.kv_heads
-    tiles = tile(segments, height, chunk(programs, q.device))
+    height = tile_rows_for(config.heads // config.kv_heads, mix.window * mix.branches)
+    tiles = tile(segments, height, split_for(len(mix.prefixes), config.kv_heads, q.device))
     room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
     plan = MetaPlan(len(q), room, config.heads, config.kv_heads, config.head_dim, height, tiles.scratch, q.device)
     plan.fill(tiles)

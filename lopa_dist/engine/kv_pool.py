@@ -168,11 +168,16 @@ class KVPool:
         second = tokens - first
         return np.where(apart, lender, base), first, (base + first, second) if second.any() else None
 
-    def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows of scratch, and some more: what lies there is of the last step, and not kept."""
+    def reserve(self, rows: int, most: int | None = None) -> None:
+        """Make room for `rows` rows of scratch: what lies there is of the last step, and not kept.
+
+        Where there is not enough, `most` rows are made, by default half as many again. Keys and values are then made
+        anew, the one after the other: for a moment the pool takes half as much memory again.
+        """
         if self.scratch + rows > self.keys.shape[1]:
-            self.keys = self.grown(self.keys, rows * 3 // 2)
-            self.values = self.grown(self.values, rows * 3 // 2)
+            most = rows * 3 // 2 if most is None else most
+            self.keys = self.grown(self.keys, most)
+            self.values = self.grown(self.values, most)
 
     def grown(self, held: Tensor, rows: int) -> Tensor:
         """Keys or values with scratch for so many rows."""

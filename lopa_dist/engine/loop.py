@@ -68,7 +68,7 @@ class Engine:
         self.model, self.config, self.comm = model, config, comm
         self.max_sequences = max_sequences
         self.device = model.head_weight.device
-        self.runners = Runners(model, config, attention, graphs, self.tensor, products)
+        self.runners = Runners(model, config, attention, graphs, self.tensor, products, max_rows)
         self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
         self.scores: Tensor | None = None  # [S, K] of the last step's branches
         self.taken = 0  # requests admitted so far

@@ -5,6 +5,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
@@ -36,6 +37,7 @@ class Runners:
             without a graph: slower, for tests), or ``never``.
         tensor: the group that the model is split over.
         products: how the static runner multiplies, as `engine.products` found it fastest.
+        max_rows: rows that a step has at most, of more than one sequence.
 
     Raises:
         ValueError: graphs=always where they cannot be had.
@@ -49,8 +51,10 @@ class Runners:
         graphs: str,
         tensor: Communicator,
         products: Choices | None = None,
+        max_rows: int | None = None,
     ) -> None:
         self.model, self.config, self.tensor, self.products = model, config, tensor, products or {}
+        self.max_rows = max_rows
         device, shape = model.head_weight.device, model.config
         name = candidates(device)[0] if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
@@ -71,8 +75,23 @@ class Runners:
         longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.config.max_branches, longest,
-            self.stack_rows,
+            self.usual_rows(sequences, longest),
         )  # fmt: skip
+
+    def usual_rows(self, sequences: int, longest: int) -> int:
+        """Rows that steps hardly ever exceed: those of every sequence, or of one that is larger than the bounds.
+
+        A sequence has its prompt and one window, later a window in every branch: active blocks, and one more that was
+        finished, or the row before them. Where nothing is kept for good, a window is all of the sequence.
+        """
+        config = self.config
+        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1)
+        if config.cache != "block":
+            window = longest
+        elif config.canvas == "whole":
+            window = config.max_new_tokens + 1
+        each = max(longest, config.max_branches * window)
+        return min(sequences * each, max(self.max_rows or TOP, each))
 
 
 USUAL_BLOCKS = 2

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.layout import Batch
+from lopa_dist.decode.layout import ROW_TILE, Batch
 from lopa_dist.engine.buckets import TOP, bucket
 from lopa_dist.engine.kv_pool import Ints, KVPool
 from lopa_dist.engine.runner import Prepared, Runner
@@ -25,17 +25,22 @@ from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import Sampling, record_head
-from lopa_dist.kernels.tiles import Tiles, capacity, tile
+from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 
-CHUNK = 256  # K/V columns of a part, where tiles are too few to keep a GPU busy
+PROGRAMS = 2  # of attention, a multiprocessor: one round of them does not come out even
 PROCESSORS = 132  # multiprocessors of an H100 or H200: what a CPU, which has none, stands in for
 
 
-def chunk(tiles: int, device: torch.device) -> int | None:
-    """Columns of a part, where so many tiles leave multiprocessors of the GPU idle; null where they do not."""
-    return CHUNK if tiles < (processors(device) if device.type == "cuda" else PROCESSORS) else None
+def split_for(sequences: int, kv_heads: int, device: torch.device) -> Split | None:
+    """How stacks are split where each of so many sequences has one; null where a sequence's share of the GPU is small.
+
+    The parts of all of them together are `PROGRAMS` for each multiprocessor, which bounds the memory of their results.
+    """
+    programs = PROGRAMS * (processors(device) if device.type == "cuda" else PROCESSORS)
+    parts = programs // (sequences * kv_heads)
+    return Split(parts) if parts > 1 else None
 
 
 class Replay:
@@ -51,7 +56,11 @@ class Replay:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
-        """Run it once more."""
+        """Run it once more.
+
+        Raises:
+            RuntimeError: as `captured`.
+        """
         if self.graph is not None:
             self.graph.replay()
         elif device.type != "cuda":
@@ -59,18 +68,37 @@ class Replay:
         elif not self.warm:
             aside, here = capture_stream(device), torch.cuda.current_stream(device)
             aside.wait_stream(here)
-            with torch.cuda.stream(aside):
-                function()
-            here.wait_stream(aside)
+            try:
+                with torch.cuda.stream(aside):
+                    function()
+            finally:
+                here.wait_stream(aside)  # whatever was queued before an error, too
             self.warm = True
         else:
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
-            stream = capture_stream(device)
-            with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                function()
-            self.graph = graph
-            graph.replay()
+            self.graph = captured(function, device, memory)
+            self.graph.replay()
+
+
+def captured(function: Callable[[], None], device: torch.device, memory: Any) -> torch.cuda.CUDAGraph:
+    """The function as a graph, its memory in the pool `memory` or, where that is null, in one of its own.
+
+    Raises:
+        RuntimeError: the function raised, or did what no graph can hold. The current stream is what it was, so that
+            those who do without this graph may go on.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
+    try:
+        # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
+        capture = torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(stream), capture:  # torch's own capture leaves its stream in place where it fails
+            function()
+    except Exception as error:
+        cause = error.__context__ or error  # ending a capture that is broken raises once more
+        raise RuntimeError(
+            f"no CUDA graph could be captured on {device} ({type(cause).__name__}: {cause}); engine.graphs=never does "
+            "without graphs"
+        ) from error
+    return graph
 
 
 @cache
@@ -143,7 +171,8 @@ class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
     `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
-    prompt, `stack_rows` the usual rows of a sequence's branches together; they size the tables of tiles.
+    prompt; they size the tables of tiles. `rows` are the most that a step usually has: the pool gets scratch for them
+    now, for graphs speak of addresses, and a pool that grows loses them all.
     """
 
     def __init__(
@@ -156,18 +185,25 @@ class StaticRunner(Runner):
         sequences: int,
         branches: int,
         longest: int,
-        stack_rows: int,
+        rows: int,
     ) -> None:
         super().__init__(model, pool, sampling, attention)
         self.network, self.device, self.tile_rows = network, model.head_weight.device, attention.tile_rows
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
-        tiles = sequences * -(-stack_rows // self.tile_rows) * model.config.kv_heads
-        self.chunk = chunk(tiles, self.device)
+        self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches
+        config = model.config
+        self.split = split_for(sequences, config.kv_heads, self.device)
+        height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
+        # of all attention plans, for they run one after the other
+        self.workspace = Workspace.empty(
+            self.attention_room(max(TOP, longest)).parts, config.kv_heads, height, config.head_dim, self.device
+        )
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
-        self.workspace: Workspace | None = None  # of all attention plans, for they run one after the other
         self.make_room(TOP)
-        self.address = 0
+        most = bucket(rows) or -(-rows // ROW_TILE) * ROW_TILE
+        pool.reserve(most, most)
+        self.address = pool.keys.data_ptr()
         self.forget()
 
     def make_room(self, rows: int) -> None:
@@ -192,7 +228,7 @@ class StaticRunner(Runner):
         if self.room < size:
             self.make_room(size)
         segments = self.segments(batch, slots)
-        return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.chunk))
+        return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.split))
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
@@ -234,15 +270,13 @@ class StaticRunner(Runner):
         return head.records[:count]
 
     def attention_plan(self, size: int) -> MetaPlan:
-        """A table with room for any batch of `size` rows."""
+        """A table for any batch of `size` rows."""
         config = self.model.config
+        shape = config.heads, config.kv_heads, config.head_dim, self.tile_rows
+        return MetaPlan(size, self.attention_room(size), *shape, self.pool.scratch, self.device, self.workspace)
+
+    def attention_room(self, size: int) -> Capacity:
+        """What the tiles of any batch of `size` rows need."""
         own = min(size, self.longest)
         # what a segment sees is at most `longest` with its own rows, and its neighbour in a tile has as many
-        room = capacity(size, self.stacks, self.tile_rows, self.chunk, self.longest - own, own)
-        shared = self.workspace
-        if shared is not None and len(shared.results) < room.parts:
-            shared = None
-        shape = config.heads, config.kv_heads, config.head_dim, self.tile_rows
-        plan = MetaPlan(size, room, *shape, self.pool.scratch, self.device, shared)
-        self.workspace = plan.workspace
-        return plan
+        return capacity(size, self.stacks, self.tile_rows, self.split, self.low, self.longest - own, own)

@@ -1,8 +1,9 @@
 """Meta-attention: one kernel over a table of tiles serves prompts, windows and stacked branches (XY-Serve, section 3).
 
 The table lies on the device at a fixed address and has a fixed room, the number of tiles in it is read there, and the
-grid is as large as the room: a captured CUDA graph runs any batch that fits. Nothing is tuned at run time and columns
-are never split by the size of the batch, so a sequence has the same bits in any batch.
+grid is as large as the room: a captured CUDA graph runs any batch that fits. Nothing is tuned at run time. A row's bits
+depend on the rows of its own stack, for a given height of tiles and `Split`, and on nothing else of the batch; which
+sequences share a stack depends on the batch, where prompts begin alike (see `tiles.tile`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ class Workspace:
 
     results: Tensor  # [P, Hkv, height, D] fp32
     lse: Tensor  # [P, Hkv, height] fp32, base 2
+
+    @classmethod
+    def empty(cls, parts: int, kv_heads: int, height: int, dim: int, device: torch.device) -> Workspace:
+        """For so many parts."""
+        shape = (parts, kv_heads, height)
+        made = (torch.empty(size, dtype=torch.float32, device=device) for size in ((*shape, dim), shape))
+        return cls(*made)
 
 
 class MetaPlan:
@@ -99,14 +107,11 @@ class MetaPlan:
         self.buffer = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
         self.counts, self.lo, self.hi, table, merges = (self.buffer[span] for span in self.spans)
         self.table, self.merges = table.view(-1, FIELDS), merges.view(-1, 4)
-        shape = (capacity.parts, kv_heads, self.height)
-        if workspace is None:
-            results = torch.empty(*shape, dim, device=device, dtype=torch.float32)
-            workspace = Workspace(results, torch.empty(shape, device=device, dtype=torch.float32))
-        elif workspace.results.shape[0] < capacity.parts or workspace.results.shape[1:] != (*shape[1:], dim):
-            found = tuple(workspace.results.shape)
-            raise ValueError(f"a shared workspace of {found} does not hold parts of {(*shape, dim)}")
-        self.workspace = workspace
+        shape = (capacity.parts, kv_heads, self.height, dim)
+        self.workspace = workspace or Workspace.empty(*shape, device)
+        found = tuple(self.workspace.results.shape)
+        if found[0] < shape[0] or found[1:] != shape[1:]:
+            raise ValueError(f"a shared workspace of {found} does not hold parts of {shape}")
 
     def fill(self, tiles: Tiles) -> None:
         """Send a forward's tiles to the device, in one copy that the host does not wait for.

@@ -39,6 +39,19 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class Split:
+    """How the tiles of low stacks are split along their columns, into parts that are merged afterwards.
+
+    So there is more work at a time where there are few sequences. A stack's tiles have at most `parts` parts together,
+    so their memory is bounded: tiles of a tall one, which are work enough, stay whole, however many columns they see.
+    So do those of a stack without cached tokens, which sees no more columns than it has rows.
+    """
+
+    parts: int  # 2 or more
+    columns: int = 128  # a part has a multiple of so many, the last of a tile the rest; steps of fewer waste nothing
+
+
+@dataclass(frozen=True)
 class Capacity:
     """How many of each a table has room for."""
 
@@ -47,18 +60,21 @@ class Capacity:
     parts: int
 
 
-def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: bool = True) -> Tiles:
+def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked: bool = True) -> Tiles:
     """Cut segments into tiles of at most `tile_rows` rows.
 
-    Adjacent segments that see the same cached tokens, the branches of a sequence, are one stack: a tile may hold rows
-    of several, and the cached K/V are read once for all of them. How a tile is cut depends on its own stack alone, so
-    a sequence's results do not depend on the batch. Among stacks of other heights they agree to rounding only.
+    Adjacent segments that see the same cached tokens are one stack: a tile may hold rows of several, and every tile
+    reads the cached K/V once for all of its rows. The branches of a sequence are a stack, and so is what lies side by
+    side of several sequences whose prompts begin alike and sees that beginning and nothing else: the rests of their
+    prompts, or windows behind a prompt that is all the same.
+
+    How tiles are cut depends on their own stack alone, so a stack's results do not depend on the rest of the batch. A
+    row's do depend, to rounding, on the other rows of its stack: on other sequences, where they share a beginning.
 
     Args:
         segments: in any order; the own K/V of every segment must lie in pool slots of packed order.
         tile_rows: most query rows of a tile, see `tile_rows_for`.
-        chunk: tiles that see more K/V columns are split along them into parts of that many, merged afterwards: more
-            work at a time where few long sequences are left. A multiple of 128 wastes nothing. None: never split.
+        split: how low stacks are split along their columns. None: never.
         stacked: False makes every segment a stack of its own: a branch's bits then do not depend on its siblings.
 
     Raises:
@@ -87,18 +103,22 @@ def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: 
 
     # parts of their columns
     columns = s0 + s1 + c1 - c0
-    pieces = np.ones_like(columns) if chunk is None else np.maximum(-(-columns // chunk), 1)
+    width = seen = np.maximum(columns, 1)
+    if split is not None:
+        most = np.where(s0 + s1 > 0, np.maximum(split.parts // count[stack], 1), 1)
+        width = -(-seen // (most * split.columns)) * split.columns
+    pieces = -(-seen // width)
     of = np.repeat(np.arange(len(pieces)), pieces)
-    begin = within(pieces) * (chunk or 0)
-    end = columns[of] if chunk is None else np.minimum(begin + chunk, columns[of])
+    begin = within(pieces) * width[of]
+    end = np.minimum(begin + width[of], columns[of])
     s0_cut, s1_cut, own_cut = (
         np.clip(np.stack([begin, end]) - before[of], 0, length[of])
         for before, length in ((np.zeros_like(s0), s0), (s0, s1), (s0 + s1, c1 - c0))
     )
-    split = pieces > 1
-    parts = pieces * split
+    in_parts = pieces > 1
+    parts = pieces * in_parts
     first_part = np.cumsum(parts) - parts
-    part = np.where(split[of], first_part[of] + within(pieces), -1)
+    part = np.where(in_parts[of], first_part[of] + within(pieces), -1)
     table = np.stack([
         q0[of], n[of],
         s0_base[of] + s0_cut[0], s0_cut[1] - s0_cut[0],
@@ -106,7 +126,7 @@ def tile(segments: Segments, tile_rows: int, chunk: int | None = None, stacked: 
         c0[of] + own_cut[0], c0[of] + own_cut[1], part,
     ], axis=1)  # fmt: skip
     longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and meet in the L2 cache
-    merges = np.stack([q0, n, first_part, pieces], axis=1)[split]
+    merges = np.stack([q0, n, first_part, pieces], axis=1)[in_parts]
     return Tiles(
         table[longest_first].astype(np.int32), lo.astype(np.int32), hi.astype(np.int32), merges.astype(np.int32),
         int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
@@ -126,6 +146,7 @@ def stacks(segments: Segments, stacked: bool = True) -> tuple[Ints, Ints, Ints]:
     nothing = np.zeros_like(segments.start)
     tail_base, tail = segments.tail or (nothing, nothing)
     view = np.stack([segments.shared_base, segments.shared, tail_base, tail])[:, order]
+    view[::2] *= view[1::2] > 0  # where an empty range lies says nothing
     together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
     together &= stacked & (view[1, 1:] + view[3, 1:] > 0)  # without cached tokens there is nothing to share
     first = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~together]))
@@ -148,24 +169,25 @@ def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:
 
 
 def capacity(
-    rows: int, stacks: int, tile_rows: int, chunk: int | None = None, cached: int = 0, own: int = 0
+    rows: int, stacks: int, tile_rows: int, split: Split | None = None, low: int = 0, cached: int = 0, own: int = 0
 ) -> Capacity:
     """What a table needs to hold any `tile` of that size.
 
     Args:
         rows: packed rows in segments.
         stacks: stacks among them; where segments are not stacked, segments.
-        tile_rows, chunk: as in `tile`.
+        tile_rows, split: as in `tile`.
+        low: stacks among them that may be split: those with cached tokens.
         cached: most cached tokens a segment sees, both ranges together.
         own: most rows of a segment.
     """
     stacks = min(stacks, rows)
     tiles = (rows - stacks) // tile_rows + stacks
     columns = cached + 2 * own + tile_rows  # a tile that begins and ends within segments sees all of their columns
-    if chunk is None or columns <= chunk:
+    if split is None or columns <= split.columns:
         return Capacity(tiles, 0, 0)
-    parts = tiles * -(-columns // chunk)
-    return Capacity(parts, tiles, parts)
+    parts = min(low, stacks) * split.parts
+    return Capacity(tiles + parts, min(tiles, parts // 2), parts)
 
 
 def spent(tiles: Tiles, heads_per_kv: int, column_tile: int) -> int:

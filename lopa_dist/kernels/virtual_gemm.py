@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
 
+GROUPED = (9, 10)  # major compute capabilities whose rows torch counts on the device: Hopper and Blackwell's servers
+
 
 def vgemm(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias`` of the first `rows` rows; a row's bits do not depend on how many there are.
@@ -63,13 +65,13 @@ def grouped_linear(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None 
         ``[M, N]``; rows from `rows` on are undefined.
 
     Raises:
-        RuntimeError: a GPU before Hopper, where torch falls back to a loop that asks the device for `rows`, so no graph
-            can be captured.
+        RuntimeError: a GPU whose major compute capability is not in `GROUPED`: there torch falls back to a loop that
+            asks the device for `rows`, so no graph can be captured.
     """
-    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
+    if x.is_cuda and torch.cuda.get_device_capability(x.device)[0] not in GROUPED:
         raise RuntimeError(
-            f"grouped_linear on {torch.cuda.get_device_name(x.device)}: grouped products wait for the host before "
-            "compute capability 9.0; use vgemm or padded rows"
+            f"grouped_linear on {torch.cuda.get_device_name(x.device)}: grouped products wait for the host but on "
+            "compute capabilities 9 and 10; use vgemm or padded rows"
         )
     out = F.grouped_mm(x, weight.t()[None], offs=rows)
     return out if bias is None else out + bias

@@ -1,8 +1,9 @@
 """Persistent matrix product with the number of real rows on the device.
 
 As many programs as fit on the GPU walk over the tiles of the real rows, in groups of row tiles that share a column
-tile's weight in L2. The walk over K has one order and one step, and no tile is split along K: a row's bits do not
-depend on the number of rows.
+tile's weight in L2. Column tiles are narrow where wide ones would leave processors idle, as those of a small bucket
+do. The walk over K has one order and one step whatever the tile's width, and no tile is split along K: a row's bits do
+not depend on the number of rows.
 
 An int8 weight takes the left side of the product, since tensor cores read that side from registers, where it is
 converted; its rows' scale is applied to the sums.
@@ -24,7 +25,7 @@ GROUP = 8  # row tiles that share a column tile
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of a tile and of its pipeline, and programs a processor. `bk` is part of the bits."""
+    """Sizes of a tile and of its pipeline, and programs a processor. `bk` is part of the bits, the others are not."""
 
     bm: int
     bn: int
@@ -34,16 +35,22 @@ class Config:
     resident: int = 1
 
 
-WIDE = Config(128, 256, 64, 8, 3)
-INT8 = Config(128, 128, 64, 4, 4, 2)
-FP32 = Config(64, 64, 32, 4, 2, 2)  # without tensor cores, which would round it
+# Each from wide to narrow, all of one `bk`. The narrower, the more steps are on their way at a time.
+HALF = (Config(128, 256, 64, 8, 3), Config(128, 128, 64, 8, 4), Config(128, 64, 64, 4, 6), Config(128, 32, 64, 4, 7))
+# No narrower ones: Hopper's matrix instructions take 64 rows or more of the left side, which the weight is here.
+INT8 = (Config(128, 128, 64, 4, 4, 2), Config(128, 64, 64, 4, 7))
+FP32 = (Config(64, 64, 32, 4, 2, 2), Config(64, 32, 32, 4, 2, 2))  # without tensor cores, which would round it
 
 
 def config(x: Tensor, weight: Tensor) -> Config:
-    """The tile of these types; on any number of rows the same."""
-    if x.dtype == torch.float32:
-        return FP32
-    return INT8 if weight.dtype == torch.int8 else WIDE
+    """The widest tile that gives every processor one, else the narrowest; x has the rows of the bucket."""
+    tiles = FP32 if x.dtype == torch.float32 else INT8 if weight.dtype == torch.int8 else HALF
+    return next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
+
+
+def count(x: Tensor, weight: Tensor, tile: Config) -> int:
+    """Tiles of a product."""
+    return -(-len(x) // tile.bm) * -(-len(weight) // tile.bn)
 
 
 def vgemm(
@@ -61,8 +68,7 @@ def vgemm(
     chosen = tile or config(x, weight)
     out = x.new_empty(m, n) if out is None else out
     if m:
-        most = triton.cdiv(m, chosen.bm) * triton.cdiv(n, chosen.bn)
-        vgemm_kernel[(min(most, processors(x.device) * chosen.resident),)](
+        vgemm_kernel[(min(count(x, weight, chosen), processors(x.device) * chosen.resident),)](
             x, weight, x if bias is None else bias, x if scale is None else scale, out, rows,
             N=n, K=k, BM=chosen.bm, BN=chosen.bn, BK=chosen.bk, GROUP=GROUP, STAGES=chosen.stages,
             BIAS=bias is not None, INT8=scale is not None,

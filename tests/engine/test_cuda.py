@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runners import merged
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.models.quantize import KINDS, quantize
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.word_problems import problems
@@ -22,7 +25,12 @@ from lopa_dist.tasks.word_problems import problems
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 CONFIG = DecodeConfig(branches=3, block_size=16, max_new_tokens=64)
-Texts = dict[int, tuple[list[int], int]]
+Texts = dict[int, list[int]]
+LEAST = {torch.float32: 0.97, torch.bfloat16: 0.85}
+"""Tokens that two right ways to compute have in common at least.
+
+On a CPU, roundings of bf16 change one in twenty, those of fp8 one in thirteen; a rotation by other angles, every other.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +45,29 @@ def requests(embedded_tokenizer) -> list[Request]:
     return made
 
 
-def generate(model: Transformer, requests: list[Request], sequences: int = 8, **options) -> tuple[Engine, Texts]:
-    engine = Engine(model, CONFIG, Solo(), sequences, **options)
-    return engine, {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+@pytest.fixture(scope="module")
+def samples(requests: list[Request]) -> list[Request]:
+    """Three requests for a prompt, one after the other; all prompts begin as a chat does."""
+    columns = enumerate(zip(*(request.prompt for request in requests), strict=False))
+    prefix = next(i for i, column in columns if len(set(column)) > 1)
+    return [
+        replace(r, index=3 * r.index + i, key=request_key(i, str(r.index)), prefix=prefix)
+        for r in requests[:8]
+        for i in range(3)
+    ]
+
+
+def generate(
+    model: Transformer, requests: list[Request], sequences: int = 8, config: DecodeConfig = CONFIG, **options
+) -> tuple[Engine, Texts]:
+    engine = Engine(model, config, Solo(), sequences, **options)
+    return engine, {g.request.index: g.tokens for g in engine.generate(requests)}
 
 
 def alike(found: Texts, wanted: Texts) -> float:
-    """Share of equal texts: near-ties may fall otherwise where roundings differ."""
-    return sum(found[i] == wanted[i] for i in wanted) / len(wanted)
+    """Share of tokens that are the same, place by place: where roundings differ, near-ties fall otherwise."""
+    pairs = [pair for i, tokens in wanted.items() for pair in zip_longest(tokens, found[i])]
+    return sum(one == other for one, other in pairs) / len(pairs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -54,9 +77,63 @@ def test_graphs_give_the_eager_text(embedded_model: Transformer, requests: list[
     _, wanted = generate(model, requests, attention="torch")
     engine, found = generate(model, requests)
     assert isinstance(engine.flight.runner, StaticRunner)
-    assert alike(found, wanted) >= (1.0 if dtype == torch.float32 else 0.8)
+    assert alike(found, wanted) >= LEAST[dtype]
     _, alone = generate(model, requests, sequences=1)
-    assert alike(alone, found) >= (1.0 if dtype == torch.float32 else 0.8)
+    assert alike(alone, found) >= LEAST[dtype]
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix_cache"),
+    [
+        ({}, "exact"),
+        ({}, "approximate"),
+        ({"temperature": 0.8}, "exact"),
+        ({"temperature": 0.8, "top_p": 0.9}, "exact"),  # the record head has no graph
+        ({"prompt_attention": "blocks", "window_attention": "block_causal", "boundary": "stale"}, "exact"),
+        ({"prompt_attention": "joint", "max_active_blocks": 1}, "approximate"),
+        ({"cache": "prefix"}, "none"),
+        ({"cache": "dual", "canvas": "whole"}, "none"),
+        ({"cache": "none", "lookahead": "nested"}, "none"),
+    ],
+    ids=str,
+)
+def test_graphs_give_the_eager_text_however_it_is_decoded(
+    embedded_model: Transformer, samples: list[Request], options: dict[str, object], prefix_cache: str
+) -> None:
+    config = replace(CONFIG, **options)  # type: ignore[arg-type]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = copy.deepcopy(embedded_model).to("cuda")
+    _, wanted = generate(model, samples, config=config, attention="torch", prefix_cache=prefix_cache)
+    engine, found = generate(model, samples, config=config, prefix_cache=prefix_cache)
+    assert isinstance(engine.flight.runner, StaticRunner)
+    assert (engine.statistics.prompt_reused > 0) == (prefix_cache != "none")
+    assert alike(found, wanted) >= LEAST[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("rope_full_precision", torch.bfloat16),
+        ("fp8", torch.bfloat16),
+        ("int8", torch.bfloat16),
+        ("int8", torch.float32),
+    ],
+)
+def test_graphs_give_the_eager_text_of_other_models(
+    embedded_model: Transformer, requests: list[Request], kind: str, dtype: torch.dtype
+) -> None:
+    """One that rotates in fp32 as LLaDA does, and those of eight bits."""
+    if kind == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8")
+    model = copy.deepcopy(embedded_model).to("cuda", dtype)
+    if kind in KINDS:
+        quantize(model, kind)
+    else:
+        model.config = replace(model.config, rope_fp32=True)
+    _, wanted = generate(model, requests, attention="torch")
+    engine, found = generate(model, requests)
+    assert isinstance(engine.flight.runner, StaticRunner)
+    assert alike(found, wanted) >= LEAST[dtype]
 
 
 @pytest.mark.parametrize("attention", ["meta", "varlen"])
@@ -66,7 +143,7 @@ def test_other_back_ends_give_the_same_text(
     model = copy.deepcopy(embedded_model).to("cuda", torch.bfloat16)
     _, wanted = generate(model, requests, attention="torch")
     _, found = generate(model, requests, attention=attention, graphs="never")
-    assert alike(found, wanted) >= 0.8
+    assert alike(found, wanted) >= LEAST[torch.bfloat16]
 
 
 @pytest.mark.parametrize("way", [name for name in PRODUCTS if name != "library"])
@@ -79,7 +156,7 @@ def test_every_way_to_multiply_is_measured_and_gives_the_same_text(
         pytest.skip(f"this GPU has no {way} products")
     _, wanted = generate(model, requests)
     _, found = generate(model, requests, products={(t.rows, t.outputs, t.inputs): way for t in times})
-    assert alike(found, wanted) >= 0.8
+    assert alike(found, wanted) >= LEAST[torch.bfloat16]
 
 
 def test_the_host_waits_once_a_step(embedded_model: Transformer, requests: list[Request]) -> None:

@@ -4,57 +4,118 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from lopa_dist.decode import DecodeConfig
+from lopa_dist.decode import DecodeConfig, Lengths
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
-from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.kv_pool import Ints, KVPool
+from lopa_dist.engine.loop import Engine, in_order
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.static_runner import CHUNK, StaticRunner, chunk
+from lopa_dist.engine.runners import Runners
+from lopa_dist.engine.static_runner import StaticRunner, split_for
+from lopa_dist.kernels.tiles import Split, capacity, matrix_rows, tile_rows_for
+from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Solo
+from lopa_dist.parallel.communicator import Communicator, Solo
 from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, configs, random_requests, texts
+from tests.engine.test_prefix_cache import prefixed, run
+
+
+class NanPadding(FusedTransformer):
+    """A network where rows that do not count are NaN from the first layer on."""
+
+    def __init__(self, network: FusedTransformer) -> None:
+        vars(self).update(vars(network))
+        self.embedding = F.pad(network.embedding, (0, 0, 0, 1), value=torch.nan)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: Cache, attend: Attend) -> Tensor:
+        padding = torch.arange(len(tokens)) >= rows
+        tokens, positions = tokens.masked_fill(padding, len(self.embedding) - 1), positions.masked_fill(padding, 500)
+        return super().__call__(tokens, positions, rows, cache, attend)
+
+
+def read_again(config: DecodeConfig, lengths: Lengths, slot: int) -> Ints:
+    """Tokens of a sequence whose K/V its next steps read."""
+    committed, prompt = int(lengths.committed[slot]), int(lengths.prompt[slot])
+    anew = committed < 0 or (config.cache != "block" and committed < lengths.finished[slot])
+    if anew or lengths.done[slot]:
+        return np.arange(0)
+    behind = lengths.limit[slot] if config.cache == "dual" else lengths.end[slot]
+    return np.append(np.arange(prompt + committed), np.arange(prompt + lengths.end[slot], prompt + behind))
 
 
 def poison(engine: Engine) -> None:
-    """NaN wherever the next step has no business: padding, scratch, slots behind what is committed, old results."""
+    """NaN wherever no later step has business: padding, scratch, slots that are free or not yet written, old results.
+
+    Left are the K/V of what the sequences in flight have committed, and leads that are kept for those who come.
+    """
     runner = engine.flight.runner
     assert isinstance(runner, StaticRunner)
+    if not isinstance(runner.network, NanPadding):
+        runner.network = NanPadding(runner.network)
     pool, lengths = runner.pool, engine.flight.state.lengths()
-    unused = torch.ones(pool.keys.shape[1], dtype=torch.bool)
-    for slot, (begin, end) in pool.ranges.items():
-        tokens = np.arange(lengths.prompt[slot] + max(lengths.committed[slot], 0))
+    unused, lost = (torch.ones(n, dtype=torch.bool) for n in (pool.keys.shape[1], len(runner.kept)))
+    for slot in pool.ranges:
+        tokens = read_again(engine.config, lengths, slot)
         unused[pool.slots(np.full(len(tokens), slot), tokens)] = False
-        if engine.config.cache == "dual":
-            unused[begin:end] = False
+    for lead in pool.shared.values():
+        if lead.stored:
+            unused[lead.begin : lead.begin + lead.tokens] = False
+            lost[lead.last] = False
     pool.keys[:, unused] = torch.nan
     pool.values[:, unused] = torch.nan
-    runner.hidden.fill_(torch.nan)
+    runner.hidden[: runner.room] = torch.nan
+    runner.kept[lost] = torch.nan
+    runner.workspace.results.fill_(torch.nan)
+    runner.workspace.lse.fill_(torch.nan)
     for head in runner.heads.values():
         head.records.fill_(-1)
-    for body in runner.bodies.values():
-        body.tokens.fill_(3)
-        body.positions.fill_(500)
-        body.plan.workspace.results.fill_(torch.nan)
-        body.plan.workspace.lse.fill_(torch.nan)
+        head.which.fill_(runner.room - 1)  # a row that no step here has
+
+
+def static_run(
+    model: Transformer,
+    config: DecodeConfig,
+    requests: list[Request],
+    comm: Communicator | None = None,
+    sequences: int = 4,
+    observe: Callable[[StaticRunner], None] = lambda runner: None,
+    **options: Any,
+) -> tuple[Engine, Texts]:
+    """The engine, and what it generates, where there is NaN before the first step and after every one."""
+
+    def observed(engine: Engine) -> None:
+        assert isinstance(engine.flight.runner, StaticRunner)
+        observe(engine.flight.runner)
+        poison(engine)
+
+    def take(most: int) -> list[int]:
+        poison(engine)
+        return given_out(most)
+
+    given_out = in_order(len(requests))
+    engine = Engine(model, config, comm or Solo(), sequences, "meta", observed, graphs="always", **options)
+    return engine, {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests, take)}
 
 
 def static_texts(
-    model: Transformer, config: DecodeConfig, requests: list[Request], comm: Solo | None = None, **options: int
+    model: Transformer, config: DecodeConfig, requests: list[Request], comm: Communicator | None = None, **options: Any
 ) -> Texts:
-    engine = Engine(model, config, comm or Solo(), 4, "meta", poison, graphs="always", **options)
-    found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
-    assert isinstance(engine.flight.runner, StaticRunner)
-    return found
+    return static_run(model, config, requests, comm, **options)[1]
 
 
 @given(config=configs(), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
@@ -66,6 +127,33 @@ def test_same_text_as_the_eager_path_among_nan(
     requests = random_requests(seed, 5, config.max_new_tokens)
     static = static_texts(small_model, config, requests)
     check_same(small_model, config, requests, static, texts(small_model, config, requests))
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+@pytest.mark.parametrize(
+    ("attention", "mode"), [("self", "exact"), ("self", "approximate"), ("blocks", "exact"), ("joint", "approximate")]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("boundary", ["fresh", "stale"])
+def test_leads_are_found_among_nan(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch,
+    attention: str, mode: str, sequences: int, temperature: float, boundary: str,
+) -> None:  # fmt: skip
+    """K/V of prompts that begin alike, and hidden states of those that are alike, wait in the pool for who comes."""
+    config = replace(BASE, prompt_attention=attention, temperature=temperature, boundary=boundary)
+    requests = [replace(r, index=2 * r.index + i, key=r.key + i) for r in prefixed(1, 6) for i in range(2)]
+    requests += [replace(r, index=12 + i, key=r.key + 2) for i, r in enumerate(requests[::-2])]  # the last are kept
+    wanted = run(small_model, config, requests, mode, max_sequences=sequences)
+    recalled = []
+    allocate = KVPool.allocate
+
+    def observed(pool: KVPool, sequence: int, tokens: int, lead: tuple[int, ...] = ()) -> bool:
+        recalled.append(lead in pool.shared and not pool.shared[lead].users)
+        return allocate(pool, sequence, tokens, lead)
+
+    monkeypatch.setattr(KVPool, "allocate", observed)
+    assert static_texts(small_model, config, requests, sequences=sequences, prefix_cache=mode) == wanted
+    assert any(recalled)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
@@ -86,25 +174,46 @@ def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, mo
 
 def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few sequences run, tiles are split along their columns."""
-    monkeypatch.setattr("lopa_dist.engine.static_runner.CHUNK", 16)
+    monkeypatch.setattr(static_runner, "split_for", lambda sequences, *_: Split(132 // sequences, 16))
     requests = random_requests(11, 6, BASE.max_new_tokens)
-    for config in (BASE, replace(BASE, cache="none", branches=3), replace(BASE, cache="dual", canvas="whole")):
-        engine = Engine(small_model, config, Solo(), 4, "meta", poison, graphs="always")
-        found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+    slow = replace(BASE, cache="dual", canvas="whole", tau_conf=0.95)  # with steps that finish no block
+    for config in (BASE, replace(BASE, branches=7), slow):
+        merges: list[int] = []
+
+        def observe(runner: StaticRunner, merges: list[int] = merges) -> None:
+            merges += [int(body.plan.counts[1]) for body in runner.bodies.values()]
+
+        engine, found = static_run(small_model, config, requests, observe=observe)
         assert found == texts(small_model, config, requests)
+        assert any(merges)
         runner = engine.flight.runner
         assert isinstance(runner, StaticRunner)
-        by_size = [body.plan for _, body in sorted(runner.bodies.items())]
-        assert all(plan.capacity.parts for plan in by_size)
-        largest = runner.attention_plan(max(runner.bodies))
-        assert largest.workspace is runner.attention_plan(min(runner.bodies)).workspace
+        plans = [body.plan for body in runner.bodies.values()] + [runner.attention_plan(3 * TOP)]
+        assert {id(plan.workspace) for plan in plans} == {id(runner.workspace)}
 
 
-def test_tiles_are_split_where_multiprocessors_of_this_gpu_would_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+@given(
+    sequences=st.integers(1, 80), rows=st.integers(1, 40_000), longest=st.integers(1, 40_000),
+    shape=st.sampled_from([(4, 7), (8, 4), (32, 1)]), branches=st.integers(1, 16),
+)  # fmt: skip
+def test_parts_take_little_memory(
+    sequences: int, rows: int, longest: int, shape: tuple[int, int], branches: int
+) -> None:
+    """However long prompts are: of 7B models, on an H100."""
+    kv_heads, group = shape
+    height = tile_rows_for(group, 32 * branches)
+    split = split_for(sequences, kv_heads, torch.device("cpu"))
+    room = capacity(rows, sequences * (branches + 2), height, split, 2 * sequences, longest, rows)
+    assert room.parts * kv_heads * matrix_rows(height, group) * (128 + 1) * 4 < 36e6
+    assert room.tiles * kv_heads <= kv_heads * (rows // height + sequences * (branches + 2)) + 4 * 132
+
+
+def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_runner, "processors", lambda device: 78)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert (chunk(77, gpu), chunk(78, gpu)) == (CHUNK, None)
-    assert (chunk(131, cpu), chunk(132, cpu)) == (CHUNK, None)  # as on the GPU that it stands in for
+    assert split_for(1, 4, gpu) == Split(2 * 78 // 4)
+    assert [split_for(n, 4, gpu) for n in (19, 20)] == [Split(2), None]
+    assert split_for(1, 4, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
 
 
 def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +223,73 @@ def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch:
     runner = engine.flight.runner
     assert isinstance(runner, StaticRunner)
     assert set(runner.bodies) | set(runner.heads) <= {32}
+
+
+@pytest.mark.parametrize("max_rows", [None, 64, 100])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"branches": 7},
+        {"branches": 7, "max_active_blocks": 1},
+        {"branches": 3, "cache": "dual", "canvas": "whole"},
+        {"branches": 3, "cache": "none"},
+        {"branches": 3, "prompt_attention": "joint"},
+    ],
+    ids=str,
+)
+def test_the_pool_has_its_scratch_from_the_start(
+    small_model: Transformer, options: dict[str, Any], max_rows: int | None
+) -> None:
+    """A pool that grew would lose its graphs, and be there twice for a moment."""
+    addresses, sizes = set(), []
+
+    def observe(engine: Engine) -> None:
+        runner = engine.flight.runner
+        assert isinstance(runner, StaticRunner)
+        addresses.add(runner.pool.keys.data_ptr())
+        sizes.append(sorted(runner.bodies))
+
+    config = replace(BASE, block_size=8, tau_conf=0.95, tau_add=0.1, **options)  # few tokens at a time, many branches
+    engine = Engine(small_model, config, Solo(), 5, "meta", observe, graphs="always", max_rows=max_rows)
+    assert len(list(engine.generate(random_requests(9, 10, config.max_new_tokens)))) == 10
+    assert len(addresses) == 1
+    assert all(set(before) <= set(after) for before, after in pairwise(sizes))
+    assert len(sizes[-1]) > 1, "buckets of more than one size, or this test shows little"
+
+
+def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runners, "usual_rows", lambda *_: 1)
+    grown: list[int] = []
+    make = KVPool.grown
+    monkeypatch.setattr(KVPool, "grown", lambda pool, held, rows: grown.append(rows) or make(pool, held, rows))
+    config = replace(BASE, branches=7)
+    requests = random_requests(5, 6, BASE.max_new_tokens)
+    assert static_texts(small_model, config, requests) == texts(small_model, config, requests)
+    assert grown[:2] == [32, 32]
+    assert len(grown) > 4
+
+
+@pytest.mark.parametrize(
+    ("options", "max_rows", "rows"),
+    [
+        ({}, None, 4 * 100),
+        ({"branches": 15}, None, 4 * 16 * 3 * 4),
+        ({"branches": 31, "max_active_blocks": 1}, None, 4 * 32 * 2 * 4),
+        ({"branches": 7, "canvas": "whole"}, None, 4 * 8 * 19),
+        ({"cache": "none"}, None, 4 * 4 * 100),
+        ({"cache": "none"}, 600, 600),
+        ({"cache": "none"}, 300, 4 * 100),
+        ({}, 10_000, 4 * 100),
+        ({"branches": 511}, None, TOP),
+        ({"branches": 511}, 9000, 9000),
+    ],
+    ids=str,
+)
+def test_usual_rows(small_model: Transformer, options: dict[str, Any], max_rows: int | None, rows: int) -> None:
+    runners = Runners(small_model, replace(BASE, **options), "meta", "always", Solo(), None, max_rows)
+    assert runners.usual_rows(4, 100) == rows
 
 
 def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:

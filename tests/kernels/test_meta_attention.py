@@ -16,14 +16,15 @@ from torch import Tensor
 
 from lopa_dist.kernels.meta_attention import Launch, MetaPlan, attend_meta, attend_tiles_plain, launch_for
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
-from lopa_dist.kernels.tiles import Capacity, capacity, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Capacity, Split, capacity, tile, tile_rows_for
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.mixes import Mix, mixes, poisoned, subset, tensors
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KV_HEADS = 2
 SMALL = Launch(columns=16, warps=4, stages=2)  # many steps over few columns
-CUTS = st.tuples(st.sampled_from([16, 32]), st.sampled_from([None, 16, 40]), st.booleans())
+Cut = tuple[int, Split | None, bool]
+CUTS = st.tuples(st.sampled_from([16, 32]), st.sampled_from([None, Split(12, 16), Split(9, 40)]), st.booleans())
 few = settings(  # the interpreter is slow: few examples, and a failing one is not shrunk
     max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate]
 )
@@ -33,15 +34,15 @@ def plan_for(
     mix: Mix,
     group: int,
     dim: int,
-    cut: tuple[int, int | None, bool],
+    cut: Cut,
     launch: Launch | None = SMALL,
     device: torch.device = DEVICE,
 ) -> MetaPlan:
     """A plan with some room to spare, filled; the first of `cut` is the height of the tile matrix."""
-    height, chunk, stacked = cut
+    height, split, stacked = cut
     rows = height // group
-    tiles = tile(mix.segments, rows, chunk, stacked)
-    room = Capacity(len(tiles.table) + 1, len(tiles.merges) + (chunk is not None), tiles.parts + 1)
+    tiles = tile(mix.segments, rows, split, stacked)
+    room = Capacity(len(tiles.table) + 1, len(tiles.merges) + (split is not None), tiles.parts + 1)
     plan = MetaPlan(mix.rows + 3, room, KV_HEADS * group, KV_HEADS, dim, rows, mix.scratch, device, launch=launch)
     plan.workspace.results.fill_(torch.nan)
     plan.workspace.lse.fill_(torch.nan)
@@ -56,7 +57,7 @@ def meta(plan: MetaPlan, *qkv: Tensor) -> Tensor:
 @pytest.mark.parametrize("group", [1, 2, 7])
 @given(mix=mixes(), cut=CUTS, seed=st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
-def test_the_table_equals_the_oracle(group: int, mix: Mix, cut: tuple[int, int | None, bool], seed: int) -> None:
+def test_the_table_equals_the_oracle(group: int, mix: Mix, cut: Cut, seed: int) -> None:
     qkv = tensors(mix, KV_HEADS, group, 8, seed)
     plan = plan_for(mix, group, 8, cut, device=torch.device("cpu"))
     assert torch.allclose(attend_tiles_plain(*qkv, plan), attend_plain(*qkv, mix.segments), atol=2e-6)
@@ -65,9 +66,7 @@ def test_the_table_equals_the_oracle(group: int, mix: Mix, cut: tuple[int, int |
 @pytest.mark.parametrize(("group", "dim"), [(1, 16), (2, 48), (7, 32)])
 @given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS, seed=st.integers(0, 1000))
 @few
-def test_the_kernels_equal_the_oracle(
-    group: int, dim: int, mix: Mix, cut: tuple[int, int | None, bool], seed: int
-) -> None:
+def test_the_kernels_equal_the_oracle(group: int, dim: int, mix: Mix, cut: Cut, seed: int) -> None:
     qkv = tensors(mix, KV_HEADS, group, dim, seed)
     plan = plan_for(mix, group, dim, cut)
     assert torch.allclose(meta(plan, *qkv), attend_plain(*qkv, mix.segments), atol=3e-6)
@@ -75,7 +74,7 @@ def test_the_kernels_equal_the_oracle(
 
 @given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
 @few
-def test_results_may_take_the_place_of_q(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+def test_results_may_take_the_place_of_q(mix: Mix, cut: Cut) -> None:
     q, keys, values = tensors(mix, KV_HEADS, 2, 16)
     plan = plan_for(mix, 2, 16, cut)
     wanted, placed = meta(plan, q, keys, values), q.to(DEVICE, copy=True)
@@ -85,18 +84,18 @@ def test_results_may_take_the_place_of_q(mix: Mix, cut: tuple[int, int | None, b
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@given(mix=mixes(sequences=3, most_rows=20), chunk=st.sampled_from([None, 64]))
+@given(mix=mixes(sequences=3, most_rows=20), split=st.sampled_from([None, Split(8, 32)]))
 @few
-def test_half_precision(dtype: torch.dtype, mix: Mix, chunk: int | None) -> None:
+def test_half_precision(dtype: torch.dtype, mix: Mix, split: Split | None) -> None:
     qkv = tuple(x.to(dtype) for x in tensors(mix, KV_HEADS, 4, 32))
-    plan = plan_for(mix, 4, 32, (64, chunk, True), launch=None)
+    plan = plan_for(mix, 4, 32, (64, split, True), launch=None)
     wanted = attend_plain(*(x.float() for x in qkv), mix.segments)
     assert torch.allclose(meta(plan, *qkv).float(), wanted, atol=2e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
 @given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
 @few
-def test_poison_is_never_read(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+def test_poison_is_never_read(mix: Mix, cut: Cut) -> None:
     """NaN in rows of no segment, in slots that nobody sees, and (see `plan_for`) in the workspace."""
     qkv = tensors(mix, KV_HEADS, 2, 16)
     plan = plan_for(mix, 2, 16, cut)
@@ -107,7 +106,7 @@ def test_poison_is_never_read(mix: Mix, cut: tuple[int, int | None, bool]) -> No
 
 @given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
 @few
-def test_a_sequence_has_the_same_bits_alone(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+def test_a_sequence_has_the_same_bits_alone(mix: Mix, cut: Cut) -> None:
     qkv = tensors(mix, KV_HEADS, 2, 16)
     together = meta(plan_for(mix, 2, 16, cut), *qkv)
     unit = np.array(mix.sequence) if cut[2] else np.arange(len(mix.sequence))  # without stacks, even a branch has
@@ -131,11 +130,11 @@ def on_its_own(mix: Mix, which: np.ndarray) -> tuple[Mix, np.ndarray]:
     return Mix(segments, mix.rows, mix.slots, mix.scratch, [0] * len(segments.start)), rows
 
 
-@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), chunk=st.sampled_from([None, 40]))
+@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), split=st.sampled_from([None, Split(9, 40)]))
 @few
-def test_stacks_agree_with_single_branches(mix: Mix, chunk: int | None) -> None:
+def test_stacks_agree_with_single_branches(mix: Mix, split: Split | None) -> None:
     qkv = tensors(mix, KV_HEADS, 2, 16)
-    stacked, single = (meta(plan_for(mix, 2, 16, (32, chunk, how)), *qkv) for how in (True, False))
+    stacked, single = (meta(plan_for(mix, 2, 16, (32, split, how)), *qkv) for how in (True, False))
     assert torch.allclose(stacked, single, atol=2e-6)
 
 
@@ -156,12 +155,12 @@ def test_a_plan_is_filled_anew_at_the_same_addresses(first: Mix, second: Mix) ->
         mix.segments.own_base, mix.scratch = 400 + mix.segments.start, 400
         mix.slots = 400 + mix.rows
     rows = max(first.rows, second.rows)
-    room = capacity(rows, 12, 8, 64, 110, 20)
+    room = capacity(rows, 12, 8, Split(6, 32), 12, 110, 20)
     plan = MetaPlan(rows, room, KV_HEADS * 2, KV_HEADS, 16, 8, 400, DEVICE, launch=SMALL)
     addresses = [x.data_ptr() for x in (plan.counts, plan.lo, plan.hi, plan.table, plan.merges)]
     for mix in (first, second):
         q, keys, values = tensors(mix, KV_HEADS, 2, 16)
-        plan.fill(tile(mix.segments, 8, 64))
+        plan.fill(tile(mix.segments, 8, Split(6, 32)))
         out = torch.full(q.shape, 7.0, device=DEVICE)
         attend_meta(q.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), plan, out)
         inside = torch.zeros(mix.rows, dtype=torch.bool)

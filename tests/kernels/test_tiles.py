@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Tiles, capacity, real, spent, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Split, Tiles, capacity, real, spent, stacks, tile, tile_rows_for
 from tests.kernels.mixes import Mix, mixes, seen_slots, subset
 
-CUTS = st.tuples(st.sampled_from([1, 3, 16, 64]), st.sampled_from([None, 8, 24, 64]), st.booleans())
+SPLITS = [None, Split(2, 8), Split(6, 8), Split(30, 24)]
+Cut = tuple[int, Split | None, bool]
+CUTS = st.tuples(st.sampled_from([1, 3, 16, 64]), st.sampled_from(SPLITS), st.booleans())
 
 
 def covered(tiles: Tiles) -> dict[int, list[int]]:
@@ -29,9 +31,8 @@ def covered(tiles: Tiles) -> dict[int, list[int]]:
 
 @given(mix=mixes(), cut=CUTS)
 @settings(max_examples=80, deadline=None)
-def test_every_row_sees_every_column_once(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
-    tile_rows, chunk, stacked = cut
-    tiles = tile(mix.segments, tile_rows, chunk, stacked)
+def test_every_row_sees_every_column_once(mix: Mix, cut: Cut) -> None:
+    tiles = tile(mix.segments, *cut)
     wanted = seen_slots(mix.segments)
     found = covered(tiles)
     assert found.keys() == wanted.keys()
@@ -39,13 +40,12 @@ def test_every_row_sees_every_column_once(mix: Mix, cut: tuple[int, int | None, 
     columns = tiles.table[:, [3, 5]].sum(1) + tiles.table[:, 7] - tiles.table[:, 6]
     assert (np.diff(columns) <= 0).all(), "longest first"
     assert (tiles.table[:, 1] >= 1).all()
-    assert (tiles.table[:, 1] <= tile_rows).all()
-    assert chunk is None or (columns <= chunk).all()
+    assert (tiles.table[:, 1] <= cut[0]).all()
 
 
 @given(mix=mixes(), cut=CUTS)
 @settings(max_examples=80, deadline=None)
-def test_parts_are_numbered_and_merged_once(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
+def test_parts_are_numbered_and_merged_once(mix: Mix, cut: Cut) -> None:
     tiles = tile(mix.segments, *cut)
     by_rows: dict[tuple[int, int], list[int]] = {}
     for entry in tiles.table.tolist():
@@ -59,14 +59,14 @@ def test_parts_are_numbered_and_merged_once(mix: Mix, cut: tuple[int, int | None
 
 @given(mix=mixes(), cut=CUTS)
 @settings(max_examples=80, deadline=None)
-def test_the_capacity_holds_and_a_sequence_is_cut_by_itself(mix: Mix, cut: tuple[int, int | None, bool]) -> None:
-    tile_rows, chunk, _ = cut
+def test_the_capacity_holds_and_a_sequence_is_cut_by_itself(mix: Mix, cut: Cut) -> None:
     segments = mix.segments
     tiles = tile(segments, *cut)
     cached = segments.shared + (0 if segments.tail is None else segments.tail[1])
     room = capacity(
-        int(segments.rows.sum()), len(segments.rows), tile_rows, chunk, int(cached.max()), int(segments.rows.max())
-    )
+        int(segments.rows.sum()), len(segments.rows), *cut[:2], int((cached > 0).sum()), int(cached.max()),
+        int(segments.rows.max()),
+    )  # fmt: skip
     assert len(tiles.table) <= room.tiles
     assert len(tiles.merges) <= room.merges
     assert tiles.parts <= room.parts
@@ -74,6 +74,50 @@ def test_the_capacity_holds_and_a_sequence_is_cut_by_itself(mix: Mix, cut: tuple
     for sequence in set(mix.sequence):
         alone = tile(subset(segments, np.array(mix.sequence) == sequence), *cut)
         assert not Counter(tuple(entry[:8]) for entry in alone.table.tolist()) - together
+
+
+@given(mix=mixes(), cut=CUTS)
+@settings(max_examples=80, deadline=None)
+def test_low_stacks_alone_are_split(mix: Mix, cut: Cut) -> None:
+    """As far as their parts are no more than they may be, and as evenly as whole steps of columns are."""
+    tile_rows, split, stacked = cut
+    tiles, whole = tile(mix.segments, *cut), tile(mix.segments, tile_rows, None, stacked)
+    order, _, first = stacks(mix.segments, stacked)
+    of_stack = np.searchsorted(mix.segments.start[order][first], whole.table[:, 0], "right")
+    parts = {(q0, rows): count for q0, rows, _, count in tiles.merges.tolist()}
+    for stack in np.unique(of_stack):
+        entries = whole.table[of_stack == stack]
+        found = [parts.get((q0, rows), 1) for q0, rows in entries[:, :2].tolist()]
+        if split is None or len(entries) > split.parts // 2 or not entries[0, [3, 5]].any():
+            assert set(found) == {1}
+            continue
+        assert sum(found) <= split.parts
+        columns = entries[:, [3, 5]].sum(1) + entries[:, 7] - entries[:, 6]
+        for count, width in zip(found, columns, strict=True):
+            most = split.parts // len(entries)
+            assert count * split.columns < width + split.columns
+            assert count == most or -(-width // count) <= -(-width // most) + split.columns
+
+
+def test_a_long_prompt_behind_a_prefix_is_not_split() -> None:
+    """Nor does a short one become tiny pieces."""
+
+    def parts(rows: int, cached: int) -> int:
+        return tile(windows(1, 1, rows, [cached]), 18, Split(66)).parts
+
+    assert [parts(rows, 2000) for rows in (20_000, 8192, 600, 594)] == [0, 0, 0, 66]
+    assert parts(18, 20_000) == 53, "157 steps of 128 columns, three a part"
+    assert parts(18, 128) == 2
+    assert tile(windows(0, 0, 0, [], [500]), 18, Split(66)).parts == 0, "it sees itself alone"
+
+
+def test_where_an_empty_range_lies_says_nothing() -> None:
+    """Two sequences that see one shared prompt are a stack, whether or not a third has a tail of its own."""
+    segments = windows(3, 1, 32, [100, 100, 100])
+    segments.shared_base[:2] = 0
+    for length in (0, 7):
+        segments.tail = np.array([100, 140, 180]), np.array([0, 0, length])
+        assert sorted(tile(segments, 128).table[:, :2].tolist()) == [[0, 64], [64, 32]]
 
 
 def test_branches_are_stacked_only_if_they_share_something() -> None:
@@ -98,7 +142,7 @@ def test_own_keys_must_lie_in_packed_order() -> None:
 
 def test_no_segments() -> None:
     nothing = np.zeros(0, np.int64)
-    tiles = tile(Segments(nothing, nothing, nothing, nothing, nothing, np.zeros(16, np.int64)), 16, 32)
+    tiles = tile(Segments(nothing, nothing, nothing, nothing, nothing, np.zeros(16, np.int64)), 16, Split(4, 32))
     assert tiles.table.shape == (0, 9)
     assert tiles.merges.shape == (0, 4)
     assert tiles.hi.shape == (16,)
@@ -139,5 +183,6 @@ def windows(sequences: int, branches: int, rows: int, cached: list[int], prompts
     count = np.array([*prompts, *[rows] * (sequences * branches)])
     shared = np.concatenate([np.zeros(len(prompts), np.int64), np.repeat(cached, branches)]).astype(np.int64)
     base = np.concatenate([np.zeros(len(prompts), np.int64), np.repeat(np.cumsum(cached) - cached, branches)])
+    base = base.astype(np.int64)
     start = np.cumsum(count) - count
     return Segments(start, count, base, shared, sum(cached) + start, np.repeat(count, count))

@@ -5,6 +5,8 @@ Without a GPU the kernel is interpreted, and cross-compiled.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from lopa_dist.kernels import virtual_gemm_triton
 from lopa_dist.kernels.quantized import quantize_int8
 from lopa_dist.kernels.virtual_gemm import grouped_linear, vgemm, vgemm_plain
-from lopa_dist.kernels.virtual_gemm_triton import FP32, INT8, WIDE, Config
+from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, Config, config
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,6 +76,37 @@ def test_bits_do_not_depend_on_the_number_of_rows_or_programs(eight: bool, monke
         assert torch.equal(virtual_gemm_triton.vgemm(x, weight, real(90), None, scale, SMALL), whole)
 
 
+@pytest.mark.parametrize("tiles", [HALF, INT8, FP32], ids=["half", "int8", "fp32"])
+def test_bits_do_not_depend_on_the_width_of_tiles(tiles: tuple[Config, ...]) -> None:
+    dtype = torch.float32 if tiles is FP32 else torch.float16
+    x, weight = random(140, 200, dtype=dtype), random(300, 200, dtype=dtype, seed=1)
+    weight, scale = quantize_int8(weight) if tiles is INT8 else (weight, None)
+    assert len({tile.bk for tile in tiles}) == 1
+    assert [tile.bn for tile in tiles] == sorted({tile.bn for tile in tiles}, reverse=True)
+    whole = virtual_gemm_triton.vgemm(x, weight, real(140), None, scale, tiles[0])
+    for tile in tiles[1:]:
+        for count in (140, 30):
+            found = virtual_gemm_triton.vgemm(x[:count], weight, real(count), None, scale, tile)
+            assert torch.equal(found, whole[:count])
+
+
+def test_small_buckets_take_narrow_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the GPU's own processors: every one has a tile, as far as tiles are wide enough for its instructions."""
+
+    def width(rows: int, outputs: int, dtype: torch.dtype = torch.bfloat16, x: torch.dtype = torch.bfloat16) -> int:
+        rows_of, weight = torch.empty(rows, 64, dtype=x), torch.empty(outputs, 64, dtype=dtype)
+        return config(rows_of, weight).bn
+
+    monkeypatch.setattr(virtual_gemm_triton, "processors", lambda device: 132)
+    assert [width(rows, 3584) for rows in (32, 256, 384, 512, 640, 1024, 1280)] == [32, 32, 64, 64, 128, 128, 256]
+    assert [width(rows, 3584, torch.int8) for rows in (32, 256, 512, 640)] == [64, 64, 64, 128]
+    assert width(32, 2 * 18944) == 256
+    assert width(32, 2 * 18944, torch.int8) == 128
+    assert [width(rows, 3584, torch.float32, torch.float32) for rows in (32, 192)] == [32, 64]
+    monkeypatch.setattr(virtual_gemm_triton, "processors", lambda device: 28)
+    assert (width(32, 3584), width(32, 3584, torch.int8)) == (128, 128)
+
+
 @pytest.mark.parametrize("rows", [1, 50, 64])
 @pytest.mark.parametrize("bias", [False, True])
 def test_grouped_products(rows: int, bias: bool) -> None:
@@ -83,6 +116,23 @@ def test_grouped_products(rows: int, bias: bool) -> None:
     found = grouped_linear(x, weight, real(rows), added)[:rows]
     wanted = vgemm_plain(x, weight, real(rows), added, None)[:rows]
     assert torch.allclose(found.float(), wanted.float(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)])
+def test_grouped_products_are_refused_where_they_wait_for_the_host(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnGPU(Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    x, weight = (random(32, 32, dtype=torch.bfloat16).as_subclass(OnGPU) for _ in range(2))
+    if capability[0] in (9, 10):
+        assert grouped_linear(x, weight, real(3)).shape == (32, 32)
+    else:
+        with pytest.raises(RuntimeError, match="a GPU: grouped products wait for the host"):
+            grouped_linear(x, weight, real(3))
 
 
 def test_the_dispatcher() -> None:
@@ -112,16 +162,21 @@ def product(wide: int, deep: int, tile: Config, arch: int, weight: str = "bf16",
 @pytest.mark.parametrize("arch", [80, 90])
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""
-    variants = [product(2 * 18944, 3584, WIDE, arch), product(3584, 18944, WIDE, arch)]
-    variants += [product(4096, 12288, INT8, arch, "i8"), product(576, 192, FP32, arch, "fp32", "fp32")]
+    halves = [product(2 * 18944, 3584, HALF[0], arch)] + [product(3584, 18944, tile, arch) for tile in HALF]
+    int8 = [product(4096, 12288, tile, arch, "i8") for tile in INT8]
+    variants = [*halves, *int8, *(product(576, 192, tile, arch, "fp32", "fp32") for tile in FP32)]
     found = compile_all(variants)
     for one, kernel in zip(variants, found, strict=True):
         print(one.arch, one.constexprs, kernel.registers, kernel.stack, kernel.shared)
         assert kernel.stack <= 96, one
         assert kernel.shared <= SHARED_LIMIT[arch], one
         assert "cp.async" in kernel.ptx, one
-    for one, kernel in zip(variants[:3], found, strict=False):
-        assert ("wgmma.mma_async" if arch == 90 else "mma.sync") in kernel.ptx, one
+    # one step along K in all widths, or bits would depend on them: 16 numbers an instruction, of one family
+    step = r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k(\d+)\." if arch == 90 else r"mma\.sync\.aligned\.m16n8k(\d+)\."
+    for one, kernel in zip(variants[: -len(FP32)], found, strict=False):
+        assert set(re.findall(step, kernel.ptx)) == {"16"}, one
+        assert ("mma.sync.aligned.m" in kernel.ptx) == (arch == 80), one
     if arch == 90:  # two programs with an int8 weight at a time
-        assert found[2].registers * 32 * INT8.warps * INT8.resident <= 65536
-        assert (found[2].shared + 1024) * INT8.resident <= 228 * 1024
+        wide, kernel = INT8[0], found[len(halves)]
+        assert kernel.registers * 32 * wide.warps * wide.resident <= 65536
+        assert (kernel.shared + 1024) * wide.resident <= 228 * 1024

@@ -1,0 +1,109 @@
+"""A graph is captured in the second run; where it cannot be, the current stream is what it was.
+
+torch's own context managers run here, over a GPU that is made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from lopa_dist.engine.static_runner import Replay, capture_stream
+
+GPU = torch.device("cuda:0")
+
+
+class Stream:
+    """A stream that only has a name."""
+
+    def __init__(self, device: torch.device, name: str = "aside") -> None:
+        self.device, self.name = device, name
+
+    def wait_stream(self, other: Stream) -> None:
+        Graph.calls.append(f"{self.name} waits for {other.name}")
+
+
+class Graph:
+    """A graph that knows whether it is being captured; ending a capture that was broken raises, as CUDA does."""
+
+    calls: ClassVar[list[str]] = []
+    broken = False
+
+    def capture_begin(self, *_: object, **__: object) -> None:
+        Graph.calls.append("begin")
+
+    def capture_end(self) -> None:
+        if Graph.broken:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        Graph.calls.append("end")
+
+    def replay(self) -> None:
+        Graph.calls.append("replay")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The current stream of a GPU that is not there."""
+    here = Stream(GPU, "here")
+    found = SimpleNamespace(here=here, current=here)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(found, "current", stream))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_get_device_index", lambda *_: 0)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(Graph, "calls", [])
+    monkeypatch.setattr(Graph, "broken", False)
+    capture_stream.cache_clear()
+    yield found
+    capture_stream.cache_clear()
+
+
+def test_run_then_captured_then_replayed(gpu: SimpleNamespace) -> None:
+    streams, replay = [], Replay()
+    for _ in range(4):
+        replay(lambda: streams.append(gpu.current.name), GPU, None)
+        assert gpu.current is gpu.here
+    assert streams == ["aside", "aside"]
+    assert Graph.calls == ["aside waits for here", "here waits for aside", "begin", "end", "replay", "replay", "replay"]
+
+
+@pytest.mark.parametrize("invalidated", [False, True])
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(gpu: SimpleNamespace, invalidated: bool) -> None:
+    def waits() -> None:
+        if "begin" in Graph.calls:
+            Graph.broken = invalidated
+            raise ValueError("operation not permitted when stream is capturing")
+
+    replay = Replay()
+    replay(waits, GPU, None)
+    for _ in range(2):  # and a second time
+        with pytest.raises(RuntimeError, match=r"cuda:0 \(ValueError: operation not permitted.*engine\.graphs=never"):
+            replay(waits, GPU, None)
+        assert gpu.current is gpu.here
+    assert replay.graph is None
+
+
+def test_a_capture_that_cannot_end(gpu: SimpleNamespace) -> None:
+    replay = Replay()
+    replay(lambda: None, GPU, None)
+    Graph.broken = True
+    with pytest.raises(RuntimeError, match=r"RuntimeError: operation failed due to a previous error"):
+        replay(lambda: None, GPU, None)
+    assert gpu.current is gpu.here
+
+
+def test_a_first_run_that_fails_is_waited_for(gpu: SimpleNamespace) -> None:
+    def fails() -> None:
+        raise ValueError("no such kernel")
+
+    with pytest.raises(ValueError, match="no such kernel"):
+        Replay()(fails, GPU, None)
+    assert gpu.current is gpu.here
+    assert Graph.calls[-1] == "here waits for aside"
