@@ -23,9 +23,10 @@ from lopa_dist.engine.static_runner import split_for
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Capacity, real, tile, tile_rows_for, within
+from lopa_dist.kernels.tiles import Capacity, real, tile, tile_rows_for
 from lopa_dist.kernels.varlen_attention import Varlen, attend_varlen, plan_varlen, varlen_function
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.ragged import within
 
 CACHES = 16  # K/V of a run are at least so many times the L2 cache
 TOLERANCE = 0.02  # the largest difference between two ways; results are about 0.1

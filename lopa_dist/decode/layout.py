@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.sending import send
 from lopa_dist.decode.state import Lengths, Records, State
+from lopa_dist.ragged import Ints, send, within
 
-Ints = NDArray[np.int64]
 ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
 
 
@@ -306,9 +305,3 @@ def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Re
         first = packed[..., 0]
         torch.where(send(kept, gathered.device)[:, None], state.boundary.packed[..., None], first, out=first)
     return Records(packed)
-
-
-def within(counts: Ints) -> Ints:
-    """``[0..counts[0]), [0..counts[1]), ...`` in one array."""
-    ends = counts.cumsum()
-    return np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)

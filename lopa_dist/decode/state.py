@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.sending import send
+from lopa_dist.ragged import send
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import Batch, Ints, Prompts, within
+from lopa_dist.decode.layout import Batch, Prompts
 from lopa_dist.decode.state import Lengths
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
 from lopa_dist.parallel.communicator import Communicator
+from lopa_dist.ragged import Ints, within
 
 
 def commit(

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.layout import Lead
-from lopa_dist.decode.sending import send
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.ragged import Ints, send
 
-Ints = NDArray[np.int64]
 Tokens = tuple[int, ...]
 
 

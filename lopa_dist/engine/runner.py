@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.layout import Batch
-from lopa_dist.decode.sending import send
-from lopa_dist.engine.kv_pool import Ints, KVPool
+from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import Attention
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.ragged import Ints, send
 
 
 @dataclass

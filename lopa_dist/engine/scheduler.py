@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lopa_dist.decode import Lengths, State
 from lopa_dist.decode.config import DecodeConfig
@@ -13,8 +12,7 @@ from lopa_dist.decode.layout import prompts_apart, row_span
 from lopa_dist.decode.state import known
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Request
-
-Ints = NDArray[np.int64]
+from lopa_dist.ragged import Ints
 
 
 class Scheduler:

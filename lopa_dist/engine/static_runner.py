@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lopa_dist.decode.layout import ROW_TILE, Batch
 from lopa_dist.engine.buckets import TOP, bucket
-from lopa_dist.engine.kv_pool import Ints, KVPool
+from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import processors
@@ -28,6 +28,7 @@ from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.ragged import Ints
 
 PROGRAMS = 2  # of attention, a multiprocessor: one round of them does not come out even
 PROCESSORS = 132  # multiprocessors of an H100 or H200: what a CPU, which has none, stands in for

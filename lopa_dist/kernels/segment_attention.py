@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from lopa_dist.ragged import Ints
+
 COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, by a segment's own length alone
 ROW_TILE = 8  # query rows likewise: odd counts make torch's CPU kernel give bits that depend on the thread
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lopa_dist.kernels.segment_attention import Ints, Segments
+from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.ragged import Ints, within
 
 Ints32 = NDArray[np.int32]
 FIELDS = 9  # of a tile in the table
@@ -207,8 +208,3 @@ def real(segments: Segments, heads_per_kv: int) -> int:
 def matrix_rows(tile_rows: int, heads_per_kv: int) -> int:
     """Height of the matrix that holds a tile: a power of two, 16 or more."""
     return max(16, 1 << (tile_rows * heads_per_kv - 1).bit_length())
-
-
-def within(counts: Ints) -> Ints:
-    """``[0..counts[0]), [0..counts[1]), ...`` in one array."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

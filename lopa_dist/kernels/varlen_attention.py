@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.kernels.segment_attention import Ints, Segments
-from lopa_dist.kernels.tiles import stacks, within
+from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.kernels.tiles import stacks
+from lopa_dist.ragged import Ints, within
 
 MOST_DIM = 256  # of a head
 

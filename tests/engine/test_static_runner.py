@@ -20,7 +20,7 @@ from torch import Tensor
 from lopa_dist.decode import DecodeConfig, Lengths
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
-from lopa_dist.engine.kv_pool import Ints, KVPool
+from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine, in_order
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
@@ -29,6 +29,7 @@ from lopa_dist.kernels.tiles import Split, capacity, matrix_rows, tile_rows_for
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.ragged import Ints
 from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, configs, random_requests, texts
