@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lopa_dist.jobs.report import table
+from lopa_dist.jobs.report import read_report, table
 
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -18,7 +18,7 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     files = sorted(folder.rglob("report.json"))
     if not files:
         raise ValueError(f"{folder}: no report.json in it or below it; name a run or sweep folder")
-    return [(str(f.parent.relative_to(folder)), json.loads(f.read_text())) for f in files]
+    return [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
 
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:

@@ -32,13 +32,17 @@ class Place:
     length: int
 
 
-def request_id(custom_id: str, request: Request, stop: Sequence[str] = ()) -> str:
-    """What makes a finished request the same one: its name and everything that its text depends on but the settings."""
+def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), reference: Any = None) -> str:
+    """What makes a finished request the same one: its name, and all that its text and its verdict depend on but the
+    settings. `reference` is what the text is judged by.
+    """
     told: list[Any] = [custom_id, request.max_new_tokens, request.key]
     if request.sampling is not None:
         told.append(asdict(request.sampling))
     if stop:
         told.append(list(stop))
+    if reference is not None:
+        told.append({"reference": reference})
     return hashlib.sha256(json.dumps(told).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
 
 

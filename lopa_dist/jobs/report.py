@@ -1,9 +1,31 @@
-"""`report.md`: a run's figures for people."""
+"""A run's figures: `report.json` for programs, `report.md` for people."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+
+def write_report(folder: Path, report: dict[str, Any]) -> None:
+    """Write `report.json`, whole or not at all."""
+    partial = folder / "report.partial"
+    partial.write_text(json.dumps(report, indent=2) + "\n")
+    partial.replace(folder / "report.json")
+
+
+def read_report(file: Path) -> dict[str, Any]:
+    """A `report.json`.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    try:
+        report: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not whole ({error}); start its job again, which makes it anew") from error
+    return report
 
 
 def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:

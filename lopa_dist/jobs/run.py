@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
+import hashlib
 import logging
 import platform
 import time
@@ -30,7 +30,7 @@ from lopa_dist.jobs.products import products_of
 from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.report import report_markdown
+from lopa_dist.jobs.report import read_report, report_markdown, write_report
 from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
@@ -122,7 +122,7 @@ class Job:
                 self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
                 if isinstance(request, Request):
                     self.requests.append(request)
-                    self.ids.append(request_id(item.custom_id, request, item.stop))
+                    self.ids.append(request_id(item.custom_id, request, item.stop, item.reference))
                 else:
                     self.rejections[request.index] = request.message
                     self.ids.append(None)
@@ -140,6 +140,8 @@ class Job:
             told["prefix_cache"] = "approximate"
         if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
             told["allow_code_execution"] = task.allow_code_execution
+        if task.allow_code_execution:
+            told["code_timeout_s"] = task.code_timeout_s
         return told
 
     def announce(self, model: Transformer) -> None:
@@ -158,14 +160,17 @@ class Job:
             log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)
 
     def finished_before(self) -> dict[str, Any] | None:
-        """The report of an earlier attempt that left nothing to do."""
+        """The report of an earlier attempt on the same input that left nothing to do."""
         file = self.folder / "report.json"
         if self.requests or not file.exists():
             return None
-        report: dict[str, Any] = json.loads(file.read_text())
-        if report["requests"] != len(self.items):
+        try:
+            report = read_report(file)
+        except ValueError:
+            return None  # it is made anew
+        if report.get("input") != self.digest() or report["requests"] != len(self.items):
             return None
-        merge(self.journal, self.folder, self.ids, self.rejection, self.number)  # the input's order may be another
+        merge(self.journal, self.folder, self.ids, self.rejection, self.number)
         self.write_batch_output()
         log.info("all %d requests were done before", len(self.items))
         return report
@@ -270,17 +275,25 @@ class Job:
             sum(spent.values()),
             wall_s,
         )
-        report["attempts"] = self.attempt
-        (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        report |= {"attempts": self.attempt, "input": self.digest()}
         plots: list[str] = []
         if config.logging.plots:
             from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
             plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
         (folder / "report.md").write_text(report_markdown(report, plots))
+        write_report(folder, report)  # the last: a job that finds it has nothing more to do
         if wandb_log is not None:
             wandb_log.finish(report, engine, plots)
         return report
+
+    def digest(self) -> str:
+        """What the results are of: every request and rejection, in order."""
+        told = [
+            i or f"{item.custom_id}: {self.rejections[n]}"
+            for n, (i, item) in enumerate(zip(self.ids, self.items, strict=True))
+        ]
+        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:24]
 
     def rejection(self, index: int) -> dict[str, Any]:
         """The line of an item that could not run."""

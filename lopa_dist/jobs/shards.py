@@ -8,6 +8,7 @@ from typing import Any
 
 from lopa_dist.jobs.journal import difference
 from lopa_dist.jobs.metrics import mean, ratio
+from lopa_dist.jobs.report import read_report, write_report
 
 
 def merge_shards(folder: Path) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: shards are missing, unfinished, or of different settings; the message names them.
     """
-    found = {file.parent: json.loads(file.read_text()) for file in sorted(folder.glob("*/report.json"))}
+    found = {file.parent: read_report(file) for file in sorted(folder.glob("*/report.json"))}
     reports = {part: report for part, report in found.items() if "shard" in report["task"]}  # not a merged one
     if not reports:
         raise ValueError(f"{folder}: no finished shard (*/report.json) in it; name the folder of an array's runs")
@@ -43,7 +44,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         out.writelines(line + "\n" for _, line in lines)
     partial.replace(folder / "results.jsonl")
     report = summed(list(reports.values()))
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_report(folder, report)
     return report
 
 

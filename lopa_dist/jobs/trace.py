@@ -24,6 +24,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.jobs.loading import choose_device, load
 from lopa_dist.jobs.products import products_of
 from lopa_dist.jobs.prompts import Encoder
+from lopa_dist.jobs.report import read_report
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.models.files import find
@@ -101,7 +102,7 @@ def trace(folder: Path, which: str) -> Trace:
     report_file = folder / "report.json"
     if not report_file.exists():
         raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
-    config, line = settings(json.loads(report_file.read_text())), result(folder, which)
+    config, line = settings(read_report(report_file)), result(folder, which)
     if line["finish_reason"] == "error":
         raise ValueError(f"{line['custom_id']} never ran: {line['error']}")
     item = next(islice(make_task(config).items(), line["index"], None), None)

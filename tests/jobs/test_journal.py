@@ -101,6 +101,14 @@ def test_difference_names_nested_keys() -> None:
     assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3, "d": 4}) == ["c was 2, is 3", "d was None, is 4"]
 
 
+def test_what_it_is_judged_by_makes_another_request() -> None:
+    request = Request(0, [1, 2], 5, 3)
+    assert len({request_id("a", request), request_id("a", request, reference="5")}) == 2
+    tests = ("def f():", "assert f() == 1")
+    assert request_id("a", request, (), tests) == request_id("a", request, reference=tests)
+    assert request_id("a", request, ["5"]) != request_id("a", request, reference=["5"])
+
+
 def test_other_stop_strings_make_another_request() -> None:
     request = Request(0, [1, 2], 5, 3)
     assert request_id("a", request) == request_id("a", request, ())

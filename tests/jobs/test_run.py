@@ -171,6 +171,37 @@ def test_sampling_is_seeded_by_request(tmp_path: Path) -> None:
     assert texts[0] != texts[2]
 
 
+def test_a_report_is_that_of_the_input_at_hand(tmp_path: Path) -> None:
+    """Of the same folder and as many requests, but other ones; and what a kill tore is made anew."""
+    folder, results = tmp_path / "run", []
+
+    def job(*prompts: str) -> dict[str, Any]:
+        file = tmp_path / "in.jsonl"
+        file.write_text("".join(json.dumps({"prompt": p, "max_tokens": 8}) + "\n" for p in prompts))
+        report = run(config(TaskConfig(name="batch", input=str(file))), folder, World("python"))
+        results.append(lines(folder))
+        assert report == json.loads((folder / "report.json").read_text())
+        assert report["completion_tokens"] == sum(
+            line["usage"]["completion_tokens"] for line in results[-1] if "usage" in line
+        )
+        assert report["errors"] == sum(line["finish_reason"] == "error" for line in results[-1])
+        return report
+
+    first, attempts = job("Tom has 3 apples .", "Ann has 9 eggs ."), []
+    job("Sam has 2 cats .", "Ann has 9 eggs .")
+    again = job("Tom has 3 apples .", "Ann has 9 eggs .")
+    assert results[0] == results[2]
+    assert (again["completion_tokens"], again["input"]) == (first["completion_tokens"], first["input"])
+    assert job("Tom has 3 apples .", "")["errors"] == 1
+    whole = job("Tom has 3 apples .", "Ann has 9 eggs .")
+    for text in (json.dumps(whole)[:99], ""):
+        (folder / "report.json").write_text(text)
+        with pytest.raises(ValueError, match=r"report\.json is not whole"):
+            compare(tmp_path)
+        attempts.append(job("Tom has 3 apples .", "Ann has 9 eggs .")["attempts"])
+    assert job("Tom has 3 apples .", "Ann has 9 eggs .")["attempts"] == attempts[-1], "it was done before"
+
+
 def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = finished
     for name, k in (("plain", 0), ("lopa", 2)):
