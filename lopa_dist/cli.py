@@ -6,7 +6,6 @@ import difflib
 import logging
 import os
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.config import CONF, Config, register
 from lopa_dist.parallel.group import RankError, die
-from lopa_dist.parallel.launcher import LaunchError, detect
+from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import STOPPED, Stopped
 
 log = logging.getLogger("lopa_dist")
@@ -134,16 +133,6 @@ def leaves(config: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def agent_start(process: int) -> datetime | None:
-    """When a process started (Linux; None elsewhere): torchrun's agent outlives the workers that it restarts."""
-    try:
-        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-        boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
-    except (OSError, StopIteration, ValueError):
-        return None
-    return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"))
-
-
 def report_command(arguments: list[str]) -> None:
     """`lopa-dist report FOLDER`."""
     from lopa_dist.jobs.compare import compare
@@ -222,7 +211,7 @@ def main() -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
-        began = agent_start(os.getppid()) if detect().launcher == "torchrun" else None
+        began = process_start(os.getppid()) if detect().launcher == "torchrun" else None
         if began and not any(a.startswith("hydra.run.dir=") for a in arguments):
             sys.argv.append(f"hydra.run.dir=outputs/{began:%Y-%m-%d/%H-%M-%S}")  # the same after a restart: it goes on
         if detect().rank:  # only rank 0 has a run folder

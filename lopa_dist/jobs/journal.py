@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lopa_dist.engine.request import Request
+from lopa_dist.parallel.launcher import Start
 
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
@@ -52,13 +53,19 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "journal"
 
-    def open(self, settings: dict[str, Any], resume: str) -> None:
-        """Begin an attempt under `settings`; `resume` is ``auto`` or ``new``, which sets earlier attempts aside.
+    def open(self, settings: dict[str, Any], resume: str, start: Start) -> None:
+        """Begin an attempt.
+
+        Args:
+            settings: what the texts depend on besides the requests.
+            resume: ``auto``, or ``new``, which sets earlier attempts aside. A launcher that restarts a job repeats its
+                command line: then those since the first `start` are kept.
+            start: this attempt's.
 
         Raises:
             ValueError: earlier attempts ran under other settings; the message shows the difference.
         """
-        if resume == "new" and self.folder.exists():
+        if resume == "new" and self.folder.exists() and not start.again(self.first_start()):
             self.folder.rename(free_name(self.folder))
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "settings.json"
@@ -70,9 +77,17 @@ class Journal:
                     "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
                 )
             return
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(settings, indent=1) + "\n")
-        partial.replace(file)
+        for name, told in (("start.json", asdict(start)), ("settings.json", settings)):
+            partial = self.folder / f"{name}.partial"
+            partial.write_text(json.dumps(told, indent=1) + "\n")
+            partial.replace(self.folder / name)
+
+    def first_start(self) -> Start:
+        """How the first attempt was started."""
+        try:
+            return Start(**json.loads((self.folder / "start.json").read_text()))
+        except FileNotFoundError:
+            return Start()
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""

@@ -41,7 +41,7 @@ from lopa_dist.models.revision import revision
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import resolve
 from lopa_dist.parallel.stop import Stop, Stopped
 from lopa_dist.tasks.task import Item, Task
@@ -108,7 +108,7 @@ class Job:
         self.journal, self.attempt = Journal(folder), 1
         self.done = bytearray(len(self.items))
         if self.first:
-            self.journal.open(self.settings(), config.job.resume)
+            self.journal.open(self.settings(), config.job.resume, Start.read())
             self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
         self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
         self.attempt = int(group.agree("attempt", str(self.attempt)))

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,45 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a launcher tells of the start of a job by which a later one is known as its restart."""
+
+    agent: str = ""  # torchrun's process, which outlives the workers that it restarts
+    step: str = ""  # Slurm's job and step, which keep their numbers when the job is requeued
+    requeued: int = 0  # how often it was
+
+    def again(self, first: Start) -> bool:
+        """Whether the launcher began this by itself after `first`, with the same command line."""
+        requeued = self.step == first.step and self.requeued > first.requeued
+        return requeued or (self.agent == first.agent != "")
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Start:
+        """That of the process that asks."""
+        step = "-".join(environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        began = start_ticks(os.getppid()) if "TORCHELASTIC_RUN_ID" in environment else None
+        agent = f"{socket.gethostname()} {os.getppid()} {began}" if began else ""
+        return cls(agent, step, int(environment.get("SLURM_RESTART_COUNT", "0")))
+
+
+def start_ticks(process: int) -> int | None:
+    """When a process of this machine started, in the kernel's ticks since it booted (Linux; null elsewhere)."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError):
+        return None
+
+
+def process_start(process: int) -> datetime | None:
+    """The same as a time of day."""
+    ticks = start_ticks(process)
+    if ticks is None:
+        return None
+    boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
+    return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"))
 
 
 VARIABLES = {  # launcher: what it always sets, then rank, size, local rank, local size

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.journal import Journal, Writer, difference, merge, request_id
+from lopa_dist.parallel.launcher import Start
 
 SETTINGS: dict[str, Any] = {"decode": {"branches": 3}, "seed": 0}
 
@@ -22,7 +23,7 @@ def entry(name: str, text: str = "x") -> dict[str, Any]:
 
 def started(folder: Path) -> Journal:
     journal = Journal(folder)
-    journal.open(SETTINGS, "auto")
+    journal.open(SETTINGS, "auto", Start())
     return journal
 
 
@@ -79,14 +80,38 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     append(tmp_path, 1, 0, entry("a"))
     changed = {"decode": {"branches": 7}, "seed": 0}
     with pytest.raises(ValueError, match=r"decode\.branches was 3, is 7.*job\.resume=new"):
-        Journal(tmp_path).open(changed, "auto")
+        Journal(tmp_path).open(changed, "auto", Start())
     started(tmp_path)  # the same ones go on
     fresh = Journal(tmp_path)
-    fresh.open(changed, "new")
+    fresh.open(changed, "new", Start())
     assert fresh.done(["a"]) == bytearray([0])
     assert (tmp_path / "journal.old" / "001-0.jsonl").exists()
-    fresh.open(SETTINGS, "new")
+    fresh.open(SETTINGS, "new", Start())
     assert (tmp_path / "journal.old.2").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "again"),
+    [
+        (Start("host 1 2"), Start("host 1 2"), True),  # torchrun --max-restarts
+        (Start("host 1 2"), Start("host 1 3"), False),
+        (Start("", "7-0"), Start("", "7-0", 1), True),  # requeued
+        (Start("host 1 2", "7-0", 1), Start("host 5 9", "7-0", 2), True),
+        (Start("", "7-0", 1), Start("", "7-0", 1), False),  # twice in an allocation
+        (Start("", "7-0"), Start("", "8-0", 1), False),
+        (Start(), Start(), False),
+    ],
+)
+def test_a_restart_goes_on_whatever_its_command_line_says(
+    tmp_path: Path, first: Start, second: Start, again: bool
+) -> None:
+    started(tmp_path)
+    journal = Journal(tmp_path)
+    journal.open(SETTINGS, "new", first)
+    append(tmp_path, 1, 0, entry("a"))
+    journal.open(SETTINGS, "new", second)
+    assert journal.done(["a"]) == bytearray([again])
+    assert len(list(tmp_path.glob("journal.old*"))) == (1 if again else 2)
 
 
 def test_a_request_is_the_same_when_its_text_would_be() -> None:

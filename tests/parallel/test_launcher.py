@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.group import Group, RankError, choose_backend
-from lopa_dist.parallel.launcher import LaunchError, World, detect, rendezvous
+from lopa_dist.parallel.launcher import LaunchError, Start, World, detect, rendezvous
 from lopa_dist.parallel.mesh import Mesh, resolve
 from lopa_dist.parallel.stop import Stop
 
@@ -30,6 +30,17 @@ def test_one_process() -> None:
     assert [group.take(3, 5), group.take(3, 5), group.take(3, 5)] == [[0, 1, 2], [3, 4], []]
     assert group.tally(done=2)["done"] == 2
     assert group.total({"a": 1}) == {"a": 1}
+
+
+def test_a_restart_is_told_from_a_start() -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    first = Start.read(job)
+    assert not Start.read(job).again(first)
+    assert not Start.read({"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}).again(first)
+    assert Start.read(job | {"SLURM_RESTART_COUNT": "1"}).again(first)
+    assert not Start.read({}).again(Start.read({}))
+    worker = Start.read({"TORCHELASTIC_RUN_ID": "none"})
+    assert worker.again(Start.read({"TORCHELASTIC_RUN_ID": "none"})), "both are children of this process's parent"
 
 
 def test_torchrun() -> None:

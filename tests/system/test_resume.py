@@ -124,7 +124,7 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(
 def test_torchrun_restarts_go_on(tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
     overrides = [
         f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false",
-        "parallel.threads=1", "logging.progress=never", "parallel.timeout_s=10",
+        "parallel.threads=1", "logging.progress=never", "parallel.timeout_s=10", "job.resume=new",
     ]  # fmt: skip
     job = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "-m",
