@@ -116,6 +116,13 @@ class Encoder:
                 f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
                 f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )
+        space = self.config.engine.kv_tokens
+        if space is not None and self.config.decode.cache != "none" and len(ids) + most > space:
+            return Rejection(
+                index,
+                f"the prompt has {len(ids)} tokens and {most} are to be generated, but engine.kv_tokens={space}; "
+                "raise that, shorten the prompt or lower max_tokens (decode.max_new_tokens)",
+            )
         # 4 bytes a token: a million prompts have to fit
         return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
 

@@ -122,7 +122,13 @@ class Group:
         return self.tensor.broadcast(numbers, 0, counted=False).cpu()
 
     def ready(self) -> None:
-        """Wait until every rank is: their models may load at different speeds."""
+        """Wait until every rank is: their models may load at different speeds. Then the first step begins.
+
+        Raises:
+            Stopped: this rank or another one was asked to stop meanwhile; none of them goes on.
+        """
+        self._end_early()
+        self.stop.begin()
         if self.store is None:
             return
         self._count_in("ready", float("inf"))
@@ -138,6 +144,7 @@ class Group:
                 raise LaunchError(f"only {count} of {self.world.size} ranks joined within {limit_s:.0f} s")
             if what != "joined":
                 self._stop_if_failed()
+                self._end_early()
             time.sleep(0.02)
             count = self.store.add(what, 0)
 
@@ -149,6 +156,7 @@ class Group:
             self.store.set(f"agree/{name}", value)
         while not self.store.check([f"agree/{name}"]):
             self._stop_if_failed()
+            self._end_early()
             time.sleep(0.02)
         return str(self.store.get(f"agree/{name}").decode())
 
@@ -174,6 +182,11 @@ class Group:
             raise RankError(
                 self._lost(lost, f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}")
             )
+
+    def _end_early(self) -> None:
+        """Leave where another rank left before the first step, which it will never be ready for."""
+        if self.store is not None and self.store.check(["early"]):
+            raise Stopped(self.store.get("early").decode())
 
     def total(self, amounts: dict[str, int]) -> dict[str, int]:
         """Sums over all ranks, on rank 0 (elsewhere this rank's own amounts)."""
@@ -206,7 +219,9 @@ class Group:
             self._leave()
         except RankError:
             raise
-        except Stopped:
+        except Stopped as error:
+            if not self.stop.begun:
+                self.store.set("early", str(error))
             self._leave()
             raise
         except PeerFailure as error:

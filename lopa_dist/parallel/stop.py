@@ -26,10 +26,29 @@ class Stopped(Exception):
 
 
 class Stop:
-    """One rank's wish. A signal turns it into DRAIN, and `grace_s` seconds later into DROP."""
+    """One rank's wish. A signal turns it into DRAIN, and `grace_s` seconds later into DROP.
+
+    Before the first step there is nothing to finish: a signal then raises `Stopped` where the process is, for reading
+    a long input or a large model would outlast any grace.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s, self.asked_at, self.signal = grace_s, float("inf"), ""
+        self.begun = False
+
+    def begin(self) -> None:
+        """Steps run from now on.
+
+        Raises:
+            Stopped: somebody asked before.
+        """
+        if self.asked:
+            raise self.early()
+        self.begun = True
+
+    def early(self) -> Stopped:
+        """What ends a job that has not begun."""
+        return Stopped(f"stopped by {self.signal} before the first step")
 
     def ask(self, why: str) -> None:
         """Stop within the grace; asked again, the first time counts."""
@@ -47,12 +66,14 @@ class Stop:
         return Wish.DROP if waited >= self.grace_s else Wish.DRAIN if waited >= 0 else Wish.RUN
 
     def install(self, before: Callable[[], None] = lambda: None) -> None:
-        """Answer SIGTERM and SIGUSR1 from now on; `before` runs first at each (and may end the process)."""
+        """Answer SIGTERM and SIGUSR1 from now on; `before` runs first at each SIGTERM (and may end the process)."""
 
         def answer(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGTERM:
                 before()
             self.ask(signal.Signals(number).name)
+            if not self.begun:
+                raise self.early()
 
         for number in SIGNALS:
             signal.signal(number, answer)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lopa_dist.config import Config, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
+from lopa_dist.config import Config, EngineConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.compare import compare
 from lopa_dist.jobs.run import run
@@ -200,6 +201,18 @@ def test_a_report_is_that_of_the_input_at_hand(tmp_path: Path) -> None:
             compare(tmp_path)
         attempts.append(job("Tom has 3 apples .", "Ann has 9 eggs .")["attempts"])
     assert job("Tom has 3 apples .", "Ann has 9 eggs .")["attempts"] == attempts[-1], "it was done before"
+
+
+def test_a_request_without_room_in_the_kv_pool_is_an_error_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    prompts = ["Tom has 3 apples .", "Tom has 3 apples . " * 9, "Ann has 9 eggs ."]
+    file.write_text("".join(json.dumps({"prompt": p, "max_tokens": 8}) + "\n" for p in prompts))
+    tight = replace(config(TaskConfig(name="batch", input=str(file))), engine=EngineConfig(kv_tokens=40))
+    assert run(tight, tmp_path / "run", World("python"))["errors"] == 1
+    first, second, third = lines(tmp_path / "run")
+    assert "8 are to be generated, but engine.kv_tokens=40; raise that" in second["error"]
+    assert first["text"]
+    assert third["text"]
 
 
 def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lopa_dist.parallel.stop import SIGNALS, Stop, Wish
+from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped, Wish
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,23 @@ def own_handlers() -> Iterator[None]:
 def test_a_signal_asks_and_the_first_counts(number: signal.Signals) -> None:
     stop = Stop(1000)
     stop.install()
+    stop.begin()
     assert (stop.asked, stop.wish()) == (False, Wish.RUN)
     os.kill(os.getpid(), number)
     assert (stop.asked, stop.signal, stop.wish()) == (True, number.name, Wish.DRAIN)
     when = stop.asked_at
     stop.ask("again")
     assert (stop.asked_at, stop.signal) == (when, number.name)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_before_the_first_step_nothing_is_waited_for(number: signal.Signals) -> None:
+    stop = Stop(1000)
+    stop.install()
+    with pytest.raises(Stopped, match=f"stopped by {number.name} before the first step"):
+        os.kill(os.getpid(), number)
+    with pytest.raises(Stopped, match=number.name):  # also where a library took the exception for its own
+        stop.begin()
 
 
 def test_without_grace_everything_is_dropped() -> None:
@@ -41,6 +52,7 @@ def test_only_sigterm_looks_for_lost_ranks_first() -> None:
     looked: list[bool] = []
     stop = Stop(10)
     stop.install(lambda: looked.append(stop.asked))
+    stop.begin()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert looked == []
     os.kill(os.getpid(), signal.SIGTERM)

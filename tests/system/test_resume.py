@@ -82,8 +82,7 @@ def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, undistu
             os.killpg(job.pid, signal.SIGKILL)
             subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={tmp_path}"], check=False)
         else:  # one rank; the others and torchrun must end by themselves
-            workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
-            os.kill(int(rng.choice(workers)), signal.SIGKILL)
+            os.kill(rng.choice(children(job.pid)), signal.SIGKILL)
         assert job.wait(60) != 0
         finish(job, tmp_path)
     before = entries(tmp_path)
@@ -121,6 +120,41 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(
     assert results(tmp_path) == undisturbed
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_before_the_first_step_is_answered_at_once(tmp_path: Path, ranks: int) -> None:
+    """However long the input takes to read: nothing is lost."""
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Tom has {i} apples ."}) + "\n" for i in range(200_000)))
+    job = start(tmp_path / "run", "task=batch", f"task.input={file}", "task.limit=null", ranks=ranks)
+    process = job.pid
+    while not listens(process):  # of two ranks one is told; its scheduler may not reach the others
+        if ranks > 1 and (workers := children(job.pid)):
+            process = workers[-1]
+        time.sleep(0.02)
+    began = time.monotonic()
+    os.kill(process, signal.SIGUSR1)
+    printed = finish(job, tmp_path)
+    assert time.monotonic() - began < 10
+    assert "stopped by SIGUSR1 before the first step" in printed, printed[-3000:]
+    assert job.returncode == 75 if ranks == 1 else job.returncode != 0
+    assert ranks > 1 or "Traceback" not in printed  # torchrun has one of its own
+    assert entries(tmp_path / "run") == 0
+
+
+def listens(process: int) -> bool:
+    """Whether it answers SIGUSR1 itself."""
+    with contextlib.suppress(OSError):
+        caught = next(line for line in Path(f"/proc/{process}/status").read_text().splitlines() if "SigCgt" in line)
+        return bool(int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+    return False
+
+
+def children(process: int) -> list[int]:
+    return [
+        int(n) for n in subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True).stdout.split()
+    ]
+
+
 def test_torchrun_restarts_go_on(tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
     overrides = [
         f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false",
@@ -135,8 +169,7 @@ def test_torchrun_restarts_go_on(tmp_path: Path, undisturbed: list[dict[str, Any
     while job.poll() is None and not (found := list(tmp_path.glob("outputs/*/*/journal"))):
         time.sleep(0.05)
     wait_for(found[0].parent, 10, job)
-    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
-    os.kill(int(workers[-1]), signal.SIGKILL)
+    os.kill(children(job.pid)[-1], signal.SIGKILL)
     printed = finish(job, tmp_path)
     assert job.returncode == 0, printed[-3000:]
     (folder,) = tmp_path.glob("outputs/*/*")
