@@ -196,6 +196,7 @@ class EngineConfig:
     # and system prompts of models that read prompts block by block); approximate: those of all models, which then do
     # not see the question behind them; none: every request computes its own.
     prefix_cache: str = "exact"
+    reproducible: bool = False  # on a GPU, too, the same text in any batch and at any world size, bit for bit; slower
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
@@ -263,6 +264,13 @@ class Config:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     job: JobConfig = field(default_factory=JobConfig)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.engine.reproducible and self.model.quantization == "fp8":
+            raise ValueError(
+                "engine.reproducible=true with model.quantization=fp8: the library multiplies fp8, in bits that depend "
+                "on the batch; use int8 or none"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries."""

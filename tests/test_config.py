@@ -268,3 +268,9 @@ def test_command_line_mistakes_are_one_message(
     monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments])
     with pytest.raises(SystemExit, match=message):
         cli.main()
+
+
+def test_fp8_is_not_reproducible() -> None:
+    with pytest.raises(ValueError, match=r"engine\.reproducible=true with model\.quantization=fp8.*use int8"):
+        composed("engine.reproducible=true", "model.quantization=fp8")
+    assert composed("engine.reproducible=true", "model.quantization=int8").engine.reproducible

@@ -60,6 +60,7 @@ class Engine:
         graphs: str = "auto",
         prefix_cache: str = "exact",
         products: Choices | None = None,
+        reproducible: bool = False,
     ) -> None:
         self.tensor = tensor or Solo()  # the group that the model is split over
         self.max_rows, self.kv_tokens, self.prefix_cache = max_rows, kv_tokens, prefix_cache
@@ -68,7 +69,7 @@ class Engine:
         self.model, self.config, self.comm = model, config, comm
         self.max_sequences = max_sequences
         self.device = model.head_weight.device
-        self.runners = Runners(model, config, attention, graphs, self.tensor, products, max_rows)
+        self.runners = Runners(model, config, attention, graphs, self.tensor, products, max_rows, reproducible)
         self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
         self.scores: Tensor | None = None  # [S, K] of the last step's branches
         self.taken = 0  # requests admitted so far

@@ -88,6 +88,7 @@ def measure(
     most_rows: int,
     budget_s: float,
     products: Choices | None = None,
+    reproducible: bool = False,
 ) -> Profile:
     """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
 
@@ -107,12 +108,14 @@ def measure(
         pool = KVPool(model.config, sequences, sequences * PREFIX, dtype, device)
         for sequence in range(sequences):
             pool.allocate(sequence, PREFIX)
-        runners = Runners(model, config, name, graphs, Solo(), products)
+        runners = Runners(model, config, name, graphs, Solo(), products, reproducible=reproducible)
         runner = runners.make(pool, Sampling(config.confidence), sequences, PREFIX)
         return forward_seconds(runner, windows(count, window, model.config.mask_id, device))
 
     deadline = time.perf_counter() + budget_s
     names = candidates(device, model.config.head_dim, dtype) if attention == "auto" else [attention]
+    if reproducible:
+        names = names[:1]  # the others are not
     best: dict[int, str] = {}
     for count in COMPARED:
         if not best or (count * window <= most_rows and time.perf_counter() < deadline):

@@ -38,9 +38,12 @@ class Runners:
         tensor: the group that the model is split over.
         products: how the static runner multiplies, as `engine.products` found it fastest.
         max_rows: rows that a step has at most, of more than one sequence.
+        reproducible: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has anyway;
+            on a GPU every product is then that of real rows (`vgemm`), and no tile of attention holds rows of two
+            segments, or a part of the columns: how many there are of either depends on the batch.
 
     Raises:
-        ValueError: graphs=always where they cannot be had.
+        ValueError: graphs=always where they cannot be had; reproducible on a GPU without them.
     """
 
     def __init__(
@@ -52,30 +55,36 @@ class Runners:
         tensor: Communicator,
         products: Choices | None = None,
         max_rows: int | None = None,
+        reproducible: bool = False,
     ) -> None:
         self.model, self.config, self.tensor, self.products = model, config, tensor, products or {}
-        self.max_rows = max_rows
+        self.max_rows, self.reproducible = max_rows, reproducible
         device, shape = model.head_weight.device, model.config
         name = candidates(device)[0] if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
-        self.stack_rows = windows * config.max_branches
+        stack_rows = windows * (1 if reproducible else config.max_branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
-        self.attention = make(name, heads, kv_heads, shape.head_dim, self.stack_rows, device)
+        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device)
         possible = isinstance(self.attention, Meta) and tensor.size == 1
         if graphs == "always" and not possible:
             raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
         self.static = possible and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
+        if reproducible and device.type == "cuda" and not self.static:
+            raise ValueError(
+                "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, parallel.tensor=1"
+            )
 
     def make(self, pool: KVPool, sampling: Sampling, sequences: int, longest_prompt: int) -> Runner:
         """A runner over `pool` for at most so many sequences with prompts of at most so many tokens."""
         if not self.static:
             return Runner(self.model, pool, sampling, self.attention, self.tensor)
         assert isinstance(self.attention, Meta)
-        network = merged(self.model).choosing(self.products)
+        network = merged(self.model)
+        network = network.choosing({}, "vgemm") if self.reproducible else network.choosing(self.products)
         longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.config.max_branches, longest,
-            self.usual_rows(sequences, longest),
+            self.usual_rows(sequences, longest), not self.reproducible,
         )  # fmt: skip
 
     def usual_rows(self, sequences: int, longest: int) -> int:

@@ -173,7 +173,8 @@ class StaticRunner(Runner):
 
     `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
     prompt; they size the tables of tiles. `rows` are the most that a step usually has: the pool gets scratch for them
-    now, for graphs speak of addresses, and a pool that grows loses them all.
+    now, for graphs speak of addresses, and a pool that grows loses them all. Without `stacked`, attention's tiles
+    depend on nothing but their own segment.
     """
 
     def __init__(
@@ -187,13 +188,15 @@ class StaticRunner(Runner):
         branches: int,
         longest: int,
         rows: int,
+        stacked: bool = True,
     ) -> None:
         super().__init__(model, pool, sampling, attention)
         self.network, self.device, self.tile_rows = network, model.head_weight.device, attention.tile_rows
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
         self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches
         config = model.config
-        self.split = split_for(sequences, config.kv_heads, self.device)
+        self.stacked = stacked
+        self.split = split_for(sequences, config.kv_heads, self.device) if stacked else None
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
         # of all attention plans, for they run one after the other
         self.workspace = Workspace.empty(
@@ -229,7 +232,7 @@ class StaticRunner(Runner):
         if self.room < size:
             self.make_room(size)
         segments = self.segments(batch, slots)
-        return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.split))
+        return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.split, self.stacked))
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:

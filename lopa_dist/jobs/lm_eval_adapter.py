@@ -117,8 +117,9 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
                 config = replace(self.decode, max_new_tokens=longest, temperature=temperature, top_p=top_p, top_k=top_k)
                 options = self.engine
                 engine = Engine(
-                    self.model, config, Solo(), options.max_sequences, options.attention, products=self.products
-                )
+                    self.model, config, Solo(), options.max_sequences, options.attention, graphs=options.graphs,
+                    products=self.products, reproducible=options.reproducible,
+                )  # fmt: skip
                 for generation in engine.generate(group):
                     index = generation.request.index
                     generation, texts[index] = finished_text(self.tokenizer, generation, wishes[index].until)

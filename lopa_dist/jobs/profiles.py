@@ -51,6 +51,7 @@ def subject(config: Config, device: torch.device, window: int) -> Subject:
         "quantization": config.model.quantization,
         "attention": config.engine.attention,
         "graphs": config.engine.graphs,
+        "reproducible": config.engine.reproducible,
         "window": window,
         "compared": list(COMPARED),
     }
@@ -133,9 +134,9 @@ def make_profile(overrides: list[str]) -> None:
     decode = concrete(config.decode, native(model.config, config.model.pattern))
     engine, console = config.engine, Console()
     products: Choices = {}
-    if Runners(model, decode, engine.attention, engine.graphs, Solo()).static:
+    if Runners(model, decode, engine.attention, engine.graphs, Solo()).static and not engine.reproducible:
         products = profile_products(config, model, device, console)
-    found = measure(model, decode, engine.attention, engine.graphs, MOST_ROWS, BUDGET_S, products)
+    found = measure(model, decode, engine.attention, engine.graphs, MOST_ROWS, BUDGET_S, products, engine.reproducible)
     about = subject(config, device, found.window)
     file = keep(KIND, about, asdict(found))
     table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {about['device']}")

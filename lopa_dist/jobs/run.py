@@ -195,7 +195,7 @@ class Job:
             model, config.decode, group.comm, in_flight(config.engine, len(self.requests), group.mesh.data),
             config.engine.attention, observe, group.stop.wish,
             max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs, config.engine.prefix_cache,
-            self.products,
+            self.products, config.engine.reproducible,
         )  # fmt: skip
         group.ready()
         self.start = time.perf_counter()

@@ -120,7 +120,7 @@ def trace(folder: Path, which: str) -> Trace:
     products = products_of(config.model, model.config, device)
     engine = Engine(
         model, config.decode, Solo(), 1, config.engine.attention, recorder, graphs=config.engine.graphs,
-        prefix_cache=config.engine.prefix_cache, products=products,
+        prefix_cache=config.engine.prefix_cache, products=products, reproducible=config.engine.reproducible,
     )  # fmt: skip
     [generation] = engine.generate([request])
     _, text = finished_text(tokenizer, generation, item.stop)

@@ -20,7 +20,7 @@ from lopa_dist.kernels.random import gumbel
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
 SHARES = 8  # a vocabulary is cut at every eighth, so that up to so many tensor ranks can have equal parts
-PAD_ROWS = 16  # see decode.layout.ROW_TILE
+PAD_ROWS = 16  # see decode.layout.ROW_TILE; a GPU's library is called for whole tiles of rows, and gives the same bits
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def record_head(
     """
     if fused(hidden) and not sampling.filtered:
         return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows)
-    count, extra = len(hidden), -len(hidden) % PAD_ROWS
+    count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else PAD_ROWS)
     if extra:  # reductions, too, may give a lone row other bits than a row among others
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []

@@ -70,14 +70,15 @@ class FusedTransformer:
 
     def __init__(self, model: Transformer) -> None:
         self.products: Choices = {}
+        self.usual = "library"
         self.config, self.embedding = model.config, model.model.embed_tokens.weight
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
 
-    def choosing(self, products: Choices) -> FusedTransformer:
-        """The same weights, multiplied in these ways."""
+    def choosing(self, products: Choices, usual: str = "library") -> FusedTransformer:
+        """The same weights, multiplied in these ways, and where none is named in the usual one of `PRODUCTS`."""
         chosen = copy.copy(self)
-        chosen.products = products
+        chosen.products, chosen.usual = products, usual
         return chosen
 
     def linears(self) -> dict[tuple[int, int], list[nn.Linear]]:
@@ -118,5 +119,5 @@ class FusedTransformer:
         if isinstance(linear, QuantizedLinear):
             return linear(x, rows)
         assert isinstance(linear, nn.Linear)
-        how = self.products.get((len(x), *linear.weight.shape), "library")
+        how = self.products.get((len(x), *linear.weight.shape), self.usual)
         return PRODUCTS[how](x, linear.weight, rows, linear.bias)

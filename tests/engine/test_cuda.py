@@ -136,6 +136,29 @@ def test_graphs_give_the_eager_text_of_other_models(
     assert alike(found, wanted) >= LEAST[dtype]
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9}, {"cache": "none"}], ids=str)
+def test_reproducible_is_to_the_bit(
+    embedded_model: Transformer, samples: list[Request], kind: str, options: dict[str, object]
+) -> None:
+    """Alone, in company and in another order; branches of a sequence share nothing, so ranks change nothing either."""
+    model = copy.deepcopy(embedded_model).to("cuda", torch.float32 if kind == "float32" else torch.bfloat16)
+    if kind in KINDS:
+        quantize(model, kind)
+    config = replace(CONFIG, **options)  # type: ignore[arg-type]
+    _, together = generate(model, samples, config=config, reproducible=True)
+    for requests, sequences in ((samples, 1), (samples[::-1], 5), (samples[::2], 24)):
+        _, found = generate(model, requests, sequences, config, reproducible=True)
+        assert found == {r.index: together[r.index] for r in requests}
+
+
+def test_reproducible_needs_what_makes_it_so(embedded_model: Transformer, requests: list[Request]) -> None:
+    model = copy.deepcopy(embedded_model).to("cuda", torch.bfloat16)
+    for options in ({"attention": "torch"}, {"graphs": "never"}):
+        with pytest.raises(ValueError, match=r"engine\.reproducible=true on a GPU needs engine\.attention=meta"):
+            generate(model, requests, reproducible=True, **options)
+
+
 @pytest.mark.parametrize("attention", ["meta", "varlen"])
 def test_other_back_ends_give_the_same_text(
     embedded_model: Transformer, requests: list[Request], attention: str

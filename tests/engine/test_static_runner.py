@@ -25,11 +25,13 @@ from lopa_dist.engine.loop import Engine, in_order
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.static_runner import StaticRunner, split_for
-from lopa_dist.kernels.tiles import Split, capacity, matrix_rows, tile_rows_for
+from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from lopa_dist.ragged import Ints
+from lopa_dist.ragged import Ints, within
 from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, configs, random_requests, texts
@@ -291,6 +293,55 @@ def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
 def test_usual_rows(small_model: Transformer, options: dict[str, Any], max_rows: int | None, rows: int) -> None:
     runners = Runners(small_model, replace(BASE, **options), "meta", "always", Solo(), None, max_rows)
     assert runners.usual_rows(4, 100) == rows
+
+
+@pytest.mark.parametrize(
+    "options", [{"branches": 7}, {"cache": "dual", "canvas": "whole"}, {"prompt_attention": "blocks"}], ids=str
+)
+def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
+    small_model: Transformer, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(BASE, tau_conf=0.95, tau_add=0.1, **options)  # few tokens at a time, many branches
+    requests = prefixed(4, 8)
+    used, tiled = set(), []
+    multiply = PRODUCTS["vgemm"]
+    for name in PRODUCTS:
+        how = lambda *given, name=name: used.add(name) or multiply(*given)  # noqa: E731
+        monkeypatch.setitem(PRODUCTS, name, how)
+
+    def observe(engine: Engine) -> None:
+        runner = engine.flight.runner
+        assert isinstance(runner, StaticRunner)
+        assert runner.workspace.results.shape[0] == 0, "no parts of columns"
+        poison(engine)
+
+    def cut(segments: Segments, *given: Any) -> Tiles:
+        tiles = tile(segments, *given)
+        of = np.repeat(np.arange(len(segments.rows)), segments.rows)[np.argsort(ragged_rows(segments), kind="stable")]
+        tiled.extend(len(set(of[q0 : q0 + n])) for q0, n in tiles.table[:, :2].tolist())
+        return tiles
+
+    monkeypatch.setattr(static_runner, "tile", cut)
+    engine = Engine(
+        small_model,
+        config,
+        Solo(),
+        4,
+        "meta",
+        observe,
+        graphs="always",
+        reproducible=True,
+        products={(32, 64, 32): "grouped"},
+    )
+    found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+    assert found == texts(small_model, config, requests)
+    assert used == {"vgemm"}
+    assert set(tiled) == {1}
+
+
+def ragged_rows(segments: Segments) -> Ints:
+    """Packed rows of all segments, in the segments' order."""
+    return within(segments.rows) + np.repeat(segments.start, segments.rows)
 
 
 def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:
