@@ -48,7 +48,7 @@ from lopa_dist.parallel.stop import Stop, Stopped, Wish
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
-MOST_JUDGES = 8
+MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
 def versions() -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 What holds for every run: an environment without the user's variables (so without keys), an empty temporary folder as
 the working directory, limits of wall time, CPU time, memory (a process), processes (together) and file size, output
-thrown away, and all processes of the run ended with it. As root, the program runs as *nobody*.
+thrown away, and all processes of the run ended with it. As root, the program runs as *nobody*. Several programs may
+run at a time, each in a run of its own; as root, or without namespaces, the kernel counts their processes together.
 
 What depends on the machine, see `Confinement`: no network and no process left behind under any circumstances, if
 namespaces may be made (Linux with unprivileged user namespaces, or root), else no TCP, if Landlock can forbid it; no
