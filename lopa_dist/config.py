@@ -123,7 +123,7 @@ class TaskConfig:
     fewshot_input: str | None = None  # where the examples are, as input; null: the usual ones
     fewshot_as_multiturn: bool = True  # chat: every example a turn of its own, or all in the user's one
     allow_code_execution: bool | None = None  # humaneval, mbpp and +: run the model's code; false: generate only
-    code_timeout_s: float = 10.0  # for one program and its tests
+    code_timeout_s: float = 10.0  # for one program and its tests, which run beside decoding
     split: str = "held_out"  # arithmetic: held_out or train problems
     shard: int = 0  # which part of the requests: every `shards`-th, from this one on
     shards: int = 1  # parts; a job each, joined by `lopa-dist merge`

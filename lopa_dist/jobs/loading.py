@@ -30,9 +30,14 @@ def choose_device(config: Config, world: World) -> torch.device:
         device = torch.device(name if ":" in name else f"cuda:{own}")
         torch.cuda.set_device(device)
         return device
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(config.parallel.threads or max(1, cores // world.local_size))
+    torch.set_num_threads(threads(config, world))
     return torch.device(name)
+
+
+def threads(config: Config, world: World) -> int:
+    """How many this rank may keep busy: what the user says, or its share of the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.parallel.threads or max(1, cores // world.local_size)
 
 
 def choose_dtype(options: ModelOptions, device: torch.device) -> str:

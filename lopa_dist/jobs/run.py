@@ -24,7 +24,8 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.batch_output import write_batch_output
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
-from lopa_dist.jobs.loading import choose_device, choose_dtype, load
+from lopa_dist.jobs.judging import Answer, Judges, Verdict
+from lopa_dist.jobs.loading import choose_device, choose_dtype, load, threads
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.products import products_of
 from lopa_dist.jobs.profiles import in_flight, settled
@@ -43,10 +44,11 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import resolve
-from lopa_dist.parallel.stop import Stop, Stopped
+from lopa_dist.parallel.stop import Stop, Stopped, Wish
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
+MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
 def versions() -> dict[str, str]:
@@ -215,32 +217,51 @@ class Job:
         return report
 
     def write(self, generations: Iterable[Generation], engine: Engine) -> None:
-        """Journal what this replica finishes."""
+        """Journal what this replica finishes, each answer when its verdict is there."""
         group, config = self.group, self.config
         progress = config.logging.progress if self.first else "never"
-        with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display:
+        judges = Judges(self.task, min(MOST_JUDGES, threads(config, group.world)))
+        with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display, judges:
             if self.first:
                 display.update(group.tally(done=len(self.rejections) + sum(self.done)))
+            observe = engine.observe
+
+            def after_step(engine: Engine) -> None:
+                observe(engine)
+                self.note(judges.verdicts(), display)
+
+            engine.observe = after_step
             for generation in generations:
                 item = self.items[generation.request.index]
-                generation, text = finished_text(self.tokenizer, generation, item.stop)
-                score = self.task.score(item, text)
-                figures = Figures.of(generation, score)
-                self.writer.write(
-                    {
-                        "id": self.ids[generation.request.index],
-                        "at": round(time.perf_counter() - self.start, 6),
-                        "figures": asdict(figures),
-                        "line": generation_line(item, generation, text, score, config.logging.token_ids),
-                    }
-                )
-                judged = {} if figures.correct is None else {"judged": 1, "right": int(figures.correct)}
-                display.update(group.tally(done=1, tokens=figures.tokens, forwards=figures.forwards, **judged))
-            told = {"statistics": engine.statistics.totals(), "replica": group.data_rank}
-            self.writer.write(told | {"at": round(time.perf_counter() - self.start, 6)})
+                judges.give(Answer(item, *finished_text(self.tokenizer, generation, item.stop), self.now()))
+                self.note(judges.verdicts(), display)
+            told = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
+            while judges.open and group.stop.wish() != Wish.DROP:
+                group.heed()
+                self.note(judges.verdicts(0.1), display)
+            self.writer.write(told)
             self.writer.close()
             if self.first:
                 display.update(group.tally())
+
+    def note(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
+        """Journal and show what has been judged."""
+        for answer, score in verdicts:
+            generation, figures = answer.generation, Figures.of(answer.generation, score)
+            self.writer.write(
+                {
+                    "id": self.ids[generation.request.index],
+                    "at": answer.at,
+                    "figures": asdict(figures),
+                    "line": generation_line(answer.item, generation, answer.text, score, self.config.logging.token_ids),
+                }
+            )
+            judged = {} if figures.correct is None else {"judged": 1, "right": int(figures.correct)}
+            display.update(self.group.tally(done=1, tokens=figures.tokens, forwards=figures.forwards, **judged))
+
+    def now(self) -> float:
+        """Seconds since generation began."""
+        return round(time.perf_counter() - self.start, 6)
 
     def finish(
         self, engine: Engine, traffic: dict[str, int], wandb_log: WandbLog | None, stopped: bool

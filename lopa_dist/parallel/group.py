@@ -88,8 +88,7 @@ class Group:
 
         Every rank of a replica calls this at the same step; the leader asks, the others are told.
         """
-        self._stop_if_failed()
-        self._share_stop()
+        self.heed()
         if self._taken >= total:
             return []
         if self.mesh.data == 1:
@@ -104,6 +103,11 @@ class Group:
         mine: list[int] = self._tell(numbers).tolist()
         self._taken = mine[-1] + 1
         return [n for n in mine if n < total]
+
+    def heed(self) -> None:
+        """Between steps and while waiting: leave when another rank failed, hear of a stop that another was told."""
+        self._stop_if_failed()
+        self._share_stop()
 
     def _share_stop(self) -> None:
         """What one replica was told, all should know: schedulers do not signal every process."""
@@ -143,7 +147,7 @@ class Group:
             if time.monotonic() > end:
                 raise LaunchError(f"only {count} of {self.world.size} ranks joined within {limit_s:.0f} s")
             if what != "joined":
-                self._stop_if_failed()
+                self.heed()
                 self._end_early()
             time.sleep(0.02)
             count = self.store.add(what, 0)
@@ -189,17 +193,18 @@ class Group:
             raise Stopped(self.store.get("early").decode())
 
     def total(self, amounts: dict[str, int]) -> dict[str, int]:
-        """Sums over all ranks, on rank 0 (elsewhere this rank's own amounts)."""
+        """Sums over all ranks.
+
+        All wait for the last: a rank that left while others still decode or judge would seem lost to them, and with
+        some launchers end the job. So after this all know of a stop that any of them was told before.
+        """
         if self.store is None:
             return amounts
         for name, amount in amounts.items():
             self.store.add(f"total/{name}", amount)
-        self.store.add("totalled", 1)
-        if self.world.rank:
-            return amounts
-        while self.store.add("totalled", 0) < self.world.size:
-            self._stop_if_failed()
-            time.sleep(0.02)
+        self.heed()
+        self._count_in("totalled", float("inf"))
+        self.heed()
         return {name: self.store.add(f"total/{name}", 0) for name in amounts}
 
     @contextmanager

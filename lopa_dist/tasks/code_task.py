@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from threading import Event
 
 from lopa_dist.tasks.sandbox import Limits, confinement, run_tests
 from lopa_dist.tasks.task import Score
@@ -23,6 +24,7 @@ class CodeRunner:
 
     def __init__(self, task: str, allow: bool | None, timeout_s: float = 10.0) -> None:
         self.allow, self.limits = allow, Limits(wall_s=timeout_s, cpu_s=math.ceil(timeout_s) + 1)
+        self.cancelled = Event()
         if allow is None:
             raise ValueError(
                 f"task={task} runs programs that the model writes: task.allow_code_execution=true runs them in a "
@@ -32,11 +34,26 @@ class CodeRunner:
             log.warning("the sandbox for the model's code is not tight on this machine: %s", missing)
 
     def score(self, solution: str, tests: str, extracted: str) -> Score | None:
-        """Whether the tests pass; null where running is not allowed. Takes up to the time limit."""
+        """Whether the tests pass; null where running is not allowed. Takes up to the time limit.
+
+        Raises:
+            Cancelled: `cancelled` was set.
+        """
         if not self.allow:
             return None
-        outcome = run_tests(solution, tests, self.limits)
+        outcome = run_tests(solution, tests, self.limits, cancelled=self.cancelled)
         return Score(outcome.passed, extracted, reason=outcome.reason)
+
+
+class CodeTask:
+    """What makes a task that judges programs a `SlowTask`."""
+
+    def __init__(self, runner: CodeRunner) -> None:
+        self.runner = runner
+
+    def cancel(self) -> None:
+        """End the programs that run, and run no more."""
+        self.runner.cancelled.set()
 
 
 def before_fence(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lopa_dist.tasks import evalplus
-from lopa_dist.tasks.code_task import CodeRunner, before_fence
+from lopa_dist.tasks.code_task import CodeRunner, CodeTask, before_fence
 from lopa_dist.tasks.fewshot import read_items, text_field
 from lopa_dist.tasks.task import Item, Score
 
@@ -21,14 +21,15 @@ REQUEST = (
 BEGINNING = "Here is the completed function:\n```python\n{prompt}\n"
 
 
-class HumanEval:
+class HumanEval(CodeTask):
     """No examples; an item's reference is the prompt and the tests."""
 
     name = "humaneval"
     test = "hf://openai/openai_humaneval:test"
 
     def __init__(self, runner: CodeRunner, source: str | None = None, limit: int | None = None) -> None:
-        self.runner, self.source, self.limit = runner, source or self.test, limit
+        super().__init__(runner)
+        self.source, self.limit = source or self.test, limit
 
     def items(self) -> Iterable[Item]:
         """One item a problem, under the benchmark's own id (``HumanEval/0``)."""

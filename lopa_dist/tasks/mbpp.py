@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lopa_dist.tasks import evalplus
-from lopa_dist.tasks.code_task import CodeRunner, first_block
+from lopa_dist.tasks.code_task import CodeRunner, CodeTask, first_block
 from lopa_dist.tasks.fewshot import BadRow, Example, Prompts, read_examples, read_items, text_field
 from lopa_dist.tasks.rows import HUB
 from lopa_dist.tasks.task import Item, Score
@@ -22,7 +22,7 @@ TEST_IDS = range(11, 511)
 EXAMPLES = "hf://google-research-datasets/mbpp:full:prompt"
 
 
-class MBPP:
+class MBPP(CodeTask):
     """Problems 11 to 510 behind examples 2, 3 and 4; a local file with all of MBPP gives both."""
 
     name = "mbpp"
@@ -37,7 +37,8 @@ class MBPP:
         fewshot_source: str | None = None,
         multiturn: bool = True,
     ) -> None:
-        self.runner, self.source, self.limit = runner, source or self.test, limit
+        super().__init__(runner)
+        self.source, self.limit = source or self.test, limit
         examples = fewshot_source or self.own_examples()
         shown = read_examples(examples, 3 if fewshot is None else fewshot, example)
         self.prompts = Prompts(shown, delimiter="", multiturn=multiturn)

@@ -2,7 +2,8 @@
 
 What holds for every run: an environment without the user's variables (so without keys), an empty temporary folder as
 the working directory, limits of wall time, CPU time, memory (a process), processes (together) and file size, output
-thrown away, and all processes of the run ended with it. As root, the program runs as *nobody*.
+thrown away, and all processes of the run ended with it. As root, the program runs as *nobody*. Several programs may
+run at a time, each in a run of its own; as root, or without namespaces, the kernel counts their processes together.
 
 What depends on the machine, see `Confinement`: no network and no process left behind under any circumstances, if
 namespaces may be made (Linux with unprivileged user namespaces, or root), else no TCP, if Landlock can forbid it; no
@@ -32,10 +33,17 @@ import time
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from threading import Event
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 MOST_ANSWER = 65536  # bytes read from a run; all else is noise
 GRACE_S = 5.0  # for start-up and clearing away
+TICK_S = 0.1  # how soon a cancelled run ends
+CLEARING_S = 1.0  # for its init to clear away
+
+
+class Cancelled(Exception):
+    """A run was cancelled, so there is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,15 @@ def confinement() -> Confinement:
     return Confinement(*(what in outcome.achieved for what in ("network", "writes", "leftovers", "tcp")))
 
 
-def run_tests(solution: str, tests: str, limits: Limits, namespaces: bool = True) -> Outcome:
+def run_tests(
+    solution: str, tests: str, limits: Limits, namespaces: bool = True, cancelled: Event | None = None
+) -> Outcome:
     """Run a program, then its tests in the same module.
 
     `namespaces=False` does without them, as on machines that forbid them.
+
+    Raises:
+        Cancelled: `cancelled` was set before there was an outcome.
     """
     token = secrets.token_hex(16)
     folder = tempfile.mkdtemp(prefix="lopa-run-")
@@ -125,10 +138,9 @@ def run_tests(solution: str, tests: str, limits: Limits, namespaces: bool = True
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
                 stdin.write(json.dumps(job).encode())
-            answers = read_answers(reader, time.monotonic() + limits.wall_s + GRACE_S)
+            answers = read_answers(reader, time.monotonic() + limits.wall_s + GRACE_S, cancelled)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end(process.pid, reader)
             process.wait()
         return judge(answers, token)
     finally:
@@ -138,13 +150,27 @@ def run_tests(solution: str, tests: str, limits: Limits, namespaces: bool = True
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def read_answers(reader: int, until: float) -> bytes:
-    """What comes through the pipe until it is closed, the time is up, or it is too much."""
+def end(supervisor: int, reader: int) -> None:
+    """End the processes of a run: its init, left alone, ends those that it knows; those in the group are killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(supervisor, signal.SIGKILL)
+        read_answers(reader, time.monotonic() + CLEARING_S)  # the pipe is closed when all have ended
+        os.killpg(supervisor, signal.SIGKILL)
+
+
+def read_answers(reader: int, until: float, cancelled: Event | None = None) -> bytes:
+    """What comes through the pipe until it is closed, the time is up, or it is too much.
+
+    Raises:
+        Cancelled: `cancelled` is set.
+    """
     received = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
         while len(received) < MOST_ANSWER and (left := until - time.monotonic()) > 0:
-            if selector.select(left):
+            if cancelled and cancelled.is_set():
+                raise Cancelled
+            if selector.select(min(left, TICK_S)):
                 part = os.read(reader, MOST_ANSWER)
                 if not part:
                     break

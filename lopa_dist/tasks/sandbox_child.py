@@ -173,8 +173,9 @@ def children() -> list[int]:
 
 
 def init(job: dict[str, Any], pipe: int, isolated: bool) -> NoReturn:
-    """Run the worker within the wall limit; leave nothing behind. Ends the process."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Run the worker within the wall limit, and while the supervisor lives; leave nothing behind. Ends the process."""
+    awaited = (signal.SIGCHLD, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     user = os.getuid() or NOBODY
     # a user namespace counts its own processes, everything else those of the user on the whole machine
@@ -183,16 +184,18 @@ def init(job: dict[str, Any], pipe: int, isolated: bool) -> NoReturn:
         libc.mount(b"proc", b"/proc", b"proc", 0, None)
     if os.getuid() == 0:
         drop_root()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # a change of the user would forget it
     until = time.monotonic() + job["wall_s"]
     worker = os.fork()
     if worker == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
         limit(job, already)
         work(job, pipe)
     status, reason = None, f"TimeoutError: no result within {job['wall_s']:g} s"
     while status is None and (left := until - time.monotonic()) > 0:
-        signal.sigtimedwait([signal.SIGCHLD], left)
+        told = signal.sigtimedwait(awaited, left)
+        if told is not None and told.si_signo == signal.SIGTERM:
+            break
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Form = Literal["simple", "chat", "completion"]
 
@@ -73,3 +73,11 @@ class Task(Protocol):
 
     def score(self, item: Item, text: str) -> Score | None:
         """Judge a text; null where the task has no right answers."""
+
+
+@runtime_checkable
+class SlowTask(Task, Protocol):
+    """A task whose judging takes long and mostly waits: threads may call `score`, several at a time."""
+
+    def cancel(self) -> None:
+        """From now on `score` raises an exception, soon also where it is under way."""

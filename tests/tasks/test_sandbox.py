@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from lopa_dist.tasks.sandbox import Limits, Outcome, confinement, judge, run_tests
+from lopa_dist.tasks.sandbox import Cancelled, Limits, Outcome, confinement, judge, run_tests
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
@@ -160,9 +162,28 @@ def test_nothing_is_left_running(namespaces: bool) -> None:
     )
     before = set(os.listdir("/proc"))
     assert run_tests(program, "", Limits(), namespaces).passed
+    assert not left_since(before)
+
+
+@BOTH
+def test_a_cancelled_run_ends_soon_and_leaves_nothing(namespaces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tempfile.mkdtemp()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: folder)
+    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(100)\nwhile True: pass"
+    before, cancelled = set(os.listdir("/proc")), threading.Event()
+    threading.Timer(1.0, cancelled.set).start()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        run_tests(program, "", Limits(wall_s=60), namespaces, cancelled)
+    assert time.monotonic() - began < 4
+    assert not left_since(before)
+    assert not Path(folder).exists()
+
+
+def left_since(before: set[str]) -> list[str]:
+    """The sandbox's processes that were not there before."""
     time.sleep(0.2)
-    left = [p for p in set(os.listdir("/proc")) - before if p.isdigit() and mine(p)]
-    assert not left
+    return [p for p in set(os.listdir("/proc")) - before if p.isdigit() and mine(p)]
 
 
 def mine(pid: str) -> bool:
