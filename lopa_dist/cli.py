@@ -178,6 +178,9 @@ def trace_command(arguments: list[str]) -> None:
     """`lopa-dist trace RUN ID [--html FILE]`."""
     if not (len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--html")):
         raise UserError("usage: lopa-dist trace RUN ID [--html FILE]   (ID: a custom_id or an index)")
+    page = Path(arguments[3]) if len(arguments) == 4 else None
+    if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
+        raise UserError(f"--html {page}: cannot be written; name a file in a folder that exists")
     from rich.console import Console
 
     from lopa_dist.jobs.trace import show, trace
@@ -185,9 +188,9 @@ def trace_command(arguments: list[str]) -> None:
 
     found = trace(Path(arguments[0]), arguments[1])
     show(found, Console())
-    if len(arguments) == 4:
-        write_page(found, Path(arguments[3]))
-        print(f"page: {arguments[3]}")
+    if page:
+        write_page(found, page)
+        print(f"page: {page}")
 
 
 def profile_command(arguments: list[str]) -> None:
@@ -217,7 +220,7 @@ def main() -> None:
         if arguments[:1] and arguments[0] in COMMANDS:
             try:
                 return COMMANDS[arguments[0]](arguments[1:])
-            except (ValueError, NotImplementedError) as error:
+            except (ValueError, NotImplementedError, OSError) as error:
                 raise UserError(str(error)) from error
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
