@@ -101,6 +101,14 @@ def test_difference_names_nested_keys() -> None:
     assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3, "d": 4}) == ["c was 2, is 3", "d was None, is 4"]
 
 
+def test_what_is_told_only_where_it_is_not_usual() -> None:
+    old, new = {"model": {"dtype": "fp32"}}, {"model": {"dtype": "fp32", "quantization": "int8"}}
+    assert difference(old, new) == ["model.quantization was 'none', is 'int8'"]
+    approximate = {"engine.prefix_cache": "approximate"}
+    assert difference({}, approximate) == ["engine.prefix_cache was 'exact', is 'approximate'"]
+    assert difference({}, {"engine.prefix_cache": "exact"}) == []
+
+
 def test_other_stop_strings_make_another_request() -> None:
     request = Request(0, [1, 2], 5, 3)
     assert request_id("a", request) == request_id("a", request, ())
