@@ -106,8 +106,8 @@ def check_keys(overrides: list[str]) -> None:
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
         if key not in known:
-            near = difflib.get_close_matches(key, [*known, *sorted(groups)], n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            near = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
+            hint = f"; did you mean {', '.join(near)}?" if near else "."
             section = key.split(".")[0]
             names = [k for k in known if k.startswith(section + ".")] or sorted(
                 {k.split(".")[0] for k in known} | groups

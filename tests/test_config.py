@@ -236,6 +236,14 @@ def test_misspelt_keys(override: str, hint: str) -> None:
         cli.check_keys([override])
 
 
+@pytest.mark.parametrize("override", ["modle=x", "+decode.foo=3", "tsk=batch"])
+def test_a_suggestion_is_made_once(override: str) -> None:
+    with pytest.raises(cli.UserError) as error:
+        cli.check_keys([override])
+    near = str(error.value).split("did you mean ")[1].split("?")[0].split(", ")
+    assert len(set(near)) == len(near)
+
+
 def test_right_keys_pass() -> None:
     cli.check_keys(
         [
