@@ -213,6 +213,21 @@ COMMANDS = {
 }
 
 
+def check_command(arguments: list[str]) -> None:
+    """Meet a misspelt command: nothing else that may come first is a bare word.
+
+    Raises:
+        UserError: the first argument is neither a setting nor an option.
+    """
+    word = arguments[0] if arguments else ""
+    if word and "=" not in word and not word.startswith(("-", "~")):
+        near = difflib.get_close_matches(word, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise UserError(
+            f"{word}: no such command{hint} Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job"
+        )
+
+
 def main() -> None:
     """Entry point of `lopa-dist` and `python -m lopa_dist`."""
     arguments = sys.argv[1:]
@@ -222,6 +237,7 @@ def main() -> None:
                 return COMMANDS[arguments[0]](arguments[1:])
             except (ValueError, NotImplementedError, OSError) as error:
                 raise UserError(str(error)) from error
+        check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below

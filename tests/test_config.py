@@ -262,6 +262,8 @@ def test_right_keys_pass() -> None:
         (["decode.branchs=3"], "did you mean decode.branches"),
         (["decode.branches=three"], "decode.branches='three': must be an integer or 'auto'"),
         (["model=none_such"], "Could not find 'model/none_such'"),
+        (["trce", "r", "1"], "trce: no such command; did you mean trace"),
+        (["frobnicate"], r"no such command\. Commands: report, merge"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
         (["lm-eval"], r"needs lm_eval: pip install 'lopa_dist\[eval\]'"),
@@ -276,3 +278,12 @@ def test_command_line_mistakes_are_one_message(
     monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments])
     with pytest.raises(SystemExit, match=message):
         cli.main()
+
+
+def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main()
+    shown = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert f"lopa-dist {command} " in shown
