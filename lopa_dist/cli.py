@@ -8,7 +8,7 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -29,6 +29,16 @@ register()
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(raw: DictConfig) -> Any:
+    """What Hydra calls, once or for each job of a sweep."""
+    try:
+        return job(raw)
+    except (RankError, UserError) as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise  # when the sweep's other jobs have run
+        end(error)  # here already: Hydra would write its own words above the message
+
+
+def job(raw: DictConfig) -> Any:
     """One job. The configuration is composed and typed by then; values are checked here."""
     world = detect()
     submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
@@ -64,6 +74,13 @@ def app(raw: DictConfig) -> Any:
 
 class UserError(Exception):
     """A mistake that a person can mend: shown as one line, without a traceback."""
+
+
+def end(error: Exception) -> NoReturn:
+    """Leave with an error's message and without a traceback."""
+    if isinstance(error, RankError):
+        die(f"lopa-dist: {error}")
+    sys.exit(f"lopa-dist: {error}")
 
 
 def summary(report: dict[str, Any], folder: Path) -> float:
@@ -247,10 +264,8 @@ def main() -> None:
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
         app()
-    except RankError as error:
-        die(f"lopa-dist: {error}")
-    except (UserError, LaunchError) as error:
-        sys.exit(f"lopa-dist: {error}")
+    except (RankError, UserError, LaunchError) as error:
+        end(error)
     except HydraException as error:
         sys.exit(f"lopa-dist: {composition(error)}")
     except KeyboardInterrupt:

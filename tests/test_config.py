@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -287,3 +288,12 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     shown = capsys.readouterr().out
     for command in cli.COMMANDS:
         assert f"lopa-dist {command} " in shown
+
+
+def test_hydra_adds_no_words_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path}", "task=batch", "task.input=nowhere"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: task\.input=nowhere: no such file$"):
+        cli.main()
+    assert capfd.readouterr().err == ""
