@@ -268,5 +268,11 @@ def main() -> None:
         end(error)
     except HydraException as error:
         sys.exit(f"lopa-dist: {composition(error)}")
+    except (OSError, ValueError) as error:  # logging.config turns that of the log file into a ValueError
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.filename is None:
+            raise
+        key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
+        sys.exit(f"lopa-dist: the run folder cannot be written ({cause}); give another {key}")
     except KeyboardInterrupt:
         sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")

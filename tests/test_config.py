@@ -297,3 +297,14 @@ def test_hydra_adds_no_words_of_its_own(
     with pytest.raises(SystemExit, match=r"^lopa-dist: task\.input=nowhere: no such file$"):
         cli.main()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["file/run", "file", "folder"])
+def test_a_run_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "cli.log").mkdir(parents=True)  # where the log should be
+    monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path / name}"])
+    with pytest.raises(
+        SystemExit, match=rf"the run folder cannot be written \(.*{name}.*\); give another hydra\.run\.dir"
+    ):
+        cli.main()
