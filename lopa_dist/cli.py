@@ -91,6 +91,10 @@ def summary(report: dict[str, Any], folder: Path) -> float:
         "%d requests%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, accuracy, report["tpf"],
         report["tokens_per_s"]["job"], folder / "report.md",
     )  # fmt: skip
+    if not report["requests"]:
+        source, shard, shards = (report["task"][key] for key in ("input", "shard", "shards"))
+        share = f"the input has nothing for task.shard={shard} of {shards}"
+        raise UserError(f"nothing to run: {share if shards > 1 else f'task.input={source} has no lines'}")
     if report["errors"] == report["requests"]:
         raise UserError(f"no request could run; see {folder / 'results.jsonl'}")
     return float(report["tpf"])

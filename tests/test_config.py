@@ -308,3 +308,15 @@ def test_a_run_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tm
         SystemExit, match=rf"the run folder cannot be written \(.*{name}.*\); give another hydra\.run\.dir"
     ):
         cli.main()
+
+
+@pytest.mark.parametrize(
+    ("share", "message"), [((0, 1), r"task\.input=x has no lines"), ((2, 3), r"nothing for task\.shard=2 of 3")]
+)
+def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> None:
+    report = {
+        "requests": 0, "errors": 0, "tpf": 0.0, "tokens_per_s": {"job": 0.0},
+        "task": {"input": "x", "shard": share[0], "shards": share[1]},
+    }  # fmt: skip
+    with pytest.raises(cli.UserError, match=f"nothing to run: .*{message}"):
+        cli.summary(report, Path("run"))
