@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist.config import CONF, Config, register
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect
-from lopa_dist.parallel.stop import STOPPED, Stopped
+from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stopped
 
 log = logging.getLogger("lopa_dist")
 
@@ -250,10 +251,12 @@ def check_command(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Entry point of `lopa-dist` and `python -m lopa_dist`."""
+    """What `lopa-dist` and `python -m lopa_dist` do (`__main__.py`)."""
     arguments = sys.argv[1:]
     try:
         if arguments[:1] and arguments[0] in COMMANDS:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)  # only a job can go on
             try:
                 return COMMANDS[arguments[0]](arguments[1:])
             except (ValueError, NotImplementedError, OSError) as error:
