@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist.config import CONF, Config, register
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
-from lopa_dist.parallel.stop import STOPPED, Stopped
+from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stopped
 
 log = logging.getLogger("lopa_dist")
 
@@ -28,6 +29,16 @@ register()
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(raw: DictConfig) -> Any:
+    """What Hydra calls, once or for each job of a sweep."""
+    try:
+        return job(raw)
+    except (RankError, UserError) as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise  # when the sweep's other jobs have run
+        end(error)  # here already: Hydra would write its own words above the message
+
+
+def job(raw: DictConfig) -> Any:
     """One job. The configuration is composed and typed by then; values are checked here."""
     world = detect()
     submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
@@ -65,6 +76,13 @@ class UserError(Exception):
     """A mistake that a person can mend: shown as one line, without a traceback."""
 
 
+def end(error: Exception) -> NoReturn:
+    """Leave with an error's message and without a traceback."""
+    if isinstance(error, RankError):
+        die(f"lopa-dist: {error}")
+    sys.exit(f"lopa-dist: {error}")
+
+
 def summary(report: dict[str, Any], folder: Path) -> float:
     """Tell what came out; returns tokens per forward, for sweepers that optimise."""
     accuracy = f"accuracy {report['accuracy']:.1%}, " if "accuracy" in report else ""
@@ -73,6 +91,10 @@ def summary(report: dict[str, Any], folder: Path) -> float:
         "%d requests%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, accuracy, report["tpf"],
         report["tokens_per_s"]["job"], folder / "report.md",
     )  # fmt: skip
+    if not report["requests"]:
+        source, shard, shards = (report["task"][key] for key in ("input", "shard", "shards"))
+        share = f"the input has nothing for task.shard={shard} of {shards}"
+        raise UserError(f"nothing to run: {share if shards > 1 else f'task.input={source} has no lines'}")
     if report["errors"] == report["requests"]:
         raise UserError(f"no request could run; see {folder / 'results.jsonl'}")
     return float(report["tpf"])
@@ -105,8 +127,8 @@ def check_keys(overrides: list[str]) -> None:
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
         if key not in known:
-            near = difflib.get_close_matches(key, [*known, *sorted(groups)], n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            near = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
+            hint = f"; did you mean {', '.join(near)}?" if near else "."
             section = key.split(".")[0]
             names = [k for k in known if k.startswith(section + ".")] or sorted(
                 {k.split(".")[0] for k in known} | groups
@@ -167,6 +189,9 @@ def trace_command(arguments: list[str]) -> None:
     """`lopa-dist trace RUN ID [--html FILE]`."""
     if not (len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--html")):
         raise UserError("usage: lopa-dist trace RUN ID [--html FILE]   (ID: a custom_id or an index)")
+    page = Path(arguments[3]) if len(arguments) == 4 else None
+    if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
+        raise UserError(f"--html {page}: cannot be written; name a file in a folder that exists")
     from rich.console import Console
 
     from lopa_dist.jobs.trace import show, trace
@@ -174,9 +199,9 @@ def trace_command(arguments: list[str]) -> None:
 
     found = trace(Path(arguments[0]), arguments[1])
     show(found, Console())
-    if len(arguments) == 4:
-        write_page(found, Path(arguments[3]))
-        print(f"page: {arguments[3]}")
+    if page:
+        write_page(found, page)
+        print(f"page: {page}")
 
 
 def profile_command(arguments: list[str]) -> None:
@@ -199,15 +224,33 @@ COMMANDS = {
 }
 
 
+def check_command(arguments: list[str]) -> None:
+    """Meet a misspelt command: nothing else that may come first is a bare word.
+
+    Raises:
+        UserError: the first argument is neither a setting nor an option.
+    """
+    word = arguments[0] if arguments else ""
+    if word and "=" not in word and not word.startswith(("-", "~")):
+        near = difflib.get_close_matches(word, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise UserError(
+            f"{word}: no such command{hint} Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job"
+        )
+
+
 def main() -> None:
-    """Entry point of `lopa-dist` and `python -m lopa_dist`."""
+    """What `lopa-dist` and `python -m lopa_dist` do (`__main__.py`)."""
     arguments = sys.argv[1:]
     try:
         if arguments[:1] and arguments[0] in COMMANDS:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)  # only a job can go on
             try:
                 return COMMANDS[arguments[0]](arguments[1:])
-            except (ValueError, NotImplementedError) as error:
+            except (ValueError, NotImplementedError, OSError) as error:
                 raise UserError(str(error)) from error
+        check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
@@ -217,11 +260,15 @@ def main() -> None:
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
         app()
-    except RankError as error:
-        die(f"lopa-dist: {error}")
-    except (UserError, LaunchError) as error:
-        sys.exit(f"lopa-dist: {error}")
+    except (RankError, UserError, LaunchError) as error:
+        end(error)
     except HydraException as error:
         sys.exit(f"lopa-dist: {composition(error)}")
+    except (OSError, ValueError) as error:  # logging.config turns that of the log file into a ValueError
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.filename is None:
+            raise
+        key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
+        sys.exit(f"lopa-dist: the run folder cannot be written ({cause}); give another {key}")
     except KeyboardInterrupt:
         sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")

@@ -113,7 +113,7 @@ def concrete(decode: DecodeConfig, native: Native, branches: int = AUTO_BRANCHES
 
 @dataclass
 class TaskConfig:
-    """What is generated. `limit` requests are run (null: all)."""
+    """What is generated. `limit` requests are run (null: all); with task=batch it counts lines, not samples."""
 
     name: str = "arithmetic"  # arithmetic, batch, gsm8k, math, humaneval, humaneval_plus, mbpp, mbpp_plus
     limit: int | None = 200

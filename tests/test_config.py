@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -236,6 +237,14 @@ def test_misspelt_keys(override: str, hint: str) -> None:
         cli.check_keys([override])
 
 
+@pytest.mark.parametrize("override", ["modle=x", "+decode.foo=3", "tsk=batch"])
+def test_a_suggestion_is_made_once(override: str) -> None:
+    with pytest.raises(cli.UserError) as error:
+        cli.check_keys([override])
+    near = str(error.value).split("did you mean ")[1].split("?")[0].split(", ")
+    assert len(set(near)) == len(near)
+
+
 def test_right_keys_pass() -> None:
     cli.check_keys(
         [
@@ -254,6 +263,8 @@ def test_right_keys_pass() -> None:
         (["decode.branchs=3"], "did you mean decode.branches"),
         (["decode.branches=three"], "decode.branches='three': must be an integer or 'auto'"),
         (["model=none_such"], "Could not find 'model/none_such'"),
+        (["trce", "r", "1"], "trce: no such command; did you mean trace"),
+        (["frobnicate"], r"no such command\. Commands: report, merge"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
         (["lm-eval"], r"needs lm_eval: pip install 'lopa_dist\[eval\]'"),
@@ -274,3 +285,44 @@ def test_fp8_is_not_reproducible() -> None:
     with pytest.raises(ValueError, match=r"engine\.reproducible=true with model\.quantization=fp8.*use int8"):
         composed("engine.reproducible=true", "model.quantization=fp8")
     assert composed("engine.reproducible=true", "model.quantization=int8").engine.reproducible
+
+
+def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main()
+    shown = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert f"lopa-dist {command} " in shown
+
+
+def test_hydra_adds_no_words_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path}", "task=batch", "task.input=nowhere"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: task\.input=nowhere: no such file$"):
+        cli.main()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["file/run", "file", "folder"])
+def test_a_run_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "cli.log").mkdir(parents=True)  # where the log should be
+    monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path / name}"])
+    with pytest.raises(
+        SystemExit, match=rf"the run folder cannot be written \(.*{name}.*\); give another hydra\.run\.dir"
+    ):
+        cli.main()
+
+
+@pytest.mark.parametrize(
+    ("share", "message"), [((0, 1), r"task\.input=x has no lines"), ((2, 3), r"nothing for task\.shard=2 of 3")]
+)
+def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> None:
+    report = {
+        "requests": 0, "errors": 0, "tpf": 0.0, "tokens_per_s": {"job": 0.0},
+        "task": {"input": "x", "shard": share[0], "shards": share[1]},
+    }  # fmt: skip
+    with pytest.raises(cli.UserError, match=f"nothing to run: .*{message}"):
+        cli.summary(report, Path("run"))

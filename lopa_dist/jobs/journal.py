@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from lopa_dist.engine.request import Request
 from lopa_dist.parallel.launcher import Start
 
+USUAL = {"engine.prefix_cache": "exact", "model.quantization": "none"}  # settings that are told where they are others
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -202,7 +203,7 @@ def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> li
     """What changed, as ``key: was 1, is 2``."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
-        was, now = old.get(key), new.get(key)
+        was, now = (told.get(key, USUAL.get(prefix + key)) for told in (old, new))
         if isinstance(was, dict) and isinstance(now, dict):
             changes += difference(was, now, f"{prefix}{key}.")
         elif was != now:

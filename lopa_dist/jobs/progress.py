@@ -15,6 +15,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from lopa_dist.engine.statistics import Statistics
 
@@ -33,14 +34,14 @@ class ProgressDisplay:
         self.totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            # on a narrow terminal this one is cut, the others stay whole
+            TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         )
-        self.progress = Progress(*columns, console=console, disable=not self.live)
-        self.task = self.progress.add_task("generating", total=total, status="")
+        self.progress = Progress(*columns, console=console, disable=not self.live, expand=True)
+        self.task = self.progress.add_task("", total=total, status="")
 
     def __enter__(self) -> ProgressDisplay:
         self.progress.start()

@@ -22,10 +22,19 @@ from lopa_dist.tasks.task import Item
 
 @dataclass(frozen=True)
 class Rejection:
-    """An item that never reaches the engine."""
+    """An item that never reaches the engine.
+
+    What only the model can refuse (a prompt too long, say) it refuses for each sample of a line: places in the input
+    must not depend on the model, for shards and traces count them.
+    """
 
     index: int
     message: str
+
+
+def rejected(index: int, item: Item, reason: str) -> Rejection:
+    """The rejection of an item whose line was good, with the line's number if it has one."""
+    return Rejection(index, f"line {item.origin.line}: {reason}" if item.origin else reason)
 
 
 class Encoder:
@@ -76,12 +85,13 @@ class Encoder:
         if not self.is_chat(item):
             return item.prompt or ""
         if not self.tokenizer.chat_template:
-            return Rejection(index, "messages need a chat template and this tokenizer has none; send prompt instead")
+            reason = "messages need a chat template and this tokenizer has none; send prompt instead"
+            return rejected(index, item, reason)
         messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except (TemplateError, ValueError, TypeError) as error:
-            return Rejection(index, f"the chat template refused these messages: {error}")
+            return rejected(index, item, f"the chat template refused these messages: {error}")
         return str(text) + item.answer_prefix
 
     def prefix(self, item: Item, text: str, ids: list[int]) -> int:
@@ -102,17 +112,19 @@ class Encoder:
     def request(self, index: int, item: Item, ids: list[int], prefix: int = 0) -> Request | Rejection:
         """A tokenized item, checked against the model."""
         if not ids:
-            return Rejection(index, "the prompt is empty; give at least one token")
+            return rejected(index, item, "the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
             mask = self.tokenizer.convert_ids_to_tokens(self.model.mask_id)  # not every tokenizer calls it mask_token
-            return Rejection(index, f"the prompt contains the mask token {mask!r}; remove it")
+            return rejected(index, item, f"the prompt contains the mask token {mask!r}; remove it")
         limit = self.config.decode.max_new_tokens
         most = item.max_new_tokens or limit
         if most > limit:
-            return Rejection(index, f"max_tokens={most} is above decode.max_new_tokens={limit}; lower it or raise that")
+            reason = f"max_tokens={most} is above decode.max_new_tokens={limit}; lower it or raise that"
+            return rejected(index, item, reason)
         if len(ids) + most > self.model.max_positions:
-            return Rejection(
+            return rejected(
                 index,
+                item,
                 f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
                 f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
             )

@@ -139,7 +139,7 @@ class Job:
         if self.config.model.quantization != "none":
             model["quantization"] = self.config.model.quantization
         if self.config.engine.prefix_cache == "approximate":
-            told["prefix_cache"] = "approximate"
+            told["engine.prefix_cache"] = "approximate"
         if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
             told["allow_code_execution"] = task.allow_code_execution
         if task.allow_code_execution:

@@ -51,7 +51,8 @@ def merge_shards(folder: Path) -> dict[str, Any]:
 def settings(report: dict[str, Any]) -> dict[str, Any]:
     """What shards of one job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
-    return {"decode": report["decode"], "model": report["model"], "seed": report["seed"], "task": task}
+    engine = {"prefix_cache": report["engine"]["prefix_cache"]}  # the engine's one setting that changes texts
+    return {key: report[key] for key in ("decode", "model", "seed")} | {"engine": engine, "task": task}
 
 
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,6 +74,7 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "shards": len(reports),
         **settings(reports[0]),
+        "engine": reports[0]["engine"],  # for `lopa-dist trace`
         "decode_s": seconds,
         "wall_s": max(r["wall_s"] for r in reports),
     }

@@ -94,7 +94,7 @@ def trace(folder: Path, which: str) -> Trace:
 
     Args:
         folder: the run folder.
-        which: the request's custom_id, or its index.
+        which: the request's custom_id, or its index where no request is called so.
 
     Raises:
         ValueError: no such run or request, or one that ended in an error.
@@ -103,6 +103,8 @@ def trace(folder: Path, which: str) -> Trace:
     if not report_file.exists():
         raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
     config, line = settings(read_report(report_file)), result(folder, which)
+    if config.task.input == "-":
+        raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")
     if line["finish_reason"] == "error":
         raise ValueError(f"{line['custom_id']} never ran: {line['error']}")
     item = next(islice(make_task(config).items(), line["index"], None), None)
@@ -144,12 +146,17 @@ def settings(report: dict[str, Any]) -> Config:
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:
-    """The line of a request in `results.jsonl`, by custom_id or index."""
+    """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
+    by_index: dict[str, Any] | None = None
     with (folder / "results.jsonl").open(encoding="utf-8") as lines:
         for text in lines:
             line: dict[str, Any] = json.loads(text)
-            if which in (line["custom_id"], str(line["index"])):
+            if line["custom_id"] == which:
                 return line
+            if str(line["index"]) == which:
+                by_index = line
+    if by_index is not None:
+        return by_index
     raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index of results.jsonl")
 
 
@@ -167,6 +174,7 @@ def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 
 def show(found: Trace, console: Console) -> None:
     """Print a trace: one line a step with what it filled in colour, and the whole in order of filling."""
+    console.print(Text(f"request {found.custom_id}\n", style="bold"))
     console.print(Text(found.prompt.strip(), style="dim"))
     console.print(
         Text.assemble("\nmasks are ", ("·", "dim"), ", ends of text ¶, filled before is plain, this step's are ",

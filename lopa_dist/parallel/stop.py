@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +11,17 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TEMPFAIL)
+
+
+def leave_at_signals() -> None:
+    """Answer SIGTERM and SIGUSR1 by leaving at once, as a job that can go on: until `Stop.install` knows better."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"lopa-dist: stopped by {signal.Signals(number).name} before the job began\n".encode())
+        os._exit(STOPPED)  # an exception would go through, or be caught by, whatever is being imported
+
+    for number in SIGNALS:
+        signal.signal(number, leave)
 
 
 class Wish(IntEnum):

@@ -46,20 +46,20 @@ class Batch:
         return items_of(value, row.number)
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:
-        """The items, or one with an error if an id was used before."""
-        taken = next((item for item in items if item.custom_id in seen), None)
+        """The items, or one with an error if an id was used before: the line's own, or one of its samples'."""
+        origin = items[0].origin
+        assert origin is not None
+        names = [origin.custom_id, *(item.custom_id for item in items)]
+        taken = next((name for name in names if name in seen), None)
         if taken is not None:
-            origin = items[0].origin
-            assert origin is not None
-            first = seen[taken.custom_id]
             reason = items[0].error or (
-                f"line {number}: custom_id {origin.custom_id!r} was used in line {first}; make it unique"
+                f"line {number}: custom_id {taken!r} was used in line {seen[taken]}; make it unique"
             )
             custom_id = f"line-{number}"
             while custom_id in seen:
                 custom_id += "+"
-            items = [Item(custom_id, error=reason, origin=origin)]
-        seen.update((item.custom_id, number) for item in items)
+            items, names = [Item(custom_id, error=reason, origin=origin)], [custom_id]
+        seen.update(dict.fromkeys(names, number))
         return items
 
     def score(self, item: Item, text: str) -> Score | None:

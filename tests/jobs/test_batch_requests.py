@@ -39,7 +39,22 @@ def test_no_line_crashes_the_encoder(encoder: Encoder, line: bytes, extra: dict[
             assert encoded.prompt
             assert encoded.max_new_tokens == (item.max_new_tokens or 64)
         else:
-            assert encoded.message
+            assert encoded.message.startswith("line 1: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"prompt": "x", "max_tokens": 65}, "max_tokens=65 is above decode.max_new_tokens=64"),
+        ({"prompt": "x " * 600}, "the prompt has"),
+        ({"prompt": "a <|mask|>"}, "the prompt contains the mask token"),
+    ],
+)
+def test_what_the_model_refuses_names_the_line(encoder: Encoder, fields: dict[str, Any], reason: str) -> None:
+    """Once a sample: the input's places are the same for every model."""
+    found = encoder.encode_all(4, items_of({**fields, "n": 3}, 12))
+    assert [one.index for one in found] == [4, 5, 6]
+    assert all(isinstance(one, Rejection) and one.message.startswith(f"line 12: {reason}") for one in found)
 
 
 def test_seeds(encoder: Encoder) -> None:

@@ -188,12 +188,12 @@ def test_a_stop_keeps_the_verdicts_that_there_are(tmp_path: Path) -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     with pytest.raises(Stopped, match="SIGTERM"):
-        run(code_job(tmp_path, beginnings, timeout_s=100, grace_s=1), tmp_path, World("python"))
-    assert 1 <= time.monotonic() - asked[0] < 5  # one hanging program alone takes 100 s
+        run(code_job(tmp_path, beginnings, timeout_s=1.5, grace_s=1), tmp_path, World("python"))
+    assert 1 <= time.monotonic() - asked[0] < 5  # one after the other, the hanging programs take longer
     some = lines(tmp_path)
     assert [(line["custom_id"], line["correct"]) for line in some] == [("HE/0", True), ("HE/1", True)]
-    report = run(code_job(tmp_path, beginnings, timeout_s=0.5), tmp_path, World("python"))
+    report = run(code_job(tmp_path, beginnings, timeout_s=1.5), tmp_path, World("python"))
     assert (report["requests"], report["attempts"]) == (7, 2)
     all_of_them = lines(tmp_path)
     assert all_of_them[:2] == some
-    assert {line["reason"] for line in all_of_them[2:]} == {"TimeoutError: no result within 0.5 s"}
+    assert {line["reason"] for line in all_of_them[2:]} == {"TimeoutError: no result within 1.5 s"}

@@ -57,5 +57,5 @@ def test_an_approximate_cache_computes_the_example_once(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_the_cache_it_began_with(tmp_path: Path) -> None:
     job(tmp_path, "approximate")
-    with pytest.raises(ValueError, match="prefix_cache"):
+    with pytest.raises(ValueError, match=r"engine\.prefix_cache was 'approximate', is 'exact'"):
         job(tmp_path, "exact")

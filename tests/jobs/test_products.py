@@ -138,7 +138,7 @@ def test_the_command_measures_where_the_static_runner_serves(
     assert not list(cache.glob("products-*"))
     assert "products" not in capsys.readouterr().out
     used: list[Choices] = []
-    monkeypatch.setattr(profiles, "measure", lambda *of, real=profiles.measure: (used.append(of[-1]), real(*of))[1])
+    monkeypatch.setattr(profiles, "measure", lambda *of, real=profiles.measure: (used.append(of[6]), real(*of))[1])
     profiles.make_profile([*options, "engine.graphs=always"])
     shown = capsys.readouterr().out
     [file] = cache.glob("products-*")

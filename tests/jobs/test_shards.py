@@ -12,6 +12,7 @@ import pytest
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run import run
 from lopa_dist.jobs.shards import merge_shards
+from lopa_dist.jobs.trace import trace
 from lopa_dist.parallel.launcher import World
 from tests.jobs.test_run import config, lines
 
@@ -41,6 +42,7 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
     for key in ("requests", "errors", "completion_tokens", "forwards", "tpf"):
         assert report[key] == whole[key]
     assert report["shards"] == 3
+    assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
 
 
 def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -49,6 +51,9 @@ def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) 
     report = json.loads(file.read_text())
     file.write_text(json.dumps({**report, "seed": 5}))
     with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 5"):
+        merge_shards(tmp_path / "array")
+    file.write_text(json.dumps(report | {"engine": report["engine"] | {"prefix_cache": "approximate"}}))
+    with pytest.raises(ValueError, match=r"engine\.prefix_cache was 'exact', is 'approximate'"):
         merge_shards(tmp_path / "array")
     file.unlink()
     with pytest.raises(ValueError, match="no finished run of shard 1 of 3"):

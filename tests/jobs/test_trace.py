@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from lopa_dist import cli
 from lopa_dist.config import TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.trace import LOOKAHEAD, Recorder, Trace, show, trace
+from lopa_dist.jobs.trace import LOOKAHEAD, Recorder, Trace, result, show, trace
 from lopa_dist.jobs.trace_page import write_page
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -31,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '{"custom_id": "one", "prompt": "Ann has 3 books . Ann gets 4 more . How many books does Ann have ?"}\n'
         '{"custom_id": "<b>&", "prompt": "Ben has 12 pens . Ben gives 5 away . How many pens does Ben have now ?"}\n'
         '{"custom_id": "bad", "prompt": ""}\n'
+        '{"custom_id": "0", "prompt": ""}\n'
     )
     run(config(TaskConfig("batch", None, str(prompts))), place, World("python"))
     return place
@@ -83,10 +86,35 @@ def test_what_cannot_be_traced_says_why(folder: Path, which: str, message: str) 
         trace(folder, which)
 
 
+def test_a_custom_id_counts_before_an_index(folder: Path) -> None:
+    assert result(folder, "0")["index"] == 3
+    assert result(folder, "1")["custom_id"] == "<b>&"
+
+
+def test_standard_input_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / "report.json"
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"task": report["task"] | {"input": "-"}}))
+    with pytest.raises(ValueError, match="standard input cannot be read again"):
+        trace(tmp_path / "run", "one")
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for page in (tmp_path / "nowhere" / "x.html", tmp_path):
+        monkeypatch.setattr("sys.argv", ["lopa-dist", "trace", str(folder), "one", "--html", str(page)])
+        with pytest.raises(SystemExit, match=r"--html .*: cannot be written; name a file"):
+            cli.main()
+    assert not capsys.readouterr().out
+
+
 def test_terminal_shows_every_step(found: Trace) -> None:
     out = io.StringIO()
     show(found, Console(file=out, width=200))
     printed = out.getvalue()
+    assert "request <b>&" in printed
     assert len(re.findall(r"^step \d+:", printed, re.M)) == len(found.steps)
     assert f"{len(found.order)} tokens in {len(found.steps)} forwards" in printed
     assert "not the text" not in printed

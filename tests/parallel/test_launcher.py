@@ -67,9 +67,11 @@ def test_srun_ranks_meet_through_a_file(tmp_path: Path) -> None:
     """Rank 0 chooses the port; the others read it, and all see one store."""
     environment = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     counts: list[int] = []
+    stores = []  # rank 0's serves the others until all have ended
 
     def join(rank: int) -> None:
         store = rendezvous(World("srun", rank, 3, rank, 3), environment)
+        stores.append(store)
         counts.append(store.add("x", 1))
         while store.add("x", 0) < 3:
             pass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped, Wish
+from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, Wish
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +64,29 @@ def test_only_sigterm_looks_for_lost_ranks_first() -> None:
 def test_wishes_order_by_gravity() -> None:
     assert max(Wish.RUN, Wish.FAIL, Wish.DRAIN, Wish.DROP) == Wish.FAIL
     assert Wish.RUN < Wish.DRAIN < Wish.DROP
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [
+        (signal.SIGUSR1, STOPPED, "lopa-dist: stopped by SIGUSR1 before the job began"),
+        (signal.SIGTERM, STOPPED, "lopa-dist: stopped by SIGTERM before the job began"),
+        (signal.SIGINT, 1, "lopa-dist: interrupted"),
+    ],
+)
+def test_a_signal_during_the_imports(number: signal.Signals, status: int, message: str) -> None:
+    """torch takes seconds to import; schedulers do not wait for it."""
+    program = f"""
+import os, sys
+from lopa_dist.__main__ import main
+
+class Sender:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), {int(number)})
+
+sys.meta_path.insert(0, Sender())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program, "--cfg", "job"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip(), done.stdout) == (status, message, "")

@@ -112,13 +112,29 @@ def test_each_line_stands_alone(tmp_path: Path) -> None:
         openai(CHAT), openai({**CHAT, "n": 2}), {"custom_id": "a#1", "prompt": "x"}, {"prompt": "last"},
     )  # fmt: skip
     assert [item.custom_id for item in items] == [
-        "line-5", "a#0", "a#1", "line-4", "line-5+", "a", "line-7", "line-8", "line-9"
+        "line-5", "a#0", "a#1", "line-4", "line-5+", "line-6", "line-7", "line-8", "line-9"
     ]  # fmt: skip
     errors = {item.custom_id: item.error for item in items if item.error}
-    assert set(errors) == {"line-4", "line-5+", "line-7", "line-8"}
+    assert set(errors) == {"line-4", "line-5+", "line-6", "line-7", "line-8"}
     assert "line 5: custom_id 'line-5' was used in line 1; make it unique" in errors.values()
     assert "line 7: custom_id 'a' was used in line 3; make it unique" in errors.values()
+    assert "line 8: custom_id 'a#1' was used in line 3; make it unique" in errors.values()
     assert len(read(tmp_path, *[{"prompt": "x", "n": 2}] * 5, limit=2)) == 4
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 2), (1, 1), (2, 3)])
+def test_an_id_is_used_once_however_many_samples(tmp_path: Path, first: int, second: int) -> None:
+    """Answers in OpenAI's form bear the id of the line, without the samples' numbers."""
+    items = read(tmp_path, openai({**CHAT, "n": first}), openai({**CHAT, "n": second}), openai({**CHAT, "n": second}))
+    assert [item.error for item in items[:first]] == [None] * first
+    assert [item.error for item in items[first:]] == [
+        f"line {number}: custom_id 'a' was used in line 1; make it unique" for number in (2, 3)
+    ]
+
+
+def test_a_line_may_not_be_called_like_a_sample(tmp_path: Path) -> None:
+    items = read(tmp_path, {"custom_id": "a#1", "prompt": "x"}, {"custom_id": "a", "prompt": "x", "n": 2})
+    assert [item.error for item in items] == [None, "line 2: custom_id 'a#1' was used in line 1; make it unique"]
 
 
 VALUES = st.one_of(
