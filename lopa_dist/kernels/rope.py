@@ -23,7 +23,12 @@ def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtyp
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x [R, heads, head_dim]`` by the table's angles; in fp32 with a table of that, and rounded at the end."""
     first, second = x.chunk(2, -1)
-    return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+    low, high = sin.chunk(2, -1)
+    half = first.shape[-1]
+    rotated = x * cos
+    rotated[..., :half] -= second * low
+    rotated[..., half:] += first * high
+    return rotated.to(x.dtype)
 
 
 def rope_and_store(

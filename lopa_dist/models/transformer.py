@@ -71,7 +71,9 @@ class MLP(nn.Module):
         return self.tile(x)
 
     def tile(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        hidden = F.silu(gate) * up if torch.is_grad_enabled() else F.silu(gate, inplace=True).mul_(up)
+        return self.down_proj(hidden)
 
 
 class Layer(nn.Module):
@@ -85,8 +87,8 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(self.input_layernorm(x), rope, attend).add_(x)  # in place: memory is what a CPU waits for
+        return self.mlp(self.post_attention_layernorm(x)).add_(x)
 
 
 class Backbone(nn.Module):

@@ -77,8 +77,10 @@ def test_wishes_order_by_gravity() -> None:
 def test_a_signal_during_the_imports(number: signal.Signals, status: int, message: str) -> None:
     """torch takes seconds to import; schedulers do not wait for it."""
     program = f"""
-import os, sys
+import os, signal, sys
 from lopa_dist.__main__ import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background jobs ignore it
 
 class Sender:
     def find_spec(self, name, path, target=None):
