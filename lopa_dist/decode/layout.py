@@ -75,6 +75,7 @@ class Batch:
     masked: int  # masked positions of all sequences (of their anchors)
     where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
+    kept: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; null: nobody's
 
 
 def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: Lead | None = None) -> Batch:
@@ -150,10 +151,11 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
     found = where[entries]
     head_sequence = sequence.repeat(wanted)
     keys = row_keys(state, send(head_sequence, device), found % width) if state.sampled.any() else None
+    kept = kept_boundary(state, lengths)
     return Batch(
         sequence, branch, start, rows, shared, first, hi, tail, begin, stop, prompts, tokens[:padded],
         positions[:padded], at_bases + found, slots, head_sequence, keys, -(-config.max_branches // ranks), amount,
-        where, width,
+        where, width, send(kept, device) if kept.any() else None,
     )  # fmt: skip
 
 
@@ -288,11 +290,11 @@ def row_keys(state: State, sequence: Tensor, place: Tensor) -> Tensor:
     return (state.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + state.step[sequence]
 
 
-def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Records:
+def unpack(state: State, batch: Batch, gathered: Tensor) -> Records:
     """Spread gathered records over ``[S, K, W]`` of `State.window`.
 
     Args:
-        state, lengths, batch: of this step.
+        state, batch: of this step.
         gathered: ``[ranks, local_branches, masked, 3]`` int32: token, and the bits of probability and confidence.
     """
     branches = state.config.max_branches
@@ -300,8 +302,7 @@ def unpack(state: State, lengths: Lengths, batch: Batch, gathered: Tensor) -> Re
     dense = gathered.new_zeros(3, branches, state.slots * batch.width)
     dense.index_copy_(2, batch.where, parts)
     packed = dense.view(3, branches, state.slots, batch.width).transpose(1, 2)
-    kept = kept_boundary(state, lengths)
-    if kept.any():
+    if batch.kept is not None:
         first = packed[..., 0]
-        torch.where(send(kept, gathered.device)[:, None], state.boundary.packed[..., None], first, out=first)
+        torch.where(batch.kept[:, None], state.boundary.packed[..., None], first, out=first)
     return Records(packed)

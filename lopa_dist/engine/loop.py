@@ -106,7 +106,7 @@ class Engine:
             if error:
                 raise error
             clock.lap("all_gather")
-            spread = unpack(state, before, batch, records)
+            spread = unpack(state, batch, records)
             winner, self.scores = select(state, spread)
             advance(state, spread, winner)
             if slots is not None:

@@ -168,7 +168,7 @@ def windows(count: int, window: int, mask_id: int, device: torch.device) -> Batc
         tokens=tokens, positions=PREFIX + torch.arange(window, device=device).repeat(count),
         head_rows=head, head_slots=torch.arange(len(head), device=device),
         head_sequence=numbers.repeat(window)[::2] // STACKED, head_keys=None, local_branches=1, masked=len(head),
-        where=head.new_zeros(len(head), 2), width=window,
+        where=torch.zeros_like(head), width=window, kept=None,
     )  # fmt: skip
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.decode.layout import Batch
+from lopa_dist.decode.layout import ROW_TILE, Batch
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import Attention
 from lopa_dist.kernels.record_head import Sampling, record_head
@@ -82,18 +83,23 @@ class Runner:
             pool.write(layer, k, v)
             return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
-        hidden = self.model(batch.tokens, batch.positions, attend)
-        self.keep(batch, hidden)
+        rows, kept = batch.head_rows, self.keeps(batch)
+        wanted = rows if kept is None else torch.cat([rows, kept[0]])
+        wanted = F.pad(wanted.clamp(min=0), (0, -len(wanted) % ROW_TILE))
+        hidden = self.model(batch.tokens, batch.positions, attend, wanted)
+        head = hidden[: len(rows)]
+        if kept is not None:
+            self.kept[kept[1]] = hidden[len(rows) : len(rows) + len(kept[0])]
         if batch.prompts and batch.prompts.recalls:
-            hidden = torch.cat([hidden, self.kept])
-        self.write_records(prepared, hidden[batch.head_rows], records)
+            head = torch.where((rows < 0)[:, None], self.kept[rows.clamp(max=-1)], head)
+        self.write_records(prepared, head, records)
         return records.view(shape)
 
-    def keep(self, batch: Batch, hidden: Tensor) -> None:
-        """Keep the hidden states of the last rows of leads that this forward computed."""
-        if batch.prompts and batch.prompts.keep:
-            rows, places = send(np.stack(batch.prompts.keep), hidden.device)
-            self.kept[places] = hidden[rows]
+    def keeps(self, batch: Batch) -> Tensor | None:
+        """Last rows of leads that this forward computes, and their places in `kept`, where their hidden states stay."""
+        if not batch.prompts or not batch.prompts.keep:
+            return None
+        return send(np.stack(batch.prompts.keep), batch.tokens.device)
 
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
         """Records of the head rows' hidden states ``[H, d]`` into their places, each by its request's sampling."""

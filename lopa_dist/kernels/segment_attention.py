@@ -105,12 +105,14 @@ def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group])
     kv_heads, dim = keys.shape[1:]
     for group in groups:
         count, n = group.rows.shape
-        query = q[group.rows].view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
-        k, v = keys[group.columns].transpose(1, 2), values[group.columns].transpose(1, 2)  # [N, Hkv, C, D]
+        rows, columns = group.rows.view(-1), group.columns.view(-1)  # selected whole: indexing takes twice as long
+        query = q.index_select(0, rows).view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
+        k, v = (x.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2) for x in (keys, values))
         query = query.flatten(2, 3)
         stacked = query.shape[2]
-        query = F.pad(query, (0, 0, 0, -stacked % ROW_TILE))
+        if stacked % ROW_TILE:
+            query = F.pad(query, (0, 0, 0, -stacked % ROW_TILE))
         result = F.scaled_dot_product_attention(query, k, v, group.visible)[:, :, :stacked]
-        result = result.reshape(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count, n, -1, dim)
-        out[group.rows] = result
+        result = result.reshape(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count * n, -1, dim)
+        out.index_copy_(0, rows, result)
     return out

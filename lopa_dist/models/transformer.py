@@ -18,7 +18,7 @@ from lopa_dist.kernels.norm import rms_norm
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.models.config import ModelConfig
 
-CPU_ROWS = 256  # rows of the feed-forward at once on a CPU: what lies between its projections then stays in cache
+CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [R, H, D], k [R, Hkv, D], v [R, Hkv, D]) -> [R, H, D]``"""
@@ -49,11 +49,12 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None) -> Tensor:
         q = apply_rope(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)  # [R, H, D]
         k = apply_rope(self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)  # [R, Hkv, D]
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
+        attended = attend(self.layer, q, k, v).flatten(-2)
+        return self.o_proj(attended if rows is None else attended[rows])
 
 
 class MLP(nn.Module):
@@ -86,8 +87,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        x = self.self_attn(self.input_layernorm(x), rope, attend).add_(x)  # in place: memory is what a CPU waits for
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """``[R, d] -> [R, d]``, or of `rows` ``[H]`` alone; K/V are those of all rows."""
+        attended = self.self_attn(self.input_layernorm(x), rope, attend, rows)
+        x = attended.add_(x if rows is None else x[rows])  # in place: memory is what a CPU waits for
         return self.mlp(self.post_attention_layernorm(x)).add_(x)
 
 
@@ -117,11 +120,16 @@ class Transformer(nn.Module):
         """The LM head, ``[vocabulary, d]``."""
         return self.lm_head.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the final norm, ``[R, d]``."""
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Hidden states after the final norm, ``[R, d]``; of `rows` ``[H]`` alone where they are given.
+
+        Behind the last layer's attention only these are computed, which is all that a prediction needs: the other rows
+        are there for their K/V.
+        """
         x = self.model.embed_tokens(tokens)
         dtype = torch.float32 if self.config.rope_fp32 else x.dtype
         rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
-        for layer in self.model.layers:
+        *layers, last = self.model.layers
+        for layer in layers:
             x = layer(x, rope, attend)
-        return self.model.norm(x)
+        return self.model.norm(last(x, rope, attend, rows))

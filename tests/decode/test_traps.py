@@ -285,6 +285,6 @@ def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
         with NoSynchronisation():
             batch = layout(state, lengths)
             gathered = torch.ones(1, batch.local_branches, batch.masked, 3, dtype=torch.int32)
-            found = unpack(state, lengths, batch, gathered)
+            found = unpack(state, batch, gathered)
             winner, _ = select(state, found)
             advance(state, found, winner)
