@@ -83,20 +83,24 @@ class Runner:
             pool.write(layer, k, v)
             return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
-        rows, kept = batch.head_rows, self.keeps(batch)
-        wanted = rows if kept is None else torch.cat([rows, kept[0]])
-        wanted = F.pad(wanted.clamp(min=0), (0, -len(wanted) % ROW_TILE))
-        hidden = self.model(batch.tokens, batch.positions, attend, wanted)
+        rows, last = batch.head_rows, self.last_rows(batch)
+        wanted = rows.clamp(min=0)
+        if last is not None:
+            wanted = torch.cat([wanted, last[0]])
+        hidden = self.model(batch.tokens, batch.positions, attend, F.pad(wanted, (0, -len(wanted) % ROW_TILE)))
         head = hidden[: len(rows)]
-        if kept is not None:
-            self.kept[kept[1]] = hidden[len(rows) : len(rows) + len(kept[0])]
+        if last is not None:
+            self.kept[last[1]] = hidden[len(rows) : len(wanted)]
         if batch.prompts and batch.prompts.recalls:
             head = torch.where((rows < 0)[:, None], self.kept[rows.clamp(max=-1)], head)
         self.write_records(prepared, head, records)
         return records.view(shape)
 
-    def keeps(self, batch: Batch) -> Tensor | None:
-        """Last rows of leads that this forward computes, and their places in `kept`, where their hidden states stay."""
+    def last_rows(self, batch: Batch) -> Tensor | None:
+        """Last rows of the leads that this forward computes, and the places in `kept` where their hidden states stay.
+
+        ``[2, leads]``; null where it computes none.
+        """
         if not batch.prompts or not batch.prompts.keep:
             return None
         return send(np.stack(batch.prompts.keep), batch.tokens.device)

@@ -241,8 +241,8 @@ class StaticRunner(Runner):
         records = torch.zeros(batch.local_branches * batch.masked, 3, dtype=torch.int32, device=self.device)
         if len(batch.rows):
             self.body(prepared)
-            if (kept := self.keeps(batch)) is not None:
-                self.kept[kept[1]] = self.hidden[kept[0]]
+            if (last := self.last_rows(batch)) is not None:
+                self.kept[last[1]] = self.hidden[last[0]]
             if self.own or self.sampling.filtered:
                 self.write_records(prepared, self.hidden[batch.head_rows], records)
             elif len(batch.head_rows):

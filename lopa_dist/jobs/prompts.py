@@ -121,20 +121,13 @@ class Encoder:
         if most > limit:
             reason = f"max_tokens={most} is above decode.max_new_tokens={limit}; lower it or raise that"
             return rejected(index, item, reason)
+        size = f"the prompt has {len(ids)} tokens and {most} are to be generated, but"
+        remedy = "shorten the prompt or lower max_tokens (decode.max_new_tokens)"
         if len(ids) + most > self.model.max_positions:
-            return rejected(
-                index,
-                item,
-                f"the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
-                f"{self.model.max_positions} positions; shorten the prompt or lower max_tokens (decode.max_new_tokens)",
-            )
+            return rejected(index, item, f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
         if space is not None and self.config.decode.cache != "none" and len(ids) + most > space:
-            return Rejection(
-                index,
-                f"the prompt has {len(ids)} tokens and {most} are to be generated, but engine.kv_tokens={space}; "
-                "raise that, shorten the prompt or lower max_tokens (decode.max_new_tokens)",
-            )
+            return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token: a million prompts have to fit
         return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
 
