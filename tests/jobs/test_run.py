@@ -210,6 +210,7 @@ def test_a_request_without_room_in_the_kv_pool_is_an_error_of_its_own(tmp_path: 
     tight = replace(config(TaskConfig(name="batch", input=str(file))), engine=EngineConfig(kv_tokens=40))
     assert run(tight, tmp_path / "run", World("python"))["errors"] == 1
     first, second, third = lines(tmp_path / "run")
+    assert second["error"].startswith("line 2: the prompt has ")
     assert "8 are to be generated, but engine.kv_tokens=40; raise that" in second["error"]
     assert first["text"]
     assert third["text"]
