@@ -25,10 +25,10 @@ def branch_scores(config: DecodeConfig, confidence: Tensor, open_: Tensor, creat
     # sums in fp64 are exact: how wide the batch's windows are changes no rounding
     count = open_.sum(-1)  # [S, K]
     if config.score == "mean":
-        level = (confidence.double() * open_).sum(-1) / count
+        level = confidence.double().mul_(open_).sum(-1) / count
     elif config.score == "gain":
         exact = confidence.double()
-        level = ((exact - exact[:, :1]) * open_).sum(-1) / count
+        level = exact.sub_(confidence[:, :1]).mul_(open_).sum(-1) / count
     elif config.score == "lowest_fraction":
         lowest = confidence.double().masked_fill(~open_, torch.inf).sort(-1).values
         # round before the floor: in binary, 100 * 0.29 is below 29

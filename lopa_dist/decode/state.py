@@ -72,8 +72,7 @@ class Window(NamedTuple):
     masked: Tensor  # bool: inside and not filled
 
 
-@dataclass
-class Lengths:
+class Lengths(NamedTuple):
     """The one host copy of a step: integers per sequence, numpy [S]. Rows of `State.integers`, in this order."""
 
     prompt: NDArray[np.int64]
@@ -91,7 +90,7 @@ class Lengths:
 
     def take(self, slots: NDArray[np.int64]) -> Lengths:
         """Of some slots."""
-        return Lengths(*(values[slots] for values in vars(self).values()))
+        return Lengths._make(values[slots] for values in self)
 
 
 BY_SLOT = ("canvas", "key", "eos", "edit_confidence")  # tensors that begin with S
@@ -228,14 +227,14 @@ class State:
         self._window = None
 
     def lengths(self) -> Lengths:
-        """Copy what the host must know: 12 integers of 4 bytes a sequence, one transfer."""
+        """Copy what the host must know: 12 integers a sequence, one transfer."""
         return self.lengths_and(self.integers.new_empty(0))[0]
 
     def lengths_and(self, beside: Tensor) -> tuple[Lengths, NDArray[np.int64]]:
         """The lengths and `beside` ``[n]``, still in one transfer."""
-        host = torch.cat([self.integers.flatten(), beside.long()]).int().cpu().numpy().astype(np.int64)
         count = self.integers.numel()
-        return Lengths(*host[:count].reshape(self.integers.shape)), host[count:]
+        host = torch.cat([self.integers.view(-1), beside]).cpu().numpy()
+        return Lengths._make(host[:count].reshape(self.integers.shape)), host[count:]
 
 
 def known(config: DecodeConfig, prompt: int) -> int:
