@@ -166,6 +166,7 @@ def report_command(arguments: list[str]) -> None:
 
 def merge_command(arguments: list[str]) -> None:
     """`lopa-dist merge FOLDER`."""
+    from lopa_dist.jobs.batch_output import NAME
     from lopa_dist.jobs.shards import merge_shards
 
     if len(arguments) != 1:
@@ -173,6 +174,8 @@ def merge_command(arguments: list[str]) -> None:
     folder = Path(arguments[0])
     report = merge_shards(folder)
     print(f"{report['shards']} shards, {report['requests']} requests: {folder / 'results.jsonl'}")
+    if (folder / NAME).exists():
+        print(f"in OpenAI's form: {folder / NAME}")
 
 
 def lm_eval_command(arguments: list[str]) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor
 from lopa_dist.embedded import checkpoint, noise, tokenizer
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.whole import whole
 
 
 @dataclass
@@ -213,9 +214,8 @@ def train(config: TrainConfig) -> Path:
             "step": step,
             "seconds": time.monotonic() - began,
         }
-        partial = state_file.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(state_file)
+        with whole(state_file) as file:
+            torch.save(state, file)
 
     def run(batch: noise.Batch) -> tuple[Tensor, Tensor, Tensor]:
         arrays = (batch.inputs, batch.targets, batch.weights, batch.hi)

@@ -1,64 +1,100 @@
-"""`batch_output.jsonl`: what OpenAI's Batch API would have answered, where the input was written for it."""
+"""`batch_output.jsonl`: what OpenAI's Batch API would have answered, where the input was written for it.
+
+A share of an input (task.shards) may have a part of a line's samples only: it keeps what an answer must tell of its
+lines, and `lopa-dist merge` answers.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.tasks.task import Item, Origin
+from lopa_dist.tasks.task import Item
+from lopa_dist.whole import whole
 
 NAME = "batch_output.jsonl"
+LINES = "batch_lines.jsonl"
 
 
-def write_batch_output(folder: Path, items: Sequence[Item], model: str) -> None:
-    """Write it beside a complete `results.jsonl`, one object an input line, if any line is an OpenAI Batch line."""
-    if not any(item.origin and item.origin.form != "simple" for item in items):
-        return
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What an answer must tell of the input line that a request came from."""
+
+    number: int
+    custom_id: str  # as the user wrote it
+    openai: bool  # an OpenAI Batch line
+    chat: bool  # to be answered with messages
+    model: str | None  # what the line calls the model
+
+
+def line_of(item: Item) -> Line:
+    """The line that an item of the task `batch` was made from."""
+    origin = item.origin
+    assert origin is not None
+    chat = origin.form == "chat" or item.messages is not None
+    return Line(origin.line, origin.custom_id, origin.form != "simple", chat, origin.model)
+
+
+def write_lines(folder: Path, lines: Iterable[Line]) -> None:
+    """Keep them in a share's run folder."""
+    with whole(folder / LINES) as partial, partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines)
+
+
+def read_lines(folder: Path) -> Iterator[Line]:
+    """What `write_lines` kept; nothing where it kept nothing."""
+    if (folder / LINES).exists():
+        with (folder / LINES).open(encoding="utf-8", newline="\n") as file:
+            yield from (Line(**json.loads(line)) for line in file)
+
+
+def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model: str) -> bool:
+    """Write it beside a complete `results.jsonl`, one object an input line, if any is an OpenAI Batch line.
+
+    Args:
+        folder: of the run.
+        lines: gives the line of every result, in order.
+        model: what answers call the model where their line does not.
+
+    Returns:
+        Whether there is one.
+    """
+    if not any(line.openai for line in lines()):
+        return False
     created = int(time.time())
-    partial = folder / "batch_output.partial"
-    with partial.open("w", encoding="utf-8") as file:
-        for origin, lines in grouped(folder, items):
-            chat = origin.form == "chat" or items[lines[0]["index"]].messages is not None
-            file.write(json.dumps(response(origin, lines, chat, model, created), ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / NAME)
+    with (
+        (folder / "results.jsonl").open(encoding="utf-8", newline="\n") as file,
+        whole(folder / NAME) as partial,
+        partial.open("w", encoding="utf-8") as out,
+    ):
+        pairs = zip(lines(), map(json.loads, file), strict=True)
+        for _, group in groupby(pairs, lambda pair: pair[0].number):
+            of, results = zip(*group, strict=True)
+            out.write(json.dumps(response(of[0], results, model, created), ensure_ascii=False) + "\n")
+    return True
 
 
-def grouped(folder: Path, items: Sequence[Item]) -> Iterator[tuple[Origin, list[dict[str, Any]]]]:
-    """The result lines of every input line."""
-
-    def origin(line: dict[str, Any]) -> Origin:
-        item = items[line["index"]]
-        return item.origin or Origin(line["index"] + 1, item.custom_id)
-
-    with (folder / "results.jsonl").open(encoding="utf-8", newline="\n") as file:
-        results = (json.loads(line) for line in file)
-        for _, group in groupby(results, lambda line: origin(line).line):
-            lines = list(group)
-            yield origin(lines[0]), lines
-
-
-def response(origin: Origin, lines: Sequence[dict[str, Any]], chat: bool, model: str, created: int) -> dict[str, Any]:
+def response(line: Line, results: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:
     """One line's answer: its samples as choices, or its first error."""
-    unique = hashlib.sha256(f"{origin.line}/{origin.custom_id}".encode()).hexdigest()[:24]
-    answer: dict[str, Any] = {"id": f"batch_req_{unique}", "custom_id": origin.custom_id}
-    failed = next((line["error"] for line in lines if line["finish_reason"] == "error"), None)
+    unique = hashlib.sha256(f"{line.number}/{line.custom_id}".encode()).hexdigest()[:24]
+    answer: dict[str, Any] = {"id": f"batch_req_{unique}", "custom_id": line.custom_id}
+    failed = next((result["error"] for result in results if result["finish_reason"] == "error"), None)
     if failed is not None:
         return answer | {"response": None, "error": {"code": "invalid_request", "message": failed}}
-    prompt, completion = lines[0]["usage"]["prompt_tokens"], sum(line["usage"]["completion_tokens"] for line in lines)
+    prompt = results[0]["usage"]["prompt_tokens"]
+    completion = sum(result["usage"]["completion_tokens"] for result in results)
     body = {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{unique}",
-        "object": "chat.completion" if chat else "text_completion",
+        "id": f"{'chatcmpl' if line.chat else 'cmpl'}-{unique}",
+        "object": "chat.completion" if line.chat else "text_completion",
         "created": created,
-        "model": origin.model or model,
-        "choices": [choice(line, number, chat) for number, line in enumerate(lines)],
+        "model": line.model or model,
+        "choices": [choice(result, number, line.chat) for number, result in enumerate(results)],
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -68,7 +104,7 @@ def response(origin: Origin, lines: Sequence[dict[str, Any]], chat: bool, model:
     return answer | {"response": {"status_code": 200, "request_id": unique, "body": body}, "error": None}
 
 
-def choice(line: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
+def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
     """One sample."""
-    content = {"message": {"role": "assistant", "content": line["text"]}} if chat else {"text": line["text"]}
-    return {"index": number, **content, "logprobs": None, "finish_reason": line["finish_reason"]}
+    content = {"message": {"role": "assistant", "content": result["text"]}} if chat else {"text": result["text"]}
+    return {"index": number, **content, "logprobs": None, "finish_reason": result["finish_reason"]}

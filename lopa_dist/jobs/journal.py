@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from lopa_dist.engine.request import Request
 from lopa_dist.parallel.launcher import Start
+from lopa_dist.whole import whole
 
 USUAL = {"engine.prefix_cache": "exact", "model.quantization": "none"}  # settings that are told where they are others
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
@@ -79,9 +80,8 @@ class Journal:
                 )
             return
         for name, told in (("start.json", asdict(start)), ("settings.json", settings)):
-            partial = self.folder / f"{name}.partial"
-            partial.write_text(json.dumps(told, indent=1) + "\n")
-            partial.replace(self.folder / name)
+            with whole(self.folder / name) as file:
+                file.write_text(json.dumps(told, indent=1) + "\n")
 
     def first_start(self) -> Start:
         """How the first attempt was started."""
@@ -165,9 +165,8 @@ def merge(
             places.setdefault(index, place)
     figures = []
     files: dict[Path, Any] = {}
-    ordered = folder / "results.partial"
     try:
-        with ordered.open("w", encoding="utf-8") as out:
+        with whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
             for index, name in enumerate(ids):
                 if name is None:
                     write_line(out, rejected(index) | {"index": number(index)})
@@ -180,12 +179,9 @@ def merge(
                     entry = json.loads(source.read(place.length))
                     write_line(out, entry["line"] | {"index": number(index)})
                     figures.append(entry["figures"] | {"attempt": attempt_of(place.part), "at": entry["at"]})
-            out.flush()
-            os.fsync(out.fileno())
     finally:
         for source in files.values():
             source.close()
-    ordered.replace(folder / "results.jsonl")
     return figures, told
 
 

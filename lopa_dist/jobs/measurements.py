@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from lopa_dist.whole import whole
+
 Subject = dict[str, Any]
 """All that a measurement depends on, JSON-able: another subject has another file."""
 
@@ -54,9 +56,8 @@ def keep(kind: str, subject: Subject, found: dict[str, Any]) -> Path:
     """
     file = file_of(kind, subject)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{platform.node()}-{os.getpid()}.partial")  # two may measure at once
-    partial.write_text(json.dumps({"subject": subject} | found, indent=1) + "\n")
-    partial.replace(file)
+    with whole(file, f".{platform.node()}-{os.getpid()}") as partial:  # two may measure at once
+        partial.write_text(json.dumps({"subject": subject} | found, indent=1) + "\n")
     return file
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.whole import whole
+
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
     """Write `report.json`, whole or not at all."""
-    partial = folder / "report.partial"
-    partial.write_text(json.dumps(report, indent=2) + "\n")
-    partial.replace(folder / "report.json")
+    with whole(folder / "report.json") as file:
+        file.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def read_report(file: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.batch_output import write_batch_output
+from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load, threads
@@ -321,11 +321,13 @@ class Job:
         return error_line(self.items[index], self.rejections[index])
 
     def write_batch_output(self) -> None:
-        """The answers in OpenAI's form too, if the input was; a share of an input has not all samples of a line."""
+        """The answers in OpenAI's form too, if the input was; of a share of the input, what `merge` needs for it."""
+        if self.task.name != "batch":
+            return
         if self.config.task.shards == 1:
-            write_batch_output(self.folder, self.items, self.config.model.path)
-        elif any(item.origin and item.origin.form != "simple" for item in self.items):
-            log.warning("no batch_output.jsonl from a share of the input (task.shards); results.jsonl has all texts")
+            write_batch_output(self.folder, lambda: map(line_of, self.items), self.config.model.path)
+        else:
+            write_lines(self.folder, map(line_of, self.items))
 
     def number(self, index: int) -> int:
         """An item's place in the whole input, of which this job may have a share."""

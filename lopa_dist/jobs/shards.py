@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from heapq import merge
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.jobs.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.journal import difference
 from lopa_dist.jobs.metrics import mean, ratio
 from lopa_dist.jobs.report import read_report, write_report
+from lopa_dist.whole import whole
 
 
 def merge_shards(folder: Path) -> dict[str, Any]:
@@ -30,22 +35,32 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     missing = sorted(set(range(total)) - {report["task"]["shard"] for report in reports.values()})
     if missing:
         raise ValueError(f"{folder}: no finished run of shard {', '.join(map(str, missing))} of {total}")
-    lines: list[tuple[int, str]] = []
     for part, report in reports.items():
-        texts = [line for line in (part / "results.jsonl").read_text(encoding="utf-8").split("\n") if line]
-        if len(texts) != report["requests"]:
-            raise ValueError(f"{part}: {len(texts)} result lines of {report['requests']}; run it again to finish it")
-        lines += [(int(json.loads(line)["index"]), line) for line in texts]
-    lines.sort()
-    if [index for index, _ in lines] != list(range(len(lines))):
-        raise ValueError(f"{folder}: the shards do not make up one input; did it change between their runs?")
-    partial = folder / "results.partial"
-    with partial.open("w", encoding="utf-8") as out:
-        out.writelines(line + "\n" for _, line in lines)
-    partial.replace(folder / "results.jsonl")
+        count = sum(1 for _ in numbered(part))
+        if count != report["requests"]:
+            raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
+    with whole(folder / "results.jsonl") as partial, partial.open("w", encoding="utf-8") as out:
+        for place, (index, line) in enumerate(merge(*map(numbered, reports))):  # each has them in order
+            if index != place:
+                raise ValueError(f"{folder}: the shards do not make up one input; did it change between their runs?")
+            out.write(line)
+    shards = sorted(reports, key=lambda part: reports[part]["task"]["shard"])
+    write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
     report = summed(list(reports.values()))
     write_report(folder, report)
     return report
+
+
+def numbered(part: Path) -> Iterator[tuple[int, str]]:
+    """A shard's result lines, each with its place in the whole input."""
+    with (part / "results.jsonl").open(encoding="utf-8", newline="\n") as file:
+        yield from ((int(json.loads(line)["index"]), line) for line in file)
+
+
+def in_turn(shards: list[Path]) -> Iterator[Line]:
+    """The input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
+    turns = zip_longest(*map(read_lines, shards))
+    return (line for line in chain.from_iterable(turns) if line is not None)
 
 
 def settings(report: dict[str, Any]) -> dict[str, Any]:

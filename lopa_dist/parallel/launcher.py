@@ -13,6 +13,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from lopa_dist.whole import whole
+
 JOIN = timedelta(seconds=300)  # ranks may import torch for a long time on a busy machine
 
 
@@ -121,9 +123,8 @@ def tell_by_file(world: World, place: str, environment: Mapping[str, str]) -> st
     """Srun gives no address and no broadcast: rank 0 writes its own into the folder the job was submitted from."""
     file = rendezvous_file(environment)
     if world.rank == 0:
-        partial = file.with_suffix(".partial")
-        partial.write_text(place)
-        partial.replace(file)
+        with whole(file) as partial:
+            partial.write_text(place)
         return place
     end = time.monotonic() + JOIN.total_seconds()
     while not file.exists():

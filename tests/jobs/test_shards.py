@@ -45,6 +45,38 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
     assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
 
 
+def test_answers_in_openai_s_form_are_those_of_one_job(tmp_path: Path) -> None:
+    """Also of a line whose samples are in different shards."""
+    question = "Ann has 3 books . How many books does Ann have now ?"
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8}
+    raw = [
+        {"custom_id": "four", "method": "POST", "url": "/v1/chat/completions", "body": body | {"n": 4}},
+        {"prompt": question, "max_tokens": 8, "n": 2},
+        {"custom_id": "bad", "method": "POST", "url": "/v1/chat/completions", "body": body | {"n": 0}},
+        {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": {"prompt": question, "max_tokens": 8}},
+    ]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in raw))
+    for shard, shards, name in ((0, 1, "whole"), (0, 2, "array/a"), (1, 2, "array/b")):
+        (tmp_path / name).mkdir(parents=True)
+        task = TaskConfig("batch", None, str(source), shard=shard, shards=shards)
+        run(config(task, temperature=1.0), tmp_path / name, World("python"))
+    assert not list(tmp_path.glob("array/*/batch_output.jsonl"))
+    merge_shards(tmp_path / "array")
+
+    def answers(folder: Path) -> list[Any]:
+        found = [json.loads(line) for line in (folder / "batch_output.jsonl").read_text().splitlines()]
+        for answer in found:
+            if answer["response"]:
+                del answer["response"]["body"]["created"]
+        return found
+
+    whole = answers(tmp_path / "whole")
+    bodies = [answer["response"] and answer["response"]["body"] for answer in whole]
+    assert [body and len(body["choices"]) for body in bodies] == [4, 2, None, 1]
+    assert answers(tmp_path / "array") == whole
+
+
 def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "array", tmp_path / "array")
     file = tmp_path / "array" / "b" / "report.json"

@@ -1,0 +1,26 @@
+"""Files that are there whole or not at all, whatever kills their writer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole(file: Path, mark: str = "") -> Iterator[Path]:
+    """Where to write what `file` shall be: it takes the place of `file` at the end, on disk and in one instant.
+
+    Where writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt: writers
+    that may be at it at once need a `mark` each.
+    """
+    partial = file.with_name(f"{file.name}{mark}.partial")
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    partial.replace(file)
