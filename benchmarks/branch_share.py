@@ -24,6 +24,7 @@ from rich.table import Table
 from benchmarks.branch_scaling import RANKS, RESULTS
 from lopa_dist.decode import Batch, DecodeConfig, Lengths, State, layout
 from lopa_dist.engine import loop
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runner import Prepared, Runner
@@ -80,7 +81,7 @@ def measure(sequences: int, problems: int) -> list[dict[str, Any]]:
     replay = Replay()
     loop.layout = replay.layout
     Runner.forward = lambda runner, prepared: replay.run(runner, prepared)  # type: ignore[method-assign]
-    engine = Engine(model, DecodeConfig(branches=7, block_size=16, max_new_tokens=64), Solo(), sequences)
+    engine = Engine(model, DecodeConfig(branches=7, block_size=16, max_new_tokens=64), Solo(), EngineConfig(sequences))
     began = time.process_time()
     for _ in engine.generate(requests):
         pass

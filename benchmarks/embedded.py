@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.plots import draw
@@ -123,7 +124,7 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
         text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False).input_ids
         requests.append(Request(i, ids, config.max_new_tokens, request_key(0, item.custom_id)))
-    engine = Engine(model, config, Solo(), max_sequences=32)
+    engine = Engine(model, config, Solo(), EngineConfig(32))
     began = time.perf_counter()
     done = list(engine.generate(requests))
     seconds = time.perf_counter() - began

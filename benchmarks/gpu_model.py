@@ -30,6 +30,7 @@ from benchmarks.roofline import BF16, FP8, MODELS, Bar, Case, halved, ratio, ste
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.layout import Batch
 from lopa_dist.engine.buckets import bucket
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.profile import windows
@@ -53,6 +54,7 @@ MOST_ROWS = max(case.rows for case in CASES)
 WHOLE = [(precision, Case(1024, w, b)) for precision in (BF16, FP8) for w, b in ((32, 1), (64, 1), (96, 1), (64, 8))]
 EAGER = [Case(1024, 32, 1), Case(1024, 96, 1), Case(1024, 64, 8)]
 ENGINES = "Dream-7B"  # the model of WHOLE and EAGER
+ALWAYS = EngineConfig(1, attention="meta", graphs="always")
 BLOCKS = 2  # that the engine's steps fill: those of the first one warm up
 
 Tables = dict[str, list[Row]]
@@ -135,7 +137,7 @@ def prepare(bench: Bench, model: Transformer, products: Choices, case: Case) -> 
     pool.reserve(bucket(case.rows) or case.rows)
     pool.keys.normal_()
     pool.values.normal_()
-    runners = Runners(model, decoding(case), "meta", "always", Solo(), products)
+    runners = Runners(model, decoding(case), ALWAYS, products=products)
     runner = runners.make(pool, Sampling(), 1, case.prefix)
     assert isinstance(runner, StaticRunner)
     batch = windows(case.branches, case.window, model.config.mask_id, bench.device)
@@ -236,7 +238,7 @@ def measure_whole(
     """Steps of one sequence whose last block sees the case's prefix; `forward` milliseconds each is known to take."""
     case = toy_case(case) if bench.toy else case
     config = decoding(case)
-    engine = Engine(model, config, Solo(), 1, "meta", graphs="always", products=products)
+    engine = Engine(model, config, Solo(), ALWAYS, products=products)
     prompt = torch.randint(model.config.mask_id, (case.prefix - (BLOCKS - 1) * case.window,)).tolist()
     request = Request(0, prompt, config.max_new_tokens, 0)
 

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.statistics import Statistics
@@ -116,7 +117,7 @@ def main() -> None:
 
     prompt = torch.randint(0, 150_000, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
     config = DecodeConfig(branches=options.branches, max_new_tokens=64)
-    engine = Engine(model, config, Solo(), 1, observe=observe)
+    engine = Engine(model, config, Solo(), EngineConfig(1), observe=observe)
     try:
         list(engine.generate([Request(0, prompt, 64, 0)]))
     except EnoughError:

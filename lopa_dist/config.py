@@ -11,28 +11,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from lopa_dist.checks import number, require, require_count
 from lopa_dist.decode.config import CHOICES, DecodeConfig
-from lopa_dist.kernels.attention import NAMES as ATTENTION
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS, Native
 from lopa_dist.models.quantize import KINDS
 
 HERE = Path(__file__).parent
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
-
-
-def require(key: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise a ValueError that names key and choices unless `value` is one of them."""
-    if value not in choices:
-        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(str, choices))}")
-
-
-def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> None:
-    """Raise a ValueError unless `value` is an integer of at least `least` (or ``auto``)."""
-    if auto and value == "auto":
-        return
-    if not isinstance(value, int) or value < least:
-        allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "")
-        raise ValueError(f"{key}={value!r}: must be {allowed}")
 
 
 @dataclass
@@ -78,7 +64,7 @@ class DecodeOptions(DecodeConfig):
         for key in ("window_attention", "prompt_attention", "cache", "canvas"):
             require(f"decode.{key}", getattr(self, key), ("auto", *CHOICES[key]))
         for key in ("branches", "block_size", "sub_block_size", "max_active_blocks"):
-            value = _number(getattr(self, key))
+            value = number(getattr(self, key))
             setattr(self, key, value)
             if isinstance(value, str) and value != "auto":
                 raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
@@ -176,38 +162,11 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         require("parallel.backend", self.backend, ("auto", "solo", "gloo", "nccl", "mpi"))
         for axis in ("data", "branch", "tensor"):
-            setattr(self, axis, _number(getattr(self, axis)))
+            setattr(self, axis, number(getattr(self, axis)))
             require_count(f"parallel.{axis}", getattr(self, axis), auto=True)
         require_count("parallel.threads", self.threads, 0)
         if self.timeout_s <= 0:
             raise ValueError(f"parallel.timeout_s={self.timeout_s}: must be above 0 seconds")
-
-
-@dataclass
-class EngineConfig:
-    """How the model is run."""
-
-    max_sequences: int = 16  # in flight at once
-    max_rows: int | str | None = None  # of one forward on one rank: sequences beyond it wait a step; auto: by profile
-    kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
-    attention: str = "auto"  # torch, meta (Triton), varlen (torch's, GPUs), plain (the oracle); auto: meta on a GPU
-    graphs: str = "auto"  # CUDA graphs over fixed buffers: auto: on a GPU with meta; always, never
-    # Prompts whose K/V serve several requests. exact: where no text changes (samples of one prompt; few-shot examples
-    # and system prompts of models that read prompts block by block); approximate: those of all models, which then do
-    # not see the question behind them; none: every request computes its own.
-    prefix_cache: str = "exact"
-    reproducible: bool = False  # on a GPU, too, the same text in any batch and at any world size, bit for bit; slower
-
-    def __post_init__(self) -> None:
-        require_count("engine.max_sequences", self.max_sequences)
-        self.max_rows = _number(self.max_rows)
-        if self.max_rows is not None:
-            require_count("engine.max_rows", self.max_rows, auto=True)
-        if self.kv_tokens is not None:
-            require_count("engine.kv_tokens", self.kv_tokens)
-        require("engine.attention", self.attention, ("auto", *ATTENTION))
-        require("engine.graphs", self.graphs, ("auto", "always", "never"))
-        require("engine.prefix_cache", self.prefix_cache, ("exact", "approximate", "none"))
 
 
 @dataclass
@@ -275,11 +234,6 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries."""
         return asdict(self)
-
-
-def _number(value: Any) -> Any:
-    """Integers that arrive as text (a field may be an int or 'auto') become integers."""
-    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
 
 
 def register() -> None:

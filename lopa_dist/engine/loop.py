@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lopa_dist.decode import Batch, DecodeConfig, Lead, Lengths, State, Vocabulary, advance, layout, select, unpack
 from lopa_dist.engine.commit import commit
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Prepared, Runner
@@ -50,26 +51,18 @@ class Engine:
         model: Transformer,
         config: DecodeConfig,
         comm: Communicator,
-        max_sequences: int = 16,
-        attention: str = "auto",
+        options: EngineConfig | None = None,
         observe: Callable[[Engine], None] = lambda engine: None,
         wish: Callable[[], Wish] = lambda: Wish.RUN,
-        max_rows: int | None = None,
-        kv_tokens: int | None = None,
         tensor: Communicator | None = None,
-        graphs: str = "auto",
-        prefix_cache: str = "exact",
         products: Choices | None = None,
-        reproducible: bool = False,
     ) -> None:
         self.tensor = tensor or Solo()  # the group that the model is split over
-        self.max_rows, self.kv_tokens, self.prefix_cache = max_rows, kv_tokens, prefix_cache
         self.observe = observe  # called after every step
         self.wish = wish  # asked in every step: whether this rank was told to stop
-        self.model, self.config, self.comm = model, config, comm
-        self.max_sequences = max_sequences
+        self.model, self.config, self.comm, self.options = model, config, comm, options or EngineConfig()
         self.device = model.head_weight.device
-        self.runners = Runners(model, config, attention, graphs, self.tensor, products, max_rows, reproducible)
+        self.runners = Runners(model, config, self.options, self.tensor, products)
         self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
         self.scores: Tensor | None = None  # [S, K] of the last step's branches
         self.taken = 0  # requests admitted so far
@@ -144,19 +137,19 @@ class Flight:
     """The sequences in flight of one `generate`: their state, their K/V, and how requests come and go."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request], take: Take) -> None:
-        config, model, device = engine.config, engine.model, engine.device
-        slots = min(engine.max_sequences, len(requests))
+        config, options, model, device = engine.config, engine.options, engine.model, engine.device
+        slots = min(options.max_sequences, len(requests))
         cached = config.cache != "none"
         longest = max(len(r.prompt) for r in requests)
         # a proxy: in a cycle with its engine, the K/V would stay until Python collects its garbage
         self.engine: Engine = weakref.proxy(engine)
         self.requests, self.take = requests, take
         self.state = State.empty(config, engine.vocabulary, slots, longest, device)
-        budget = kv_budget(requests, slots, engine.kv_tokens) if cached else 0
+        budget = kv_budget(requests, slots, options.kv_tokens) if cached else 0
         local = replace(model.config, kv_heads=model.config.kv_heads // engine.tensor.size)
         self.pool = KVPool(local, slots, budget, model.head_weight.dtype, device)
         self.runner = engine.runners.make(self.pool, engine.sampling, slots, longest)
-        self.scheduler = Scheduler(self.pool, config, engine.max_rows, engine.comm.size, engine.prefix_cache)
+        self.scheduler = Scheduler(self.pool, config, options.row_limit, engine.comm.size, options.prefix_cache)
         self.admitted: dict[int, Admission] = {}
         self.waiting: deque[int] = deque()  # taken from the queue, but without K/V space yet
 

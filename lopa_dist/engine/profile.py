@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.layout import Batch
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.clock import synchronize
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.runners import USUAL_BLOCKS, Runners
@@ -27,7 +28,6 @@ from lopa_dist.kernels.attention import candidates
 from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Solo
 
 log = logging.getLogger("lopa_dist")
 
@@ -83,19 +83,18 @@ class Profile:
 def measure(
     model: Transformer,
     config: DecodeConfig,
-    attention: str,
-    graphs: str,
+    options: EngineConfig,
     most_rows: int,
     budget_s: float,
     products: Choices | None = None,
-    reproducible: bool = False,
 ) -> Profile:
     """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
 
     A forward has branches of one window each, every eight of them of one sequence with `PREFIX` cached tokens; half of
-    its rows are masked. The median of five runs counts, after two that do not. With `attention` auto, the back ends are
-    compared first, on forwards of one to 64 windows; each size is then timed with the fastest for it. One that raises
-    (it does not take the model's shape, `graphs` or the memory there is) is left out, with a warning.
+    its rows are masked. The median of five runs counts, after two that do not. Of `options`, `attention`, `graphs` and
+    `reproducible` are read. With attention=auto, the back ends are compared first, on forwards of one to 64 windows;
+    each size is then timed with the fastest for it. One that raises (it does not take the model's shape, `graphs` or
+    the memory there is) is left out, with a warning.
 
     Raises:
         Exception: what the only back end raised, or the last of those that there are.
@@ -108,13 +107,13 @@ def measure(
         pool = KVPool(model.config, sequences, sequences * PREFIX, dtype, device)
         for sequence in range(sequences):
             pool.allocate(sequence, PREFIX)
-        runners = Runners(model, config, name, graphs, Solo(), products, reproducible=reproducible)
+        runners = Runners(model, config, replace(options, attention=name, max_rows=None), products=products)
         runner = runners.make(pool, Sampling(config.confidence), sequences, PREFIX)
         return forward_seconds(runner, windows(count, window, model.config.mask_id, device))
 
     deadline = time.perf_counter() + budget_s
-    names = candidates(device, model.config.head_dim, dtype) if attention == "auto" else [attention]
-    if reproducible:
+    names = candidates(device, model.config.head_dim, dtype) if options.attention == "auto" else [options.attention]
+    if options.reproducible:
         names = names[:1]  # the others are not
     best: dict[int, str] = {}
     for count in COMPARED:

@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.buckets import TOP
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
@@ -14,7 +15,7 @@ from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Communicator
+from lopa_dist.parallel.communicator import Communicator, Solo
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections were merged: once, whatever engines use them."""
@@ -32,15 +33,9 @@ class Runners:
 
     Args:
         model, config: of the engine.
-        attention: a name of `kernels.attention.NAMES`, or ``auto``.
-        graphs: ``auto`` (on a GPU, with meta-attention and a whole model), ``always`` (on a CPU the same fixed buffers,
-            without a graph: slower, for tests), or ``never``.
+        options: `attention`, `graphs`, `reproducible` and `max_rows` are read.
         tensor: the group that the model is split over.
         products: how the static runner multiplies, as `engine.products` found it fastest.
-        max_rows: rows that a step has at most, of more than one sequence.
-        reproducible: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has anyway;
-            on a GPU every product is then that of real rows (`vgemm`), and no tile of attention holds rows of two
-            segments, or a part of the columns: how many there are of either depends on the batch.
 
     Raises:
         ValueError: graphs=always where they cannot be had; reproducible on a GPU without them.
@@ -50,15 +45,13 @@ class Runners:
         self,
         model: Transformer,
         config: DecodeConfig,
-        attention: str,
-        graphs: str,
-        tensor: Communicator,
+        options: EngineConfig,
+        tensor: Communicator | None = None,
         products: Choices | None = None,
-        max_rows: int | None = None,
-        reproducible: bool = False,
     ) -> None:
-        self.model, self.config, self.tensor, self.products = model, config, tensor, products or {}
-        self.max_rows, self.reproducible = max_rows, reproducible
+        self.model, self.config, self.options, self.products = model, config, options, products or {}
+        self.tensor = tensor = tensor or Solo()
+        attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
         device, shape = model.head_weight.device, model.config
         name = candidates(device)[0] if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
@@ -80,11 +73,11 @@ class Runners:
             return Runner(self.model, pool, sampling, self.attention, self.tensor)
         assert isinstance(self.attention, Meta)
         network = merged(self.model)
-        network = network.choosing({}, "vgemm") if self.reproducible else network.choosing(self.products)
+        network = network.choosing({}, "vgemm") if self.options.reproducible else network.choosing(self.products)
         longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.config.max_branches, longest,
-            self.usual_rows(sequences, longest), not self.reproducible,
+            self.usual_rows(sequences, longest), not self.options.reproducible,
         )  # fmt: skip
 
     def usual_rows(self, sequences: int, longest: int) -> int:
@@ -100,7 +93,7 @@ class Runners:
         elif config.canvas == "whole":
             window = config.max_new_tokens + 1
         each = max(longest, config.max_branches * window)
-        return min(sequences * each, max(self.max_rows or TOP, each))
+        return min(sequences * each, max(self.options.row_limit or TOP, each))
 
 
 USUAL_BLOCKS = 2

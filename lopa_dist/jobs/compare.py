@@ -94,7 +94,12 @@ def pareto(axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str,
     """Accuracy against a speed: a curve over k for each setting, and the front of what nothing beats in both."""
     points = sorted((speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve)
     front = [p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)]
-    style: dict[str, Any] = {"color": "#cbd5e1", "linewidth": 5, "zorder": 1, "label": "front: no run beats these in both"}
+    style: dict[str, Any] = {
+        "color": "#cbd5e1",
+        "linewidth": 5,
+        "zorder": 1,
+        "label": "front: no run beats these in both",
+    }
     axes.step([p[0] for p in front], [p[1] for p in front], where="pre", **style)
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]

@@ -21,8 +21,9 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
-from lopa_dist.config import Config, DecodeOptions, EngineConfig, ModelOptions, concrete
+from lopa_dist.config import Config, DecodeOptions, ModelOptions, concrete
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.loading import choose_device, load
@@ -115,11 +116,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             for (temperature, top_p, top_k), group in groups.items():
                 longest = max(request.max_new_tokens for request in group)
                 config = replace(self.decode, max_new_tokens=longest, temperature=temperature, top_p=top_p, top_k=top_k)
-                options = self.engine
-                engine = Engine(
-                    self.model, config, Solo(), options.max_sequences, options.attention, graphs=options.graphs,
-                    products=self.products, reproducible=options.reproducible,
-                )  # fmt: skip
+                engine = Engine(self.model, config, Solo(), self.engine, products=self.products)
                 for generation in engine.generate(group):
                     index = generation.request.index
                     generation, texts[index] = finished_text(self.tokenizer, generation, wishes[index].until)

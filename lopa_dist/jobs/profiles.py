@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lopa_dist.config import Config, EngineConfig, composed, concrete
+from lopa_dist.config import Config, composed, concrete
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.products import choices, measure_products
 from lopa_dist.engine.profile import COMPARED, Profile, measure, usual_window
 from lopa_dist.engine.runners import Runners, merged
@@ -27,7 +28,6 @@ from lopa_dist.models.families import Native, native
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
@@ -134,9 +134,9 @@ def make_profile(overrides: list[str]) -> None:
     decode = concrete(config.decode, native(model.config, config.model.pattern))
     engine, console = config.engine, Console()
     products: Choices = {}
-    if Runners(model, decode, engine.attention, engine.graphs, Solo()).static and not engine.reproducible:
+    if Runners(model, decode, engine).static and not engine.reproducible:
         products = profile_products(config, model, device, console)
-    found = measure(model, decode, engine.attention, engine.graphs, MOST_ROWS, BUDGET_S, products, engine.reproducible)
+    found = measure(model, decode, engine, MOST_ROWS, BUDGET_S, products)
     about = subject(config, device, found.window)
     file = keep(KIND, about, asdict(found))
     table = Table("rows", "ms", "us a row", title=f"a forward of {config.model.path} on {about['device']}")

@@ -191,14 +191,11 @@ class Job:
         rank = group.world.rank
         wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
         observe = wandb_log.observe if wandb_log else (lambda engine: None)
-        max_rows = config.engine.max_rows
-        assert not isinstance(max_rows, str)  # it is settled
+        sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
+        options = replace(config.engine, max_sequences=sequences)
         engine = Engine(
-            model, config.decode, group.comm, in_flight(config.engine, len(self.requests), group.mesh.data),
-            config.engine.attention, observe, group.stop.wish,
-            max_rows, config.engine.kv_tokens, group.tensor, config.engine.graphs, config.engine.prefix_cache,
-            self.products, config.engine.reproducible,
-        )  # fmt: skip
+            model, config.decode, group.comm, options, observe, group.stop.wish, group.tensor, self.products
+        )
         group.ready()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))

@@ -7,7 +7,7 @@ costs a run nothing.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from lopa_dist.config import Config, EngineConfig, ModelOptions, TaskConfig
+from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.loading import choose_device, load
@@ -120,10 +121,8 @@ def trace(folder: Path, which: str) -> Trace:
     assert isinstance(request, Request), request
     recorder = Recorder()
     products = products_of(config.model, model.config, device)
-    engine = Engine(
-        model, config.decode, Solo(), 1, config.engine.attention, recorder, graphs=config.engine.graphs,
-        prefix_cache=config.engine.prefix_cache, products=products, reproducible=config.engine.reproducible,
-    )  # fmt: skip
+    alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
+    engine = Engine(model, config.decode, Solo(), alone, recorder, products=products)
     [generation] = engine.generate([request])
     _, text = finished_text(tokenizer, generation, item.stop)
     prompt = tokenizer.decode(request.prompt)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import build
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.models.files import EMBEDDED
@@ -49,7 +50,7 @@ def test_it_solves_its_problems(embedded_model: Transformer, embedded_tokenizer:
     ]
     config = DecodeConfig(branches=0, block_size=16, max_new_tokens=64)
     right = named = 0
-    for generation in Engine(embedded_model, config, Solo(), 60).generate(requests):
+    for generation in Engine(embedded_model, config, Solo(), EngineConfig(60)).generate(requests):
         text = embedded_tokenizer.decode(generation.tokens)
         right += task.score(items[generation.request.index], text).correct
         named += text.split()[1] in texts[generation.request.index].split()

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.products import measure_products
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runners import merged
 from lopa_dist.engine.static_runner import StaticRunner
-from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.models.quantize import KINDS, quantize
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -58,9 +59,14 @@ def samples(requests: list[Request]) -> list[Request]:
 
 
 def generate(
-    model: Transformer, requests: list[Request], sequences: int = 8, config: DecodeConfig = CONFIG, **options
+    model: Transformer,
+    requests: list[Request],
+    sequences: int = 8,
+    config: DecodeConfig = CONFIG,
+    products: Choices | None = None,
+    **options,
 ) -> tuple[Engine, Texts]:
-    engine = Engine(model, config, Solo(), sequences, **options)
+    engine = Engine(model, config, Solo(), EngineConfig(sequences, **options), products=products)
     return engine, {g.request.index: g.tokens for g in engine.generate(requests)}
 
 
@@ -186,7 +192,7 @@ def test_the_host_waits_once_a_step(embedded_model: Transformer, requests: list[
     """One copy to the host a step, one more where requests end or come in, and a few in all for what is made once."""
     model = copy.deepcopy(embedded_model).to("cuda", torch.bfloat16)
     generate(model, requests)  # kernels are compiled
-    engine = Engine(model, CONFIG, Solo(), 8)
+    engine = Engine(model, CONFIG, Solo(), EngineConfig(8))
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:

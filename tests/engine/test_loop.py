@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.models.tensor_parallel import split
@@ -43,7 +44,7 @@ def texts(
     attention: str = "torch",
     graphs: str = "auto",
 ) -> Texts:
-    engine = Engine(model, config, comm or Solo(), max_sequences, attention, graphs=graphs)
+    engine = Engine(model, config, comm or Solo(), EngineConfig(max_sequences, attention=attention, graphs=graphs))
     return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
 
@@ -119,7 +120,7 @@ def test_same_when_the_model_is_split(
     def work(comm: Communicator, tensor: Communicator) -> Texts:
         model = copy.deepcopy(small_model)
         split(model, tensor)
-        engine = Engine(model, config, comm, 3, tensor=tensor)
+        engine = Engine(model, config, comm, EngineConfig(3), tensor=tensor)
         found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
         assert engine.flight is not None
         assert engine.flight.pool.keys.shape[2] == small_model.config.kv_heads // 2
@@ -158,7 +159,7 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, pr
     token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
 
     def work(comm: Communicator) -> tuple[Communicator, Engine]:
-        engine = Engine(small_model, config, comm, 4)
+        engine = Engine(small_model, config, comm, EngineConfig(4))
         assert len(list(engine.generate(requests))) == 4
         return comm, engine
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.kernels.record_head import ROWS
@@ -26,7 +27,7 @@ def test_no_step_makes_logits_of_all_its_rows(rules: dict[str, float]) -> None:
     config = DecodeConfig(branches=3, max_new_tokens=64, tau_conf=0.5, tau_add=0.02, **rules)  # type: ignore[arg-type]
     rng = random.Random(5)
     requests = [Request(i, [rng.randrange(40) for _ in range(50)], 64, i) for i in range(6)]
-    engine = Engine(model, config, Solo(), 6)
+    engine = Engine(model, config, Solo(), EngineConfig(6))
     with Sizes() as sizes:
         for _ in zip(range(1), engine.generate(requests), strict=False):  # until the first request is finished
             pass

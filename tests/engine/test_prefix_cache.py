@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runner import Prepared, Runner
@@ -45,7 +46,8 @@ def run(
     max_sequences: int = 4,
     **options: object,
 ) -> Texts:
-    engine = Engine(model, config, comm or Solo(), max_sequences, prefix_cache=prefix_cache, **options)  # type: ignore[arg-type]
+    settings = EngineConfig(max_sequences, prefix_cache=prefix_cache, **options)  # type: ignore[arg-type]
+    engine = Engine(model, config, comm or Solo(), settings)
     return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
 
@@ -152,7 +154,7 @@ def test_a_prefix_is_computed_once(
     prefix = list(range(40))
     requests = [Request(i, [*prefix, 1, 2, 3, 4, i], 6, i, None, 40) for i in range(9)]
     config = replace(BASE, prompt_attention=attention, boundary="stale", branches=0)
-    engine = Engine(small_model, config, Solo(), max_sequences, prefix_cache=mode)
+    engine = Engine(small_model, config, Solo(), EngineConfig(max_sequences, prefix_cache=mode))
     assert len(list(engine.generate(requests))) == 9
     assert sum(rows) == computed
     assert engine.statistics.prompt_tokens == 9 * 45
@@ -163,7 +165,7 @@ def test_samples_one_after_the_other_compute_their_prompt_once(small_model: Tran
     prompt = list(range(20))
     requests = [Request(i, prompt, 6, i) for i in range(5)]
     config = replace(BASE, temperature=0.8)
-    engine = Engine(small_model, config, Solo(), 1)
+    engine = Engine(small_model, config, Solo(), EngineConfig(1))
     found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
     assert engine.statistics.prompt_reused == 4 * 20
     assert found == one_by_one(small_model, config, requests, "none")
@@ -172,7 +174,7 @@ def test_samples_one_after_the_other_compute_their_prompt_once(small_model: Tran
 def test_leads_that_nobody_uses_make_room(small_model: Transformer) -> None:
     """Each of these prompts fills the pool; what is kept of one goes when the next one comes."""
     requests = [Request(i, [i] * 20, 6, i) for i in range(5)]
-    engine = Engine(small_model, BASE, Solo(), 4, kv_tokens=26)
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(4, kv_tokens=26))
     assert len(list(engine.generate(requests))) == 5
     assert len(engine.flight.pool.shared) == 1
 
@@ -180,7 +182,7 @@ def test_leads_that_nobody_uses_make_room(small_model: Transformer) -> None:
 def test_an_approximate_cache_needs_one(small_model: Transformer) -> None:
     with pytest.raises(ValueError, match=r"engine\.prefix_cache=approximate needs decode\.cache=block"):
         list(
-            Engine(small_model, replace(BASE, cache="none"), Solo(), prefix_cache="approximate").generate(
+            Engine(small_model, replace(BASE, cache="none"), Solo(), EngineConfig(prefix_cache="approximate")).generate(
                 prefixed(1, 1)
             )
         )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lopa_dist.decode import Batch
 from lopa_dist.engine import profile
 from lopa_dist.engine.buckets import ladder
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.profile import MOST_BRANCHES, Profile, measure
 from lopa_dist.engine.runner import Runner
 from lopa_dist.kernels.attention import Meta
@@ -16,6 +17,8 @@ from lopa_dist.kernels.products import PRODUCTS
 from lopa_dist.models.fused import projections
 from lopa_dist.models.transformer import Transformer
 from tests.engine.test_loop import BASE
+
+ALWAYS, NEVER = EngineConfig(graphs="always"), EngineConfig(graphs="never")
 
 
 def knee(at: int, floor_s: float = 0.004) -> Profile:
@@ -51,14 +54,14 @@ def test_back_ends_that_cannot_run_are_left_out(
 ) -> None:
     """With graphs=always none but meta can; varlen never on a CPU."""
     monkeypatch.setattr(profile, "candidates", lambda *of: ["torch", "meta", "varlen"])
-    found = measure(small_model, BASE, "auto", "always", most_rows=96, budget_s=60)
+    found = measure(small_model, BASE, ALWAYS, most_rows=96, budget_s=60)
     assert found.attention == {8: "meta", 64: "meta"}
     assert caplog.text.count("engine.attention=torch is left out of the profile: engine.graphs=always") == 1
     assert caplog.text.count("engine.attention=varlen is left out of the profile") == 1
     monkeypatch.setattr(profile, "candidates", lambda *of: ["torch", "varlen"])
-    assert set(measure(small_model, BASE, "auto", "never", 96, 60).attention.values()) == {"torch"}
+    assert set(measure(small_model, BASE, NEVER, 96, 60).attention.values()) == {"torch"}
     with pytest.raises(ValueError, match="needs a GPU"):
-        measure(small_model, BASE, "auto", "always", most_rows=96, budget_s=60)
+        measure(small_model, BASE, ALWAYS, most_rows=96, budget_s=60)
 
 
 def test_each_size_is_timed_with_the_back_end_that_is_fastest_there(
@@ -73,7 +76,7 @@ def test_each_size_is_timed_with_the_back_end_that_is_fastest_there(
 
     monkeypatch.setattr(profile, "candidates", lambda *of: ["meta", "torch"])
     monkeypatch.setattr(profile, "forward_seconds", seconds)
-    found = measure(small_model, BASE, "auto", "never", most_rows=96, budget_s=60)
+    found = measure(small_model, BASE, NEVER, most_rows=96, budget_s=60)
     assert found.attention == {8: "torch", 64: "meta"}
     assert timed[-4:] == [("torch", 8), ("meta", 32), ("meta", 64), ("meta", 96)]
 
@@ -85,11 +88,12 @@ def test_time_between_and_beyond_what_was_measured(rows: int) -> None:
 
 @pytest.mark.parametrize(("attention", "graphs"), [("torch", "never"), ("meta", "never"), ("meta", "always")])
 def test_measuring_times_rising_sizes(small_model: Transformer, attention: str, graphs: str) -> None:
-    found = measure(small_model, BASE, attention, graphs, most_rows=96, budget_s=60)
+    settings = EngineConfig(attention=attention, graphs=graphs)
+    found = measure(small_model, BASE, settings, most_rows=96, budget_s=60)
     assert list(found.seconds) == [8, 32, 64, 96]
     assert all(seconds > 0 for seconds in found.seconds.values())
     assert found.attention == {8: attention, 64: attention}
-    few = measure(small_model, BASE, attention, graphs, most_rows=96, budget_s=0)
+    few = measure(small_model, BASE, settings, most_rows=96, budget_s=0)
     assert list(few.seconds) == [8]
 
 
@@ -98,5 +102,5 @@ def test_forwards_multiply_as_the_jobs_will(small_model: Transformer, monkeypatc
     plain = PRODUCTS["vgemm"]
     monkeypatch.setitem(PRODUCTS, "vgemm", lambda x, *rest: (rows_of.append(len(x)), plain(x, *rest))[1])
     products = {(64, *shape): "vgemm" for shape in projections(small_model.config).values()}
-    measure(small_model, BASE, "meta", "always", 96, 60, products)
+    measure(small_model, BASE, EngineConfig(attention="meta", graphs="always"), 96, 60, products)
     assert set(rows_of) == {64}

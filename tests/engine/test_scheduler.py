@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
@@ -33,7 +34,7 @@ def bounded(
     kv_tokens: int | None,
     comm: Communicator | None = None,
 ) -> dict[int, tuple[list[int], int]]:
-    engine = Engine(model, config, comm or Solo(), 4, max_rows=max_rows, kv_tokens=kv_tokens)
+    engine = Engine(model, config, comm or Solo(), EngineConfig(4, max_rows, kv_tokens))
     return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
 
@@ -140,7 +141,7 @@ def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -
     samples = [Request(i, prompt, 8, i) for i in range(4)]
     together: list[int] = []
     for sampled in (samples, [replace(r, prompt=[r.index, *prompt[1:]]) for r in samples]):
-        engine = Engine(small_model, BASE, Solo(), 4, kv_tokens=len(prompt) + 4 * 8)
+        engine = Engine(small_model, BASE, Solo(), EngineConfig(4, kv_tokens=len(prompt) + 4 * 8))
         most = 0
         for _ in engine.generate(sampled):
             most = max(most, len(engine.flight.admitted) + 1)

@@ -20,12 +20,13 @@ from torch import Tensor
 from lopa_dist.decode import DecodeConfig, Lengths
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine, in_order
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.static_runner import StaticRunner, split_for
-from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
@@ -97,6 +98,7 @@ def static_run(
     comm: Communicator | None = None,
     sequences: int = 4,
     observe: Callable[[StaticRunner], None] = lambda runner: None,
+    products: Choices | None = None,
     **options: Any,
 ) -> tuple[Engine, Texts]:
     """The engine, and what it generates, where there is NaN before the first step and after every one."""
@@ -111,7 +113,8 @@ def static_run(
         return given_out(most)
 
     given_out = in_order(len(requests))
-    engine = Engine(model, config, comm or Solo(), sequences, "meta", observed, graphs="always", **options)
+    settings = EngineConfig(sequences, attention="meta", graphs="always", **options)
+    engine = Engine(model, config, comm or Solo(), settings, observed, products=products)
     return engine, {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests, take)}
 
 
@@ -221,7 +224,7 @@ def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch
 
 def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
-    engine = Engine(small_model, replace(BASE, branches=3), Solo(), 4, "meta", graphs="always")
+    engine = Engine(small_model, replace(BASE, branches=3), Solo(), EngineConfig(4, attention="meta", graphs="always"))
     assert all(g.forwards for g in engine.generate(random_requests(5, 6, BASE.max_new_tokens)))
     runner = engine.flight.runner
     assert isinstance(runner, StaticRunner)
@@ -253,7 +256,7 @@ def test_the_pool_has_its_scratch_from_the_start(
         sizes.append(sorted(runner.bodies))
 
     config = replace(BASE, block_size=8, tau_conf=0.95, tau_add=0.1, **options)  # few tokens at a time, many branches
-    engine = Engine(small_model, config, Solo(), 5, "meta", observe, graphs="always", max_rows=max_rows)
+    engine = Engine(small_model, config, Solo(), EngineConfig(5, max_rows, None, "meta", "always"), observe)
     assert len(list(engine.generate(random_requests(9, 10, config.max_new_tokens)))) == 10
     assert len(addresses) == 1
     assert all(set(before) <= set(after) for before, after in pairwise(sizes))
@@ -291,7 +294,7 @@ def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
     ids=str,
 )
 def test_usual_rows(small_model: Transformer, options: dict[str, Any], max_rows: int | None, rows: int) -> None:
-    runners = Runners(small_model, replace(BASE, **options), "meta", "always", Solo(), None, max_rows)
+    runners = Runners(small_model, replace(BASE, **options), EngineConfig(4, max_rows, None, "meta", "always"))
     assert runners.usual_rows(4, 100) == rows
 
 
@@ -322,17 +325,8 @@ def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
         return tiles
 
     monkeypatch.setattr(static_runner, "tile", cut)
-    engine = Engine(
-        small_model,
-        config,
-        Solo(),
-        4,
-        "meta",
-        observe,
-        graphs="always",
-        reproducible=True,
-        products={(32, 64, 32): "grouped"},
-    )
+    settings = EngineConfig(4, attention="meta", graphs="always", reproducible=True)
+    engine = Engine(small_model, config, Solo(), settings, observe, products={(32, 64, 32): "grouped"})
     found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
     assert found == texts(small_model, config, requests)
     assert used == {"vgemm"}
@@ -346,7 +340,7 @@ def ragged_rows(segments: Segments) -> Ints:
 
 def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:
     """Graphs and gigabytes of K/V hang on it: before the next generation, and with the engine."""
-    engine = Engine(small_model, BASE, Solo(), 4, "meta", graphs="always")
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention="meta", graphs="always"))
     gc.disable()
     try:
         for _ in range(2):
@@ -362,7 +356,7 @@ def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer
 
 def test_graphs_are_refused_where_they_cannot_be_had(small_model: Transformer) -> None:
     with pytest.raises(ValueError, match=r"engine\.graphs=always: graphs need engine\.attention=meta"):
-        Engine(small_model, BASE, Solo(), 2, "torch", graphs="always")
+        Engine(small_model, BASE, Solo(), EngineConfig(2, attention="torch", graphs="always"))
 
 
 @given(st.integers(0, TOP + 500))

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lopa_dist import kernels
 from lopa_dist.engine import loop
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.models.transformer import Transformer
@@ -110,7 +111,7 @@ KNOBS = pytest.mark.parametrize(
 def test_a_step_waits_once(small_model: Transformer, knobs: dict[str, Any], max_rows: int | None) -> None:
     config = replace(BASE, **{"branches": 3, "max_new_tokens": 64} | knobs)
     requests = random_requests(1, 4, config.max_new_tokens)
-    counts = guarded(Engine(small_model, config, Solo(), 4, "meta", max_rows=max_rows, graphs="always"), requests)
+    counts = guarded(Engine(small_model, config, Solo(), EngineConfig(4, max_rows, None, "meta", "always")), requests)
     assert len(counts) > 8
     assert set(counts) == {1}
 
@@ -131,7 +132,7 @@ def test_what_would_wait_is_noticed(
         return whole(state, records)
 
     monkeypatch.setattr(loop, "select", select)
-    engine = Engine(small_model, BASE, Solo(), 4, "meta", graphs="always")
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention="meta", graphs="always"))
     try:
         counts = guarded(engine, random_requests(1, 4, BASE.max_new_tokens))
     except Waits:

@@ -16,7 +16,6 @@ import pytest
 
 from lopa_dist.config import (
     Config,
-    EngineConfig,
     JobConfig,
     LoggingConfig,
     ModelOptions,
@@ -25,6 +24,7 @@ from lopa_dist.config import (
     WandbConfig,
 )
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.judging import Answer, Judges
 from lopa_dist.jobs.run import run

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.config import EngineConfig, TaskConfig
+from lopa_dist.config import TaskConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.run import run
 from lopa_dist.jobs.trace import trace
 from lopa_dist.parallel.launcher import World

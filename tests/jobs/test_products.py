@@ -15,7 +15,6 @@ from torch import Tensor
 from lopa_dist.config import (
     Config,
     DecodeOptions,
-    EngineConfig,
     LoggingConfig,
     ModelOptions,
     ParallelConfig,
@@ -23,6 +22,7 @@ from lopa_dist.config import (
     WandbConfig,
 )
 from lopa_dist.engine.buckets import ladder
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.products import ProductTimes
 from lopa_dist.jobs import profiles
 from lopa_dist.jobs.lm_eval_adapter import LopaDist
@@ -132,13 +132,13 @@ def test_the_command_measures_where_the_static_runner_serves(
 ) -> None:
     monkeypatch.setattr(profiles, "BUDGET_S", 0.0)
     monkeypatch.setattr(profiles, "PRODUCTS_BUDGET_S", 0.0)
-    options = ["parallel.threads=1", "engine.attention=meta"]
+    options = ["parallel.threads=1", "engine.attention=meta", "engine.max_rows=auto"]
     profiles.make_profile(options)
     profiles.make_profile([*options, "engine.graphs=always", "model.quantization=int8"])
     assert not list(cache.glob("products-*"))
     assert "products" not in capsys.readouterr().out
     used: list[Choices] = []
-    monkeypatch.setattr(profiles, "measure", lambda *of, real=profiles.measure: (used.append(of[6]), real(*of))[1])
+    monkeypatch.setattr(profiles, "measure", lambda *of, real=profiles.measure: (used.append(of[-1]), real(*of))[1])
     profiles.make_profile([*options, "engine.graphs=always"])
     shown = capsys.readouterr().out
     [file] = cache.glob("products-*")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lopa_dist.cli import main
-from lopa_dist.config import Config, DecodeOptions, EngineConfig, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig
+from lopa_dist.config import Config, DecodeOptions, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.profile import Profile
 from lopa_dist.jobs import profiles
 from lopa_dist.jobs.run import run

@@ -8,8 +8,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.config import Config, EngineConfig, ModelOptions
+from lopa_dist.config import Config, ModelOptions
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.tasks.task import Item

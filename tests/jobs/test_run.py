@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.config import Config, EngineConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
+from lopa_dist.config import Config, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.compare import compare
 from lopa_dist.jobs.run import run
 from lopa_dist.parallel.launcher import LaunchError, World

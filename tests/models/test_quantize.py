@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.loading import load
 from lopa_dist.models import checkpoint
 from lopa_dist.models.checkpoint import load_model
@@ -94,7 +95,7 @@ def test_same_text_on_two_tensor_ranks(kind: str) -> None:
         from lopa_dist.engine.loop import Engine
 
         model = load_model(EMBEDDED, torch.float32, CPU, tensor=tensor, quantization=kind)
-        engine = Engine(model, config, comm, 4, "torch", tensor=tensor)
+        engine = Engine(model, config, comm, EngineConfig(4, attention="torch"), tensor=tensor)
         return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
     for found in on_mesh(1, 2, part):

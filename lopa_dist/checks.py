@@ -1,0 +1,26 @@
+"""Checks of option values; what they raise names the key and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def require(key: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raise a ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(str, choices))}")
+
+
+def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> None:
+    """Raise a ValueError unless `value` is an integer of at least `least` (or ``auto``)."""
+    if auto and value == "auto":
+        return
+    if not isinstance(value, int) or value < least:
+        allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "")
+        raise ValueError(f"{key}={value!r}: must be {allowed}")
+
+
+def number(value: Any) -> Any:
+    """Integers that arrive as text (a field may be an int or 'auto') become integers."""
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value

@@ -1,0 +1,61 @@
+"""How the model is run (config group `engine`), checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lopa_dist.checks import number, require, require_count
+from lopa_dist.kernels.attention import NAMES as ATTENTION
+
+
+@dataclass
+class EngineConfig:
+    """What is in flight at once, and which kernels run it.
+
+    A step's K/V serve several requests by `prefix_cache`:
+
+    - exact: where no text changes (samples of one prompt; few-shot examples and system prompts of models that read
+      prompts block by block).
+    - approximate: the common beginnings of all models' prompts, which then do not see the question behind them.
+    - none: every request computes its own.
+
+    `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;
+    ``always`` takes the same fixed buffers on a CPU, without a graph (slower, for tests).
+
+    `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has anyway; on
+    a GPU every product is then that of real rows (`vgemm`), and no tile of attention holds rows of two segments, or a
+    part of the columns: how many there are of either depends on the batch.
+
+    Raises:
+        ValueError: a value outside its range or choices; the message names the key and what is allowed.
+    """
+
+    max_sequences: int = 16  # in flight at once
+    max_rows: int | str | None = None  # of one forward on one rank: sequences beyond it wait a step; auto: by profile
+    kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
+    attention: str = "auto"  # torch, meta (Triton), varlen (torch's, GPUs), plain (the oracle); auto: meta on a GPU
+    graphs: str = "auto"  # auto, always, never
+    prefix_cache: str = "exact"
+    reproducible: bool = False  # on a GPU, too, the same text in any batch and at any world size, bit for bit; slower
+
+    def __post_init__(self) -> None:
+        require_count("engine.max_sequences", self.max_sequences)
+        self.max_rows = number(self.max_rows)
+        if self.max_rows is not None:
+            require_count("engine.max_rows", self.max_rows, auto=True)
+        if self.kv_tokens is not None:
+            require_count("engine.kv_tokens", self.kv_tokens)
+        require("engine.attention", self.attention, ("auto", *ATTENTION))
+        require("engine.graphs", self.graphs, ("auto", "always", "never"))
+        require("engine.prefix_cache", self.prefix_cache, ("exact", "approximate", "none"))
+
+    @property
+    def row_limit(self) -> int | None:
+        """`max_rows` as a number; null where there is no bound.
+
+        Raises:
+            ValueError: it is still ``auto``, which jobs settle by a profile.
+        """
+        if isinstance(self.max_rows, str):
+            raise ValueError("engine.max_rows=auto: no profile was looked up; give a number or null")
+        return self.max_rows
