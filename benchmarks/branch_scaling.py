@@ -82,7 +82,7 @@ def summarise(reports: list[dict[str, Any]], sequences: int) -> list[dict[str, A
     """One row for every rank count, medians over the rounds."""
 
     def median(ranks: Any, *path: str) -> float:
-        values = [r for r in reports if r["ranks"] == ranks]
+        values: list[Any] = [r for r in reports if r["ranks"] == ranks]
         for key in path:
             values = [v[key] for v in values]
         return statistics.median(values)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.branch_scaling import RANKS, RESULTS
-from lopa_dist.decode import Batch, DecodeConfig, Lengths, State, layout
+from lopa_dist.decode import Batch, DecodeConfig, Lead, Lengths, State, layout
 from lopa_dist.engine import loop
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
@@ -45,17 +45,18 @@ class Replay:
         self.steps: list[dict[int, list[float]]] = []  # by number of ranks: each rank's forward
         self.spent = 0.0  # seconds of ours in between, which are not the loop's
 
-    def layout(self, state: State, lengths: Lengths, rank: int, ranks: int) -> Batch:
+    def layout(self, state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: Lead | None = None) -> Batch:
         """As the loop's; remembers what it was for."""
-        self.laid_out = state, lengths
-        return layout(state, lengths, rank, ranks)
+        self.laid_out = state, lengths, lead
+        return layout(state, lengths, rank, ranks, lead)
 
     def run(self, runner: Runner, prepared: Prepared) -> torch.Tensor:
         """The forward, after those that ranks would run."""
         began = time.process_time()
         step: dict[int, list[float]] = {}
+        state, lengths, lead = self.laid_out
         for ranks in RANKS:
-            shares = [runner.prepare(layout(*self.laid_out, rank, ranks)) for rank in range(ranks)]
+            shares = [runner.prepare(layout(state, lengths, rank, ranks, lead)) for rank in range(ranks)]
             step[ranks] = [min(self.milliseconds(runner, share) for _ in range(TURNS)) for share in shares]
         self.steps.append(step)
         runner.prepare(prepared.batch)
@@ -79,8 +80,8 @@ def measure(sequences: int, problems: int) -> list[dict[str, Any]]:
         ids = tokenizer(text, add_special_tokens=False).input_ids
         requests.append(Request(i, ids, 64, request_key(0, str(i))))
     replay = Replay()
-    loop.layout = replay.layout
-    Runner.forward = lambda runner, prepared: replay.run(runner, prepared)  # type: ignore[method-assign]
+    loop.layout = replay.layout  # type: ignore[attr-defined]
+    Runner.forward = lambda runner, prepared: replay.run(runner, prepared)  # type: ignore[assignment, method-assign]
     engine = Engine(model, DecodeConfig(branches=7, block_size=16, max_new_tokens=64), Solo(), EngineConfig(sequences))
     began = time.process_time()
     for _ in engine.generate(requests):

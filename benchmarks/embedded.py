@@ -20,7 +20,7 @@ import multiprocessing
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -90,7 +90,7 @@ def final() -> list[tuple[str, Setting]]:
     return [
         ("left to right", dict(LEFT_TO_RIGHT)),
         ("plain", {"tau_conf": 0.9}),
-        ("LoPA default", OmegaConf.to_container(OmegaConf.load(DEFAULT))),
+        ("LoPA default", cast(Setting, OmegaConf.to_container(OmegaConf.load(DEFAULT)))),
         ("LoPA published", {"branches": 7}),
         ("LoPA published", {"branches": 1}),
         ("control", {"extra_fill": 1}),

@@ -85,7 +85,8 @@ def measure(
         best = min((times[way] for way in VIRTUAL if way in times), default=None)
         virtual = None if virtual is None or best is None else virtual + best
         if times:
-            found.append(ProductTimes(size, *parts[0][0].shape, times))
+            outputs, inputs = parts[0][0].shape
+            found.append(ProductTimes(size, outputs, inputs, times))
     operations = 2.0 * size * sum(n * k for n, k in projections(config).values())
     library = total["library"]
     row.figures |= total

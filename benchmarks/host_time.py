@@ -78,9 +78,9 @@ def main() -> None:
     for name in ("threads", "k", "sequences", "tokens/s", "host (all but forward)", "share of forward", *PHASES):
         table.add_column(name, justify="right")
     for r in rows:
-        about = (str(r["threads"]), str(r["k"]), str(r["sequences"]), f"{r['tokens_per_s']:.0f}")
+        shown = (str(r["threads"]), str(r["k"]), str(r["sequences"]), f"{r['tokens_per_s']:.0f}")
         share = f"{r['host_ms'] / r['forward']:.0%}"
-        table.add_row(*about, f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in PHASES))
+        table.add_row(*shown, f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in PHASES))
     Console().print(table)
     RESULTS.mkdir(exist_ok=True)
     report = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "rows": rows}

@@ -24,7 +24,6 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.statistics import Statistics
 from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -107,12 +106,10 @@ def main() -> None:
 
     began = time.perf_counter()
 
-    def observe(statistics: Statistics) -> None:
-        seconds = time.perf_counter() - began
-        print(
-            f"step {statistics.steps} done after {seconds:.1f} s, peak {peak():.2f} GB = {peak() / stored:.2f} x stored"
-        )
-        if statistics.steps == STEPS:
+    def observe(engine: Engine) -> None:
+        seconds, step = time.perf_counter() - began, engine.statistics.steps
+        print(f"step {step} done after {seconds:.1f} s, peak {peak():.2f} GB = {peak() / stored:.2f} x stored")
+        if step == STEPS:
             raise EnoughError
 
     prompt = torch.randint(0, 150_000, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
