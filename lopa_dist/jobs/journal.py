@@ -22,7 +22,6 @@ from lopa_dist.engine.request import Request
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import whole
 
-USUAL = {"engine.prefix_cache": "exact", "model.quantization": "none"}  # settings that are told where they are others
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -199,7 +198,7 @@ def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> li
     """What changed, as ``key: was 1, is 2``."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
-        was, now = (told.get(key, USUAL.get(prefix + key)) for told in (old, new))
+        was, now = old.get(key), new.get(key)
         if isinstance(was, dict) and isinstance(now, dict):
             changes += difference(was, now, f"{prefix}{key}.")
         elif was != now:

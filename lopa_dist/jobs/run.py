@@ -131,15 +131,18 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """What the texts depend on besides the requests."""
-        chat_template = self.config.model.chat_template
-        lora = self.config.model.lora and revision(find(self.config.model.lora, "model.lora"))
-        model = {"revision": revision(self.source), "lora": lora, "dtype": self.dtype, "chat_template": chat_template}
-        decode, task = self.config.to_dict()["decode"], self.config.task
-        told = {"model": model, "decode": decode, "seed": self.config.seed, "task": task.name}
-        if self.config.model.quantization != "none":
-            model["quantization"] = self.config.model.quantization
-        if self.config.engine.prefix_cache == "approximate":
-            told["engine.prefix_cache"] = "approximate"
+        config, task = self.config, self.config.task
+        model = {
+            "revision": revision(self.source),
+            "lora": config.model.lora and revision(find(config.model.lora, "model.lora")),
+            "dtype": self.dtype,
+            "quantization": config.model.quantization,
+            "chat_template": config.model.chat_template,
+        }
+        # exact or none: the same texts
+        engine = {"prefix_cache": "approximate" if config.engine.prefix_cache == "approximate" else "exact"}
+        decode = config.to_dict()["decode"]
+        told = {"model": model, "decode": decode, "engine": engine, "seed": config.seed, "task": task.name}
         if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
             told["allow_code_execution"] = task.allow_code_execution
         if task.allow_code_execution:

@@ -134,14 +134,6 @@ def test_what_it_is_judged_by_makes_another_request() -> None:
     assert request_id("a", request, ["5"]) != request_id("a", request, reference=["5"])
 
 
-def test_what_is_told_only_where_it_is_not_usual() -> None:
-    old, new = {"model": {"dtype": "fp32"}}, {"model": {"dtype": "fp32", "quantization": "int8"}}
-    assert difference(old, new) == ["model.quantization was 'none', is 'int8'"]
-    approximate = {"engine.prefix_cache": "approximate"}
-    assert difference({}, approximate) == ["engine.prefix_cache was 'exact', is 'approximate'"]
-    assert difference({}, {"engine.prefix_cache": "exact"}) == []
-
-
 def test_other_stop_strings_make_another_request() -> None:
     request = Request(0, [1, 2], 5, 3)
     assert request_id("a", request) == request_id("a", request, ())
