@@ -62,7 +62,7 @@ class Engine:
         self.wish = wish  # asked in every step: whether this rank was told to stop
         self.model, self.config, self.comm, self.options = model, config, comm, options or EngineConfig()
         self.device = model.head_weight.device
-        self.runners = Runners(model, config, self.options, self.tensor, products)
+        self.runners = Runners(model, config, self.options, self.tensor, products, comm.size)
         self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
         self.scores: Tensor | None = None  # [S, K] of the last step's branches
         self.taken = 0  # requests admitted so far

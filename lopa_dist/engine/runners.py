@@ -36,6 +36,7 @@ class Runners:
         options: `attention`, `graphs`, `reproducible` and `max_rows` are read.
         tensor: the group that the model is split over.
         products: how the static runner multiplies, as `engine.products` found it fastest.
+        ranks: of the branch group, which shares out a sequence's branches.
 
     Raises:
         ValueError: graphs=always where they cannot be had; reproducible on a GPU without them.
@@ -48,14 +49,16 @@ class Runners:
         options: EngineConfig,
         tensor: Communicator | None = None,
         products: Choices | None = None,
+        ranks: int = 1,
     ) -> None:
+        self.branches = -(-config.max_branches // ranks)  # of a sequence on one rank, at most
         self.model, self.config, self.options, self.products = model, config, options, products or {}
         self.tensor = tensor = tensor or Solo()
         attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
         device, shape = model.head_weight.device, model.config
         name = candidates(device)[0] if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
-        stack_rows = windows * (1 if reproducible else config.max_branches)
+        stack_rows = windows * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device)
         possible = isinstance(self.attention, Meta) and tensor.size == 1
@@ -76,7 +79,7 @@ class Runners:
         network = network.choosing({}, "vgemm") if self.options.reproducible else network.choosing(self.products)
         longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
         return StaticRunner(
-            self.model, pool, sampling, self.attention, network, sequences, self.config.max_branches, longest,
+            self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,
             self.usual_rows(sequences, longest), not self.options.reproducible,
         )  # fmt: skip
 
@@ -92,7 +95,7 @@ class Runners:
             window = longest
         elif config.canvas == "whole":
             window = config.max_new_tokens + 1
-        each = max(longest, config.max_branches * window)
+        each = max(longest, self.branches * window)
         return min(sequences * each, max(self.options.row_limit or TOP, each))
 
 

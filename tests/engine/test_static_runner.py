@@ -26,6 +26,7 @@ from lopa_dist.engine.loop import Engine, in_order
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.static_runner import StaticRunner, split_for
+from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
@@ -296,6 +297,16 @@ def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
 def test_usual_rows(small_model: Transformer, options: dict[str, Any], max_rows: int | None, rows: int) -> None:
     runners = Runners(small_model, replace(BASE, **options), EngineConfig(4, max_rows, None, "meta", "always"))
     assert runners.usual_rows(4, 100) == rows
+
+
+def test_ranks_share_out_the_branches(small_model: Transformer) -> None:
+    """So a rank's tiles suit the stacks that it has, and its pool the rows that it writes."""
+    options, config = EngineConfig(attention="meta", graphs="always"), replace(BASE, branches=7, block_size=8)
+    alone, shared = (Runners(small_model, config, options, ranks=ranks) for ranks in (1, 8))
+    assert alone.usual_rows(4, 10) == 8 * shared.usual_rows(4, 10)
+    assert isinstance(alone.attention, Meta)
+    assert isinstance(shared.attention, Meta)
+    assert alone.attention.tile_rows > shared.attention.tile_rows
 
 
 @pytest.mark.parametrize(
