@@ -2,8 +2,8 @@
 
 lm-evaluation-harness has no way to find models of other packages by itself, so this module registers `lopa_dist` and
 then runs the harness's own command line; every option of it works. `--model_args` takes `path`, `lora`, `pattern`,
-`dtype`, `device`, `quantization`, `attention`, `max_sequences`, `seed` and every key of the `decode` section;
-`--batch_size` has no effect, as no text depends on it. One process, one device.
+`dtype`, `device`, `quantization`, `attention`, `max_sequences`, `prefix_cache`, `seed` and every key of the `decode`
+section; `--batch_size` has no effect, as no text depends on it. One process, one device.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 import torch
@@ -37,7 +39,18 @@ from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
 NAME = "lopa_dist"
-OWN = ("path", "lora", "pattern", "dtype", "device", "quantization", "attention", "max_sequences", "seed")
+OWN = (
+    "path",
+    "lora",
+    "pattern",
+    "dtype",
+    "device",
+    "quantization",
+    "attention",
+    "max_sequences",
+    "prefix_cache",
+    "seed",
+)
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
 REASON = (
     "lopa_dist cannot score given text: a diffusion model has no left-to-right likelihood; choose tasks that generate "
@@ -75,6 +88,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         quantization: str = "none",
         attention: str = "auto",
         max_sequences: int = 16,
+        prefix_cache: str = "exact",
         seed: int = 0,
         batch_size: int | str | None = None,  # the harness always gives it
         max_batch_size: int | None = None,
@@ -93,7 +107,8 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         if device == "cuda:0" and not torch.cuda.is_available():  # what the harness says where the user says nothing
             device = "auto"
         self.options = ModelOptions(path, lora, pattern, dtype, device, quantization=quantization)
-        self.engine, self.seed = EngineConfig(max_sequences=max_sequences, attention=attention), seed
+        self.engine = EngineConfig(max_sequences, attention=attention, prefix_cache=prefix_cache)
+        self.seed = seed
         config = Config(model=self.options)
         self._device = choose_device(config, world)
         source = find(path)
@@ -108,9 +123,12 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         """The text of every request, up to its stop strings."""
         wishes = [self.wish(dict(request.args[1])) for request in requests]
         groups: dict[tuple[float, float, int], list[Request]] = defaultdict(list)
-        for index, (request, wish) in enumerate(zip(requests, wishes, strict=True)):
-            encoded = self.encode(index, str(request.args[0]), wish.max_new_tokens)
-            groups[wish.temperature, wish.top_p, wish.top_k].append(encoded)
+        encoded = [
+            self.encode(index, str(request.args[0]), wish.max_new_tokens)
+            for index, (request, wish) in enumerate(zip(requests, wishes, strict=True))
+        ]
+        for one, wish in zip(with_prefixes(encoded, [r.task_name for r in requests]), wishes, strict=True):
+            groups[wish.temperature, wish.top_p, wish.top_k].append(one)
         texts = [""] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="lopa_dist generate_until") as bar:
             for (temperature, top_p, top_k), group in groups.items():
@@ -193,6 +211,17 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Not available."""
         raise NotImplementedError(REASON)
+
+
+def with_prefixes(requests: Sequence[Request], tasks: Sequence[Any]) -> list[Request]:
+    """The requests, each knowing how all of its task begin: with the same few-shot examples, in many tasks."""
+    by_task: dict[Any, list[list[int]]] = defaultdict(list)
+    for request, task in zip(requests, tasks, strict=True):
+        by_task[task].append(list(request.prompt))
+    # what the first and the last in order have in common, all have; a lone request shares nothing
+    ends = {task: (min(prompts), max(prompts)) for task, prompts in by_task.items() if len(prompts) > 1}
+    common = {task: sum(takewhile(bool, map(eq, *pair))) for task, pair in ends.items()}
+    return [replace(request, prefix=common.get(task, 0)) for request, task in zip(requests, tasks, strict=True)]
 
 
 def main(arguments: list[str]) -> None:

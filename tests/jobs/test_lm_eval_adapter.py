@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from lopa_dist.jobs.lm_eval_adapter import LopaDist
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs import lm_eval_adapter
+from lopa_dist.jobs.lm_eval_adapter import LopaDist, with_prefixes
 from lopa_dist.tasks.gsm8k import GSM8K, STOP
 from tests.tasks.data import real
 
@@ -57,6 +61,28 @@ def test_the_harness_finds_and_runs_the_model(model: LopaDist, tmp_path: Path) -
         assert sample["arguments"][0][0].count("Tom buys 4 more") == 1
     assert 0 <= result["results"]["tiny"]["exact_match,none"] <= 1
     assert result["config"]["decode"]["branches"] == 1
+
+
+def test_requests_know_how_all_of_their_task_begin() -> None:
+    prompts = {"a": [[1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 7]], "b": [[1, 2, 5], [1, 2, 5, 6]], "alone": [[1, 2, 3]]}
+    tasks = [task for task, of in prompts.items() for _ in of]
+    requests = [Request(i, p, 8, i) for i, p in enumerate(p for of in prompts.values() for p in of)]
+    found = with_prefixes(requests, tasks)
+    assert [request.prefix for request in found] == [2, 2, 2, 3, 3, 0]
+    assert [replace(request, prefix=0) for request in found] == requests
+
+
+def test_few_shot_examples_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the task shows the same ones to all, and an approximate cache is asked for."""
+    engines: list[Engine] = []
+    monkeypatch.setattr(
+        lm_eval_adapter, "Engine", lambda *of, **more: engines.append(Engine(*of, **more)) or engines[0]
+    )
+    model = LopaDist(branches=1, block_size=16, max_new_tokens=64, prefix_cache="approximate")
+    shown = task(tmp_path, num_fewshot=1, fewshot_config={"sampler": "first_n", "samples": ROWS[:1]})
+    simple_evaluate(model, tasks=[shown], bootstrap_iters=0, task_manager=TaskManager(include_defaults=False))
+    counts = engines[0].statistics
+    assert counts.prompt_tokens // 4 < counts.prompt_reused < counts.prompt_tokens // 2
 
 
 def test_unknown_arguments_and_long_prompts(model: LopaDist) -> None:
