@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lopa_dist.tasks.fewshot import BadRow, Example, Prompts, read_examples, read_items, text_field
 from lopa_dist.tasks.task import Item, Score
+from lopa_dist.tasks.worker import Lost, Workers
 
 SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
@@ -18,13 +19,15 @@ SUBJECTS = (
 TEST = f"hf://EleutherAI/hendrycks_math:{','.join(SUBJECTS)}:test"
 EXAMPLES = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
 STOP = ("Problem:",)
+WITHIN_S = 60.0  # math-verify gives up two parses and a comparison after 5 s each, if Python gets a word in
 BOXED = re.compile(r"\\(?:boxed|fbox)\b")
 
 
 class MinervaMath:
     """Problems behind the four standard examples.
 
-    The gold is what math-verify reads from the whole reference solution, as in lm-evaluation-harness.
+    The gold is what math-verify reads from the whole reference solution, as in lm-evaluation-harness. It judges in
+    child processes: an answer may keep it busy for seconds.
 
     Raises:
         ValueError: math-verify is not installed.
@@ -40,12 +43,9 @@ class MinervaMath:
         fewshot_source: str | None = None,
         multiturn: bool = True,
     ) -> None:
-        try:
-            import math_verify
-        except ImportError as error:
-            raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'") from error
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of every text that it cannot read
-        self.library: Any = math_verify
+        if find_spec("math_verify") is None:
+            raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'")
+        self.workers = Workers("lopa_dist.tasks.math_worker", WITHIN_S)
         self.source, self.limit = source or TEST, limit
         examples = read_examples(fewshot_source or EXAMPLES, 4 if fewshot is None else fewshot, example)
         self.prompts = Prompts(examples, multiturn=multiturn)
@@ -62,10 +62,19 @@ class MinervaMath:
         return self.prompts.item(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
-        """Equal as mathematics. Takes up to some seconds (math-verify limits each parse and comparison to 5 s)."""
-        found = self.library.parse(text)
-        gold = self.library.parse(item.reference)
-        return Score(bool(self.library.verify(gold, found)), str(found[-1]) if found else None)
+        """Equal as mathematics; an answer that math-verify cannot cope with is wrong.
+
+        Raises:
+            Cancelled: `cancel` was called.
+        """
+        try:
+            return Score(**self.workers.ask((item.reference, text)))
+        except Lost as error:
+            return Score(False, None, reason=f"math-verify {error}")
+
+    def cancel(self) -> None:
+        """End the children."""
+        self.workers.end()
 
 
 def example(row: dict[str, Any]) -> Example:

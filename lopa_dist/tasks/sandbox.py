@@ -35,15 +35,13 @@ from functools import cache
 from pathlib import Path
 from threading import Event
 
+from lopa_dist.tasks.task import Cancelled
+
 CHILD = Path(__file__).with_name("sandbox_child.py")
 MOST_ANSWER = 65536  # bytes read from a run; all else is noise
 GRACE_S = 5.0  # for start-up and clearing away
 TICK_S = 0.1  # how soon a cancelled run ends
 CLEARING_S = 1.0  # for its init to clear away
-
-
-class Cancelled(Exception):
-    """A run was cancelled, so there is no verdict."""
 
 
 @dataclass(frozen=True)

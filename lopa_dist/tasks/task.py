@@ -75,9 +75,13 @@ class Task(Protocol):
         """Judge a text; null where the task has no right answers."""
 
 
+class Cancelled(Exception):
+    """Judging was cancelled, so there is no verdict."""
+
+
 @runtime_checkable
 class SlowTask(Task, Protocol):
     """A task whose judging takes long and mostly waits: threads may call `score`, several at a time."""
 
     def cancel(self) -> None:
-        """From now on `score` raises an exception, soon also where it is under way."""
+        """From now on `score` raises `Cancelled`, soon also where it is under way."""

@@ -73,7 +73,7 @@ def answer(text: str) -> Answer:
 
 
 def test_quick_tasks_are_judged_at_once_in_the_caller_s_thread() -> None:
-    """Where math-verify's alarms work, and where no entry waits for a step."""
+    """Where no entry waits for a step."""
     with Judges(Quick(), 2) as judges:
         for text in ("right", "wrong"):
             judges.give(answer(text))

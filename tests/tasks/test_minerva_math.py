@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("math_verify", reason="needs math-verify: pip install 'lopa_dist[eval]'")
 
 from lopa_dist.tasks.minerva_math import MinervaMath
+from lopa_dist.tasks.task import Cancelled, Score, SlowTask
+from lopa_dist.tasks.worker import Lost
 
 ROWS = [
     {"problem": "Half of one?", "level": "Level 1", "type": "Algebra", "solution": r"It is $\boxed{\frac{1}{2}}$."},
@@ -55,6 +57,25 @@ def test_other_ways_to_write_the_answer(source: str, number: int, text: str) -> 
     score = task.score(list(task.items())[number], text)
     assert score.correct
     assert score.extracted
+
+
+def test_it_is_judged_beside_decoding_and_what_cannot_be_judged_is_wrong(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = MinervaMath(source)
+    assert isinstance(task, SlowTask)
+
+    def lost(question: object) -> None:
+        raise Lost("took more than 60 s")
+
+    item = next(iter(task.items()))
+    with monkeypatch.context() as patch:
+        patch.setattr(task.workers, "ask", lost)
+        assert task.score(item, "1/2") == Score(False, None, reason="math-verify took more than 60 s")
+    assert task.score(item, "1/2").correct
+    task.cancel()
+    with pytest.raises(Cancelled):
+        task.score(item, "1/2")
 
 
 def test_prompt(source: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lopa_dist.tasks.sandbox import Cancelled, Limits, Outcome, confinement, judge, run_tests
+from lopa_dist.tasks.sandbox import Limits, Outcome, confinement, judge, run_tests
+from lopa_dist.tasks.task import Cancelled
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
