@@ -12,11 +12,11 @@ from lopa_dist.kernels.attention import NAMES as ATTENTION
 class EngineConfig:
     """What is in flight at once, and which kernels run it.
 
-    A step's K/V serve several requests by `prefix_cache`:
+    `prefix_cache` says whose K/V serve several requests:
 
-    - exact: where no text changes (samples of one prompt; few-shot examples and system prompts of models that read
-      prompts block by block).
-    - approximate: the common beginnings of all models' prompts, which then do not see the question behind them.
+    - exact: those that change no text (of samples' common prompt; of few-shot examples and system prompts, on models
+      that read prompts block by block).
+    - approximate: those of common beginnings on all models; they then do not see the question behind them.
     - none: every request computes its own.
 
     `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;

@@ -54,19 +54,16 @@ def read_lines(folder: Path) -> Iterator[Line]:
             yield from (Line(**json.loads(line)) for line in file)
 
 
-def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model: str) -> bool:
+def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model: str) -> None:
     """Write it beside a complete `results.jsonl`, one object an input line, if any is an OpenAI Batch line.
 
     Args:
         folder: of the run.
         lines: gives the line of every result, in order.
         model: what answers call the model where their line does not.
-
-    Returns:
-        Whether there is one.
     """
     if not any(line.openai for line in lines()):
-        return False
+        return
     created = int(time.time())
     with (
         (folder / "results.jsonl").open(encoding="utf-8", newline="\n") as file,
@@ -77,7 +74,6 @@ def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model:
         for _, group in groupby(pairs, lambda pair: pair[0].number):
             of, results = zip(*group, strict=True)
             out.write(json.dumps(response(of[0], results, model, created), ensure_ascii=False) + "\n")
-    return True
 
 
 def response(line: Line, results: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:
