@@ -22,6 +22,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import whole
 
+RESULTS = ("report.json", "report.md", "results.jsonl", "batch_output.jsonl", "batch_lines.jsonl")
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -59,7 +60,7 @@ class Journal:
 
         Args:
             settings: what the texts depend on besides the requests.
-            resume: ``auto``, or ``new``, which sets earlier attempts aside. A launcher that restarts a job repeats its
+            resume: ``auto``, or ``new``, which sets earlier attempts and their results aside. A launcher that restarts a job repeats its
                 command line: then those since the first `start` are kept.
             start: this attempt's.
 
@@ -67,7 +68,10 @@ class Journal:
             ValueError: earlier attempts ran under other settings; the message shows the difference.
         """
         if resume == "new" and self.folder.exists() and not start.again(self.first_start()):
-            self.folder.rename(free_name(self.folder))
+            old = free_name(self.folder)
+            self.folder.rename(old)
+            for result in filter(Path.exists, map(self.folder.with_name, RESULTS)):
+                result.rename(old / result.name)
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "settings.json"
         if file.exists():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import logging
 import platform
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -22,7 +23,7 @@ from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
+from lopa_dist.jobs.batch_output import line_of, remove_batch_output, write_batch_output, write_lines
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.loading import choose_device, choose_dtype, load, threads
@@ -68,7 +69,8 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
-    items = islice(task.items(), config.task.shard, None, config.task.shards)
+    whole = Whole(task.items())
+    items = islice(whole, config.task.shard, None, config.task.shards)
     # how many there are matters to the mesh and to the branches only where they are few
     some = list(islice(items, world.size * config.engine.max_sequences))
     parallel = config.parallel
@@ -77,7 +79,24 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.guard():
         folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
-        return Job(config, folder, task, chain(some, items), len(some), group, device, began).run()
+        return Job(config, folder, task, chain(some, items), len(some), whole, group, device, began).run()
+
+
+class Whole:
+    """A task's items as they pass by, and what tells them from those of another input, of which jobs have shares."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.items, self.sum = items, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[Item]:
+        for item in self.items:
+            told = (item.custom_id, item.prompt, item.messages, item.error)
+            self.sum.update(repr(told).encode("utf-8", "surrogatepass"))
+            yield item
+
+    def digest(self) -> str:
+        """When all have passed."""
+        return self.sum.hexdigest()[:24]
 
 
 class Job:
@@ -90,6 +109,7 @@ class Job:
         task: Task,
         items: Iterable[Item],
         known: int,
+        whole: Whole,
         group: Group,
         device: torch.device,
         began: float,
@@ -107,10 +127,12 @@ class Job:
         self.rejections: dict[int, str] = {}
         self.ids: list[str | None] = []  # of the requests, for the journal; null for rejected items
         self.read(Encoder(config, model, self.tokenizer), items)
+        self.whole = whole.digest()
         self.journal, self.attempt = Journal(folder), 1
         self.done = bytearray(len(self.items))
         if self.first:
-            self.journal.open(self.settings(), config.job.resume, Start.read())
+            self.told = self.settings()
+            self.journal.open(self.told, config.job.resume, Start.read())
             self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
         self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
         self.attempt = int(group.agree("attempt", str(self.attempt)))
@@ -165,7 +187,7 @@ class Job:
             log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)
 
     def finished_before(self) -> dict[str, Any] | None:
-        """The report of an earlier attempt on the same input that left nothing to do."""
+        """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
         file = self.folder / "report.json"
         if self.requests or not file.exists():
             return None
@@ -277,6 +299,8 @@ class Job:
             )
         if complete:
             self.write_batch_output()
+        else:
+            remove_batch_output(folder)
         for replica in told:
             if replica["attempt"] == self.attempt and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
@@ -296,7 +320,12 @@ class Job:
             sum(spent.values()),
             wall_s,
         )
-        report |= {"attempts": self.attempt, "input": self.digest()}
+        report |= {
+            "attempts": self.attempt,
+            "input": self.digest(),
+            "whole_input": self.whole,
+            "expected": len(self.items),
+        }
         plots: list[str] = []
         if config.logging.plots:
             from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
@@ -309,8 +338,9 @@ class Job:
         return report
 
     def digest(self) -> str:
-        """What the results are of: every request and rejection, in order."""
-        told = [
+        """What the results are of: the settings, and every request and rejection, in order."""
+        told = [json.dumps(self.told, sort_keys=True), self.whole]
+        told += [
             i or f"{item.custom_id}: {self.rejections[n]}"
             for n, (i, item) in enumerate(zip(self.ids, self.items, strict=True))
         ]

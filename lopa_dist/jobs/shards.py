@@ -20,7 +20,8 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     """Join the runs below `folder` into its `results.jsonl` and `report.json`; returns the report.
 
     Raises:
-        ValueError: shards are missing, unfinished, or of different settings; the message names them.
+        ValueError: shards are missing, unfinished, there twice, or of different settings or inputs; the message names
+            them, and nothing was written.
     """
     found = {file.parent: read_report(file) for file in sorted(folder.glob("*/report.json"))}
     reports = {part: report for part, report in found.items() if "shard" in report["task"]}  # not a merged one
@@ -32,19 +33,31 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         if changes:
             raise ValueError(f"{part}: other settings than {origin}: {'; '.join(changes)}")
     total = first["task"]["shards"]
-    missing = sorted(set(range(total)) - {report["task"]["shard"] for report in reports.values()})
+    parts: dict[int, Path] = {}
+    for part, report in reports.items():
+        shard = report["task"]["shard"]
+        if shard in parts:
+            raise ValueError(f"shard {shard} is in both {parts[shard]} and {part}: remove one of them")
+        parts[shard] = part
+    missing = sorted(set(range(total)) - set(parts))
     if missing:
         raise ValueError(f"{folder}: no finished run of shard {', '.join(map(str, missing))} of {total}")
     for part, report in reports.items():
+        if report["requests"] < report["expected"]:
+            raise ValueError(
+                f"{part}: shard {report['task']['shard']} was stopped after {report['requests']} of its "
+                f"{report['expected']} requests; start it again with the same run folder to finish it"
+            )
+        if report["whole_input"] != first["whole_input"]:
+            raise ValueError(
+                f"{part}: of another input than {origin}; it changed between their runs, run the older again"
+            )
         count = sum(1 for _ in numbered(part))
         if count != report["requests"]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
     with whole(folder / "results.jsonl") as partial, partial.open("w", encoding="utf-8") as out:
-        for place, (index, line) in enumerate(merge(*map(numbered, reports))):  # each has them in order
-            if index != place:
-                raise ValueError(f"{folder}: the shards do not make up one input; did it change between their runs?")
-            out.write(line)
-    shards = sorted(reports, key=lambda part: reports[part]["task"]["shard"])
+        out.writelines(line for _, line in merge(*map(numbered, reports)))  # each has them in order
+    shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
     report = summed(list(reports.values()))
     write_report(folder, report)

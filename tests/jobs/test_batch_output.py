@@ -131,3 +131,14 @@ def test_sampling_of_a_line_s_own(tmp_path: Path) -> None:
         assert cold[f"greedy{i}"] == hot[f"greedy{i}"] == cold[f"plain{i}"]
         assert cold[f"hot{i}"] == hot[f"hot{i}"] == hot[f"plain{i}"]
     assert len({cold["greedy0"], *(cold[f"hot{i}"] for i in range(3))}) > 1
+
+
+def test_answers_of_an_earlier_input_do_not_stay(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    job = config(TaskConfig("batch", None, str(file)), max_new_tokens=16)
+    file.write_text(line("a", "/v1/completions", prompt=QUESTION))
+    run(job, tmp_path, World("python"))
+    assert [answer["custom_id"] for answer in output(tmp_path)] == ["a"]
+    file.write_text(json.dumps({"prompt": QUESTION}))
+    run(job, tmp_path, World("python"))
+    assert not (tmp_path / "batch_output.jsonl").exists()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.config import Config, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
+from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.compare import compare
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.run import Job, run
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
 
@@ -244,3 +244,30 @@ def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]
 def test_mistakes_name_the_remedy(tmp_path: Path, job: Config, message: str) -> None:
     with pytest.raises((ValueError, LaunchError), match=message):
         run(job, tmp_path, World("python"))
+
+
+def test_a_report_is_of_the_settings_that_made_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a job that started over is killed when all is generated and nothing is reported."""
+    before = run(config(TaskConfig(limit=3), branches=3), tmp_path, World("python"))
+    anew = replace(config(TaskConfig(limit=3), branches=0), job=JobConfig(resume="new"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "finish", lambda *_: pytest.exit("killed"))
+        with pytest.raises(pytest.exit.Exception):
+            run(anew, tmp_path, World("python"))
+    assert not (tmp_path / "report.json").exists()
+    assert json.loads((tmp_path / "journal.old" / "report.json").read_text())["decode"]["branches"] == 3
+    after = run(replace(anew, job=JobConfig()), tmp_path, World("python"))
+    assert (after["decode"]["branches"], before["decode"]["branches"]) == (0, 3)
+    assert after["forwards"] == sum(line["usage"]["forwards"] for line in lines(tmp_path)) > before["forwards"]
+
+
+def test_a_report_of_other_settings_is_not_taken_for_this_job_s(tmp_path: Path) -> None:
+    run(config(TaskConfig(limit=3)), tmp_path, World("python"))
+    file = tmp_path / "report.json"
+    report = json.loads(file.read_text())
+    settings = tmp_path / "journal" / "settings.json"
+    told = json.loads(settings.read_text())
+    settings.write_text(json.dumps(told | {"seed": 7}))
+    job = config(TaskConfig(limit=3))
+    job.seed = 7
+    assert run(job, tmp_path, World("python"))["input"] != report["input"]

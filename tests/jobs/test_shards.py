@@ -97,3 +97,47 @@ def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) 
         merge_shards(tmp_path / "array")
     with pytest.raises(ValueError, match="no finished shard"):
         merge_shards(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"requests": 1}, r"b: shard 1 was stopped after 1 of its 2 requests; start it again with the same run folder"),
+        ({"whole_input": "x"}, r"b: of another input than .*a; it changed between their runs"),
+        ({"shard": 2}, r"shard 2 is in both .*b and .*c: remove one of them"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_nothing_is_written_before_all_is_known_to_fit(
+    folder: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(folder / "array", tmp_path / "array")
+    for name in ("results.jsonl", "report.json"):
+        (tmp_path / "array" / name).unlink(missing_ok=True)
+    file = tmp_path / "array" / "b" / "report.json"
+    report = json.loads(file.read_text())
+    if "requests" in change:
+        results = file.with_name("results.jsonl")
+        results.write_text(results.read_text().splitlines()[0] + "\n")
+    if "shard" in change:
+        change = {"task": report["task"] | change}
+    file.write_text(json.dumps(report | change))
+    with pytest.raises(ValueError, match=message):
+        merge_shards(tmp_path / "array")
+    assert not list(tmp_path.glob("array/*.json*"))
+
+
+def test_the_input_s_digest_tells_what_other_shards_have(tmp_path: Path) -> None:
+    """So a line that came or went, or that is another, is noticed by shards that do not have it."""
+    source = tmp_path / "in.jsonl"
+    found = []
+    for texts in (["a", "b", "c"], ["a", "x", "c"], ["a", "b"], ["a", "b", "c"]):
+        source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+        run(
+            config(TaskConfig("batch", None, str(source), shard=0, shards=2), max_new_tokens=16),
+            tmp_path,
+            World("python"),
+        )
+        found.append(json.loads((tmp_path / "report.json").read_text())["whole_input"])
+    assert found[0] == found[3]
+    assert len(set(found)) == 3
