@@ -60,8 +60,8 @@ class Journal:
 
         Args:
             settings: what the texts depend on besides the requests.
-            resume: ``auto``, or ``new``, which sets earlier attempts and their results aside. A launcher that restarts a job repeats its
-                command line: then those since the first `start` are kept.
+            resume: ``auto``, or ``new``, which sets earlier attempts and their results aside. A launcher that restarts
+                a job repeats its command line: then those since the first `start` are kept.
             start: this attempt's.
 
         Raises:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +17,11 @@ from lopa_dist.config import Config, WandbConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.statistics import PHASES, Statistics
 
+if TYPE_CHECKING:
+    import wandb
+
+log = logging.getLogger("lopa_dist")
+INIT_TIMEOUT_S = 30.0  # a compute node may have no network
 TABLE_ROWS = 1000  # of the results table
 ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
 
@@ -38,8 +44,29 @@ class WandbLog:
             return
         import wandb
 
-        options = config.logging.wandb
-        self.run = wandb.init(
+        try:
+            self.run = self.begin(config, mode, rank)
+        except wandb.Error as error:
+            why = f"W&B could not begin a run ({' '.join(str(error).split())})"
+            if config.logging.wandb.mode != "auto":
+                raise ValueError(
+                    f"logging.wandb.mode={mode}: {why}; take offline, and wandb sync later, or disabled"
+                ) from error
+            log.warning("%s: this run is kept offline, for wandb sync; logging.wandb.mode says what else there is", why)
+            self.run = self.begin(config, "offline", rank)
+        self.last = time.perf_counter()
+        self.before = totals(Statistics(), {})
+
+    def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:
+        """W&B's run.
+
+        Raises:
+            wandb.Error: there is no key for it, or no network.
+        """
+        import wandb
+
+        options, folder = config.logging.wandb, self.folder
+        return wandb.init(
             project=options.project,
             entity=options.entity,
             group=options.group or (folder.name if options.ranks else None),
@@ -49,10 +76,10 @@ class WandbLog:
             dir=folder,
             mode=mode,  # type: ignore[arg-type]  # checked by WandbConfig
             config=config.to_dict(),
-            settings=wandb.Settings(console="off", silent=True, x_disable_stats=mode != "online"),
+            settings=wandb.Settings(
+                console="off", silent=True, x_disable_stats=mode != "online", init_timeout=INIT_TIMEOUT_S
+            ),
         )
-        self.last = time.perf_counter()
-        self.before = totals(Statistics(), {})
 
     def observe(self, engine: Engine) -> None:
         """Called after every step; logs when it is time to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lopa_dist.tasks.batch_line import SIMPLE, bad_line, items_of
+from lopa_dist.tasks.batch_line import ENVELOPE, SIMPLE, bad_line, items_of
 from lopa_dist.tasks.rows import HUB, Row, check, rows
 from lopa_dist.tasks.task import Item, Score
 
@@ -13,8 +13,9 @@ from lopa_dist.tasks.task import Item, Score
 class Batch:
     """Lines in either convention of `batch_line.py`, each on its own.
 
-    A line that cannot be used becomes an item with an error that names the line and the remedy. Of a dataset's row,
-    `column` is the prompt, or the messages if it holds a list; without it, the columns named as a line's fields count.
+    A line that cannot be used becomes an item with an error that names the line and the remedy. Of a dataset's row (and
+    Parquet is one), `column` is the prompt, or the messages if it holds a list; without it, the columns named as a
+    line's fields count.
     """
 
     name = "batch"
@@ -41,8 +42,8 @@ class Batch:
                 return [bad_line(row.number, f"no column {self.column!r}; this row has {', '.join(value)}")]
             content: Any = value[self.column]
             value = {"messages" if isinstance(content, list) else "prompt": content}
-        elif self.source.startswith(HUB):
-            value = {key: content for key, content in value.items() if key in SIMPLE}
+        elif self.source.startswith(HUB) or self.source.endswith(".parquet"):
+            value = {key: content for key, content in value.items() if key in (*SIMPLE, *ENVELOPE)}
         return items_of(value, row.number)
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:

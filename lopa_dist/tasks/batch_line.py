@@ -42,7 +42,7 @@ class BadLine(ValueError):
 
 def items_of(raw: dict[str, Any], number: int) -> list[Item]:
     """The items of line `number`, one a sample; one item with an error if the line is bad."""
-    fallback = f"line-{number}"
+    fallback, raw = f"line-{number}", given_fields(raw)
     wrapped = any(key in raw for key in ("body", "url", "method"))
     form: Form = "simple"
     custom_id, model = fallback, None
@@ -59,7 +59,7 @@ def items_of(raw: dict[str, Any], number: int) -> list[Item]:
         else:
             request = {key: value for key, value in raw.items() if key != "custom_id"}
             refuse_unknown(request, KNOWN, SIMPLE)
-        base = read_request({key: value for key, value in request.items() if value is not None})
+        base = read_request(request)
         samples = base.pop("samples")
         return [
             Item(
@@ -79,6 +79,11 @@ def bad_line(number: int, message: str, custom_id: str | None = None, form: Form
     return Item(custom_id, error=f"line {number}: {message}", origin=Origin(number, custom_id, form))
 
 
+def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not null: Parquet gives every row every column."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
 def refuse_unknown(request: dict[str, Any], known: tuple[str, ...], shown: tuple[str, ...]) -> None:
     """Refuse fields that would be ignored."""
     unknown = sorted(set(request) - set(known))
@@ -91,9 +96,9 @@ def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
     refuse_unknown(raw, ENVELOPE, ENVELOPE)
     if raw.get("method", "POST") != "POST":
         raise BadLine('method must be "POST"')
-    body = raw.get("body")
-    if not isinstance(body, dict):
+    if not isinstance(raw.get("body"), dict):
         raise BadLine('body must be an object: {"messages": [...]} or {"prompt": "..."}')
+    body = given_fields(raw["body"])
     form: Form = "completion" if "prompt" in body else "chat"
     url = raw.get("url")
     if url is not None:
@@ -101,7 +106,7 @@ def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
             raise BadLine(f"url must be {' or '.join(URLS)}")
         form = URLS[url]
         wanted = "messages" if form == "chat" else "prompt"
-        if body.get(wanted) is None:
+        if wanted not in body:
             raise BadLine(f"{url} needs {wanted} in body")
     model = body.get("model")
     if model is not None and not isinstance(model, str):

@@ -61,7 +61,7 @@ def _rows(source: str, key: str) -> Iterator[Row]:
         for number, file in enumerate(sorted(path.rglob("*.json")), 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
     elif path.suffix == ".parquet":
-        yield from objects(datasets(source, key).Dataset.from_parquet(str(path)))
+        yield from parquet_rows(path, source, key)
     elif path.name.endswith((".json", ".json.gz")):
         yield from whole_file(path, source, key)
     else:
@@ -130,6 +130,18 @@ def hub_rows(source: str, key: str) -> Iterator[Row]:
             ) from error
         yield from objects(loaded, start)
         start += len(loaded)
+
+
+def parquet_rows(path: Path, source: str, key: str) -> Iterator[Row]:
+    """The rows of a Parquet file."""
+    library = datasets(source, key)
+    try:
+        import pyarrow.parquet  # what the library reads it with; it cannot make a dataset without rows
+
+        loaded = library.Dataset.from_parquet(str(path)) if pyarrow.parquet.read_metadata(path).num_rows else ()
+    except Exception as error:  # the library's and those of what it reads with
+        raise ValueError(f"{key}={source}: cannot be read ({error.__cause__ or error})") from error
+    yield from objects(loaded)
 
 
 def objects(dataset: Any, start: int = 0) -> Iterator[Row]:

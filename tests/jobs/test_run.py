@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 
 from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
@@ -271,3 +272,23 @@ def test_a_report_of_other_settings_is_not_taken_for_this_job_s(tmp_path: Path) 
     job = config(TaskConfig(limit=3))
     job.seed = 7
     assert run(job, tmp_path, World("python"))["input"] != report["input"]
+
+
+def test_without_a_way_to_wandb_a_job_goes_on_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it said auto: a key is set, and a compute node has no network. Who asked for online is told at once."""
+
+    def init(mode: str, real: Any = wandb.init, **more: Any) -> Any:
+        if mode == "online":
+            raise wandb.errors.CommError("no such host")
+        return real(mode=mode, **more)
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    with pytest.raises(ValueError, match=r"logging\.wandb\.mode=online: W&B could not begin a run \(no such host\)"):
+        run(config(TaskConfig(limit=1), "online"), tmp_path, World("python"))
+    with caplog.at_level("WARNING"):
+        assert run(config(TaskConfig(limit=1), "auto"), tmp_path, World("python"))["requests"] == 1
+    assert "(no such host): this run is kept offline" in caplog.text
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -133,11 +133,8 @@ def test_the_input_s_digest_tells_what_other_shards_have(tmp_path: Path) -> None
     found = []
     for texts in (["a", "b", "c"], ["a", "x", "c"], ["a", "b"], ["a", "b", "c"]):
         source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-        run(
-            config(TaskConfig("batch", None, str(source), shard=0, shards=2), max_new_tokens=16),
-            tmp_path,
-            World("python"),
-        )
+        task = TaskConfig("batch", None, str(source), shard=0, shards=2)
+        run(config(task, max_new_tokens=16), tmp_path, World("python"))
         found.append(json.loads((tmp_path / "report.json").read_text())["whole_input"])
     assert found[0] == found[3]
     assert len(set(found)) == 3

@@ -210,3 +210,24 @@ def test_deep_and_huge_json_are_refused() -> None:
 )
 def test_cut_at_the_earliest_stop(text: str, stops: list[str], expected: str | None) -> None:
     assert cut(text, stops) == expected
+
+
+def test_null_fields_count_as_not_given(tmp_path: Path) -> None:
+    """As in Parquet, where every row has every column."""
+    nothing = {"body": None, "method": None, "url": None, "messages": None, "n": None, "extra": None}
+    body = {"prompt": "Hi", "stream_options": None, "messages": None, "temperature": None}
+    raw = [{"prompt": "Hi"}, {"custom_id": "b", "body": {"prompt": "Hi"}}]
+    full = [nothing | raw[0], {"custom_id": "b", "method": None, "url": None, "prompt": None, "body": body}]
+    assert read(tmp_path, *full) == read(tmp_path, *raw)
+    assert not any(item.error for item in read(tmp_path, *full))
+
+
+def test_a_parquet_file_s_other_columns_are_passed_over(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets: pip install 'lopa_dist[eval]'")
+    lines = [
+        {"custom_id": "a", "prompt": "Hi", "body": None, "score": 1},
+        {"custom_id": "b", "prompt": None, "body": {"prompt": "Ho"}, "score": 2},
+    ]
+    datasets.Dataset.from_list(lines).to_parquet(tmp_path / "x.parquet")
+    items = list(Batch(str(tmp_path / "x.parquet")).items())
+    assert [(item.custom_id, item.prompt, item.error) for item in items] == [("a", "Hi", None), ("b", "Ho", None)]

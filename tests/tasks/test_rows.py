@@ -45,6 +45,12 @@ def test_datasets_and_parquet(tmp_path: Path) -> None:
     assert "prompt or messages" in str(next(iter(Batch(source).items())).error)
     datasets.Dataset.from_list(lines).to_parquet(tmp_path / "x.parquet")
     assert [row.value for row in rows(str(tmp_path / "x.parquet"))] == lines
+    empty = datasets.Dataset.from_list(lines).select([])
+    empty.to_parquet(tmp_path / "empty.parquet")
+    assert list(rows(str(tmp_path / "empty.parquet"))) == []
+    (tmp_path / "no.parquet").write_text("no")
+    with pytest.raises(ValueError, match=r"task\.input=.*no\.parquet: cannot be read \(Parquet file size"):
+        list(rows(str(tmp_path / "no.parquet")))
     with pytest.raises(ValueError, match=r"task\.input=.*cannot be loaded"):
         list(rows(f"hf://{tmp_path}/set:validation"))
 
