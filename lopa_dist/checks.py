@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,12 @@ def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> N
     if not isinstance(value, int) or value < least:
         allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "")
         raise ValueError(f"{key}={value!r}: must be {allowed}")
+
+
+def require_seconds(key: str, value: float, zero: bool = False) -> None:
+    """Raise a ValueError unless `value` is a finite number above 0 (or ``zero``)."""
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        raise ValueError(f"{key}={value}: must be {'at least' if zero else 'above'} 0 seconds")
 
 
 def number(value: Any) -> Any:

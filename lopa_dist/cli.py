@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lopa_dist import __version__
 from lopa_dist.config import CONF, Config, register
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
@@ -64,7 +66,14 @@ def job(raw: DictConfig) -> Any:
     try:
         report = run(config, folder, world)
     except Stopped as error:
-        go_on = f"; go on with hydra.run.dir={folder}" if world.rank == 0 else ""
+        hydra_config = HydraConfig.get()
+        swept = hydra_config.mode == RunMode.MULTIRUN
+        again = (
+            f"the sweep and {typed('hydra.sweep.dir', hydra_config.sweep.dir)}"
+            if swept
+            else typed("hydra.run.dir", folder)
+        )
+        go_on = f"; go on with {again}" if world.rank == 0 else ""
         sys.stderr.write(f"lopa-dist: {error}{go_on}\n")
         sys.exit(STOPPED)
     except (LaunchError, OSError, ValueError) as error:
@@ -111,7 +120,17 @@ def composition(error: HydraException) -> str:
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
         return plain(cause)
+    if isinstance(error, OverrideParseException):
+        key, _, value = error.override.partition("=")
+        return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
     return str(error).strip()
+
+
+def typed(key: str, value: Any) -> str:
+    """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
+    if re.fullmatch(r"[\w./:@%+~-]+", str(value)):
+        return f"{key}={value}"
+    return f"\"{key}='{value}'\""
 
 
 def check_keys(overrides: list[str]) -> None:
@@ -227,6 +246,9 @@ COMMANDS = {
 }
 
 
+USAGE = {name: f"usage: {command.__doc__}" for name, command in COMMANDS.items()}
+
+
 def check_command(arguments: list[str]) -> None:
     """Meet a misspelt command: nothing else that may come first is a bare word.
 
@@ -246,7 +268,11 @@ def main() -> None:
     """What `lopa-dist` and `python -m lopa_dist` do (`__main__.py`)."""
     arguments = sys.argv[1:]
     try:
+        if arguments == ["--version"]:
+            return print(f"lopa-dist {__version__}")
         if arguments[:1] and arguments[0] in COMMANDS:
+            if {"-h", "--help"} & {*arguments[1:2]} and arguments[0] != "lm-eval":
+                return print(USAGE[arguments[0]])
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)  # only a job can go on
             try:

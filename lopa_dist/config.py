@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from lopa_dist.checks import number, require, require_count
+from lopa_dist.checks import number, require, require_count, require_seconds
 from lopa_dist.decode.config import CHOICES, DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS, Native
@@ -125,8 +125,7 @@ class TaskConfig:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.fewshot is not None:
             require_count("task.fewshot", self.fewshot, 0)
-        if self.code_timeout_s <= 0:
-            raise ValueError(f"task.code_timeout_s={self.code_timeout_s}: must be above 0 seconds")
+        require_seconds("task.code_timeout_s", self.code_timeout_s)
         if self.input and self.name == "arithmetic":
             raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
         if self.input == "-" and self.name != "batch":
@@ -165,8 +164,7 @@ class ParallelConfig:
             setattr(self, axis, number(getattr(self, axis)))
             require_count(f"parallel.{axis}", getattr(self, axis), auto=True)
         require_count("parallel.threads", self.threads, 0)
-        if self.timeout_s <= 0:
-            raise ValueError(f"parallel.timeout_s={self.timeout_s}: must be above 0 seconds")
+        require_seconds("parallel.timeout_s", self.timeout_s)
 
 
 @dataclass
@@ -178,8 +176,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         require("job.resume", self.resume, ("auto", "new"))
-        if self.grace_s < 0:
-            raise ValueError(f"job.grace_s={self.grace_s}: must be at least 0 seconds")
+        require_seconds("job.grace_s", self.grace_s, zero=True)
 
 
 @dataclass

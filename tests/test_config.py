@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lopa_dist import cli
 from lopa_dist.config import TASKS, Config, concrete
@@ -326,3 +328,33 @@ def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> 
     }  # fmt: skip
     with pytest.raises(cli.UserError, match=f"nothing to run: .*{message}"):
         cli.summary(report, Path("run"))
+
+
+@pytest.mark.parametrize("value", ["a/b.jsonl", "a b(1).jsonl", "x=1,y=2/c", "multirun/decode.branches=1,seed=2"])
+def test_settings_are_shown_as_one_can_type_them(value: str) -> None:
+    [typed] = shlex.split(cli.typed("hydra.run.dir", value))
+    assert OverridesParser.create().parse_override(typed).value() == value
+
+
+def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "task=batch", "task.input=a b(1).jsonl"])
+    with pytest.raises(
+        SystemExit, match=r"^lopa-dist: task\.input=a b\(1\)\.jsonl: cannot be read; .*\"task\.input='a b"
+    ):
+        cli.main()
+
+
+@pytest.mark.parametrize("command", ["report", "merge", "trace", "profile"])
+def test_every_command_tells_its_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", command, "--help"])
+    cli.main()
+    assert f"lopa-dist {command} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("key", ["job.grace_s", "parallel.timeout_s", "task.code_timeout_s", "decode.temperature"])
+def test_times_and_temperatures_are_numbers(key: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"{key}=.*must be"):
+        composed(f"{key}={value}")

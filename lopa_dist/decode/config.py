@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 CHOICES = {
@@ -88,8 +89,8 @@ class DecodeConfig:
         for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "alpha", "score_fraction", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
-        if self.temperature < 0:
-            raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or more")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
             raise ValueError("decode.top_p=0: must be above 0; 1 switches it off")
         if self.window_attention == "block_causal" and self.prompt_attention == "joint":

@@ -18,7 +18,11 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     files = sorted(folder.rglob("report.json"))
     if not files:
         raise ValueError(f"{folder}: no report.json in it or below it; name a run or sweep folder")
-    return [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
+    reports = [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
+    for file, (_, report) in zip(files, reports, strict=True):
+        if not {"task", "model", "decode", "tpf", "tokens_per_s", "requests"} <= set(report):
+            raise ValueError(f"{file} is no report of a job; name a folder with jobs only")
+    return reports
 
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
@@ -43,12 +47,14 @@ def compare(folder: Path, console: Console | None = None) -> None:
     """Print the table and write `comparison.md` and, where there are accuracies, `pareto.png`."""
     named = load_reports(folder)
     head, rows = rows_of(named)
-    shown = Table(title=f"{named[0][1]['task']['name']} with {named[0][1]['model']['path']}")
-    skip = int(all(made_by_sweep(row[0]) for row in rows))
+    about = sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named})
+    shown = Table(title=", ".join(about))
+    skip = int(told_apart(named))
     for i, column in enumerate(head[skip:], skip):
         shown.add_column(column, justify="left" if i == 0 else "right")
-    for row in rows:
-        shown.add_row(*row[skip:])
+    short = short_names([row[0] for row in rows])
+    for name, row in zip(short, rows, strict=True):
+        shown.add_row(*[name, *row[1:]][skip:])
     console = console or Console()
     console.print(shown)
     text = table(head, rows) + "\n"
@@ -73,9 +79,18 @@ Point = tuple[str, dict[str, Any]]
 """What stands beside a point, and its report."""
 
 
-def made_by_sweep(name: str) -> bool:
-    """Whether a run's name only repeats its settings; a name that a person gave says more than they do."""
-    return "=" in name
+def told_apart(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+    """Whether decode settings tell runs apart, and names only repeat them: a name that a person gave says more."""
+    keys = differing([r for _, r in named])
+    settings = {json.dumps([report["decode"].get(k) for k in keys]) for _, report in named}
+    return len(settings) == len(named) and all("=" in name for name, _ in named)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of a sweep's runs without the settings that all have."""
+    parts = [name.split(",") for name in names]
+    common = set.intersection(*map(set, parts))
+    return [",".join(part for part in of if part not in common) or name for name, of in zip(names, parts, strict=True)]
 
 
 def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Point]]:
@@ -83,9 +98,11 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
     keys = differing([r for _, r in named])
     others = [k for k in keys if k != "branches"]
     curves: dict[str, list[Point]] = {}
-    for name, report in sorted(named, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
+    by_settings = told_apart(named)
+    short = zip(short_names([name for name, _ in named]), [report for _, report in named], strict=True)
+    for name, report in sorted(short, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
         curve = ", ".join(f"{k}={report['decode'][k]}" for k in others)
-        label = f"k={report['decode']['branches']}" if made_by_sweep(name) else name
+        label = f"k={report['decode']['branches']}" if by_settings else name
         curves.setdefault(curve, []).append((label, report))
     return curves
 

@@ -127,7 +127,13 @@ class Writer:
     """One replica's file of one attempt."""
 
     def __init__(self, folder: Path, attempt: int, replica: int) -> None:
-        self.file = (folder / "journal" / f"{attempt:03d}-{replica}.jsonl").open("x", encoding="utf-8")
+        try:
+            self.file = (folder / "journal" / f"{attempt:03d}-{replica}.jsonl").open("x", encoding="utf-8")
+        except FileExistsError as error:
+            raise ValueError(
+                f"{folder}: another job has begun in it at the same moment; wait for that one, or give another "
+                "hydra.run.dir"
+            ) from error
 
     def write(self, entry: dict[str, Any]) -> None:
         """Append one entry and make sure it is on disk."""

@@ -64,4 +64,7 @@ def keep(kind: str, subject: Subject, found: dict[str, Any]) -> Path:
 def kept(kind: str, subject: Subject) -> dict[str, Any] | None:
     """The measurement, or null where there is none."""
     file = file_of(kind, subject)
-    return json.loads(file.read_text()) if file.exists() else None
+    try:
+        return json.loads(file.read_text()) if file.exists() else None
+    except ValueError as error:
+        raise ValueError(f"{file} is not whole ({error}); remove it, and measure again") from error

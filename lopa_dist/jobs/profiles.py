@@ -70,10 +70,11 @@ def profile_of(config: Config, device: torch.device, window: int, needed: bool) 
         return Profile(seconds, found["window"], attention)
     if not needed:
         return None
+    threads = f" and parallel.threads={wanted['threads']}, as each of its ranks has" if wanted["threads"] else ""
     raise ValueError(
         "decode.branches=auto and engine.max_rows=auto need a profile of this model with windows of "
         f"{window} rows on {wanted['device']}, and {file_of(KIND, wanted)} is not there: run lopa-dist profile once, "
-        "with the job's model.*, engine.* and decode.* options (about a minute), or give numbers"
+        f"with the job's model.*, engine.* and decode.* options{threads} (about a minute), or give numbers"
     )
 
 

@@ -19,6 +19,7 @@ from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.random import gumbel
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
+COLDEST = 1e-6
 SHARES = 8  # a vocabulary is cut at every eighth, so that up to so many tensor ranks can have equal parts
 PAD_ROWS = 16  # see decode.layout.ROW_TILE; a GPU's library is called for whole tiles of rows, and gives the same bits
 
@@ -31,6 +32,11 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+
+    @property
+    def divisor(self) -> float:
+        """Of the logits, with temperature > 0: below it they would overflow, and it is greedy in all but name."""
+        return max(self.temperature, COLDEST)
 
     @property
     def filtered(self) -> bool:
@@ -149,7 +155,7 @@ def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int
 def _prepare(logits: Tensor, low: int, mask_id: int, sampling: Sampling) -> Tensor:
     """The logits ``[R, columns from low]`` that the choice is made from."""
     if sampling.temperature > 0:
-        logits = logits / sampling.temperature
+        logits = logits / sampling.divisor
     if low <= mask_id < low + logits.shape[1]:
         logits[:, mask_id - low] = torch.finfo(torch.float32).min  # finite: 0 x -inf would poison the entropy
     return filter_logits(logits, sampling.top_p, sampling.top_k) if sampling.filtered else logits

@@ -101,7 +101,7 @@ def share_sums(
     wanted = {"MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin", "NOISE": noise}
     row_tiles = triton.cdiv(count, chosen.bm)
     tile_sums_kernel[(row_tiles * shares * tiles,)](
-        hidden, weight, hidden if keys is None else keys, parts, rows, count, first, mask_id, sampling.temperature,
+        hidden, weight, hidden if keys is None else keys, parts, rows, count, first, mask_id, sampling.divisor,
         share, tiles, shares * tiles, row_tiles,
         K=size, BM=chosen.bm, BV=chosen.bv, BK=chosen.bk, GROUP=GROUP, STAGES=chosen.stages, **wanted,
         PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32", num_warps=chosen.warps, **OPTIONS,

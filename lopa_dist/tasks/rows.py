@@ -58,7 +58,10 @@ def _rows(source: str, key: str) -> Iterator[Row]:
     if source.startswith(HUB):
         yield from hub_rows(source, key)
     elif source != "-" and path.is_dir():
-        for number, file in enumerate(sorted(path.rglob("*.json")), 1):
+        files = sorted(path.rglob("*.json"))
+        if not files:
+            raise ValueError(f"{key}={source}: a folder without *.json files; name a file, or hf://FOLDER:SPLIT")
+        for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
     elif path.suffix == ".parquet":
         yield from parquet_rows(path, source, key)

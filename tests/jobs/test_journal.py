@@ -138,3 +138,10 @@ def test_other_stop_strings_make_another_request() -> None:
     request = Request(0, [1, 2], 5, 3)
     assert request_id("a", request) == request_id("a", request, ())
     assert len({request_id("a", request), request_id("a", request, ["x"]), request_id("a", request, ["y"])}) == 3
+
+
+def test_two_jobs_at_once_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    Writer(tmp_path, 1, 0).close()
+    with pytest.raises(ValueError, match="another job has begun in it at the same moment"):
+        Writer(tmp_path, 1, 0)

@@ -115,7 +115,9 @@ def test_the_harness_multiplies_by_the_profile(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("lopa_dist.jobs.lm_eval_adapter.Engine", engine)
     with pytest.raises(Stop):
-        LopaDist().generate_until([SimpleNamespace(args=("1 + 1", {"max_gen_toks": 16}))], disable_tqdm=True)
+        LopaDist().generate_until(
+            [SimpleNamespace(task_name="t", args=("1 + 1", {"max_gen_toks": 16}))], disable_tqdm=True
+        )
     assert told == [chosen]
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import wandb
+from rich.console import Console
 
 from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.compare import compare
+from lopa_dist.jobs.compare import compare, short_names, told_apart
 from lopa_dist.jobs.run import Job, run
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
@@ -292,3 +293,26 @@ def test_without_a_way_to_wandb_a_job_goes_on_offline(
         assert run(config(TaskConfig(limit=1), "auto"), tmp_path, World("python"))["requests"] == 1
     assert "(no such host): this run is kept offline" in caplog.text
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_runs_of_a_sweep_are_told_apart(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:
+    """By decode settings where they do, else by what their names do not have in common."""
+    report = finished[1]
+    named = [(f"seed={i},task.limit=9", report) for i in range(2)]
+    assert not told_apart(named)
+    assert short_names([name for name, _ in named]) == ["seed=0", "seed=1"]
+    for name, _ in named:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+    console = Console(width=120, record=True)
+    compare(tmp_path, console)
+    shown = console.export_text()
+    assert "seed=0" in shown
+    assert "seed=1" in shown
+    other = report | {"decode": report["decode"] | {"branches": 5}}
+    assert told_apart([("decode.branches=2", report), ("decode.branches=5", other)])
+    assert not told_apart([("plain", report), ("lopa", other)])
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "report.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):
+        compare(tmp_path)

@@ -79,3 +79,9 @@ def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"needs the datasets library: pip install 'lopa_dist\[eval\]'"):
         list(rows("hf://openai/gsm8k:main:test"))
+
+
+def test_a_folder_without_json_files_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match=r"task\.input=.*: a folder without \*\.json files"):
+        list(rows(str(tmp_path)))
