@@ -86,8 +86,7 @@ def end(process: subprocess.Popen[str], folder: Path) -> None:
     ("how", "mesh"),
     [
         *((how, "branch") for how in ("kill", "stop", "raise")),
-        *((how, "data") for how in ("kill", "stop")),
-        ("kill", "tensor"),
+        *(("kill", mesh) for mesh in ("data", "tensor")),
     ],
 )
 def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:
