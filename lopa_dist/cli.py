@@ -35,16 +35,21 @@ def app(raw: DictConfig) -> Any:
     try:
         return job(raw)
     except (RankError, UserError) as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
+        if swept():
             raise  # when the sweep's other jobs have run
         end(error)  # here already: Hydra would write its own words above the message
+
+
+def swept() -> bool:
+    """Whether Hydra runs a sweep, of which this is a job."""
+    return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
 def job(raw: DictConfig) -> Any:
     """One job. The configuration is composed and typed by then; values are checked here."""
     world = detect()
     submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
-    if world.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not submitted:
+    if world.size > 1 and swept() and not submitted:
         raise UserError(
             f"a sweep cannot run inside {world.launcher}: start it from one process, launcher=local or slurm"
         )
@@ -66,13 +71,9 @@ def job(raw: DictConfig) -> Any:
     try:
         report = run(config, folder, world)
     except Stopped as error:
-        hydra_config = HydraConfig.get()
-        swept = hydra_config.mode == RunMode.MULTIRUN
-        again = (
-            f"the sweep and {typed('hydra.sweep.dir', hydra_config.sweep.dir)}"
-            if swept
-            else typed("hydra.run.dir", folder)
-        )
+        again = typed("hydra.run.dir", folder)
+        if swept():
+            again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         sys.stderr.write(f"lopa-dist: {error}{go_on}\n")
         sys.exit(STOPPED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lopa_dist.checks import require
+
 CHOICES = {
     "confidence": ("probability", "margin", "neg_entropy"),
     "lookahead": ("single", "nested"),
@@ -69,8 +71,7 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         for key, choices in CHOICES.items():
-            if getattr(self, key) not in choices:
-                raise ValueError(f"decode.{key}={getattr(self, key)!r}: must be one of {', '.join(choices)}")
+            require(f"decode.{key}", getattr(self, key), choices)
         at_least = {
             "branches": 0,
             "extra_fill": 0,

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.batch_output import LINES, NAME
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import whole
 
-RESULTS = ("report.json", "report.md", "results.jsonl", "batch_output.jsonl", "batch_lines.jsonl")
+RESULTS = ("report.json", "report.md", "results.jsonl", NAME, LINES)
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 

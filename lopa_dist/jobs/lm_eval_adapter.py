@@ -13,8 +13,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import takewhile
-from operator import eq
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.loading import choose_device, load
 from lopa_dist.jobs.products import products_of
+from lopa_dist.jobs.prompts import alike
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.models.families import native
 from lopa_dist.models.files import find
@@ -219,8 +218,7 @@ def with_prefixes(requests: Sequence[Request], tasks: Sequence[Any]) -> list[Req
     for request, task in zip(requests, tasks, strict=True):
         by_task[task].append(list(request.prompt))
     # what the first and the last in order have in common, all have; a lone request shares nothing
-    ends = {task: (min(prompts), max(prompts)) for task, prompts in by_task.items() if len(prompts) > 1}
-    common = {task: sum(takewhile(bool, map(eq, *pair))) for task, pair in ends.items()}
+    common = {task: alike(min(prompts), max(prompts)) for task, prompts in by_task.items() if len(prompts) > 1}
     return [replace(request, prefix=common.get(task, 0)) for request, task in zip(requests, tasks, strict=True)]
 
 

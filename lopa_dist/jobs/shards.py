@@ -52,7 +52,8 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(
                 f"{part}: of another input than {origin}; it changed between their runs, run the older again"
             )
-        count = sum(1 for _ in numbered(part))
+        with (part / "results.jsonl").open("rb") as lines:
+            count = sum(1 for _ in lines)
         if count != report["requests"]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
     with whole(folder / "results.jsonl") as partial, partial.open("w", encoding="utf-8") as out:
