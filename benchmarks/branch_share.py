@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.branch_scaling import RANKS, RESULTS
-from lopa_dist.decode import Batch, DecodeConfig, Lead, Lengths, State, layout
+from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, SharedPrefixes, State, layout
 from lopa_dist.engine import loop
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
@@ -45,18 +45,20 @@ class Replay:
         self.steps: list[dict[int, list[float]]] = []  # by number of ranks: each rank's forward
         self.spent = 0.0  # seconds of ours in between, which are not the loop's
 
-    def layout(self, state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: Lead | None = None) -> Batch:
+    def layout(
+        self, state: State, host: HostState, rank: int = 0, ranks: int = 1, prefixes: SharedPrefixes | None = None
+    ) -> ForwardBatch:
         """As the loop's; remembers what it was for."""
-        self.laid_out = state, lengths, lead
-        return layout(state, lengths, rank, ranks, lead)
+        self.laid_out = state, host, prefixes
+        return layout(state, host, rank, ranks, prefixes)
 
     def run(self, runner: Runner, prepared: Prepared) -> torch.Tensor:
         """The forward, after those that ranks would run."""
         began = time.process_time()
         step: dict[int, list[float]] = {}
-        state, lengths, lead = self.laid_out
+        state, host, prefixes = self.laid_out
         for ranks in RANKS:
-            shares = [runner.prepare(layout(state, lengths, rank, ranks, lead)) for rank in range(ranks)]
+            shares = [runner.prepare(layout(state, host, rank, ranks, prefixes)) for rank in range(ranks)]
             step[ranks] = [min(self.milliseconds(runner, share) for _ in range(TURNS)) for share in shares]
         self.steps.append(step)
         runner.prepare(prepared.batch)

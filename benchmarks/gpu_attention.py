@@ -26,7 +26,7 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Capacity, real, tile, tile_rows_for
 from lopa_dist.kernels.varlen_attention import Varlen, attend_varlen, plan_varlen, varlen_function
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.ragged import within
+from lopa_dist.ragged import ragged_arange
 
 CACHES = 16  # K/V of a run are at least so many times the L2 cache
 TOLERANCE = 0.02  # the largest difference between two ways; results are about 0.1
@@ -194,7 +194,7 @@ def padded(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, gather: 
 def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, varlen: Varlen) -> Attend:
     """varlen_attn with a branch a sequence, its K/V laid out one behind the other."""
     columns = segments.shared + segments.rows
-    which, c = np.repeat(np.arange(len(columns)), columns), within(columns)
+    which, c = np.repeat(np.arange(len(columns)), columns), ragged_arange(columns)
     own = c - segments.shared[which]
     at = np.where(own < 0, segments.shared_base[which] + c, segments.own_base[which] + own)
     index = torch.from_numpy(at).to(q.device)

@@ -3,9 +3,9 @@
 - step: the forward alone, as the two CUDA graphs of the static runner (transformer and record head), with the products
   that were measured as fastest. Attention, linears and head are graphs of their own over all layers; rest is what the
   forward takes more than these: embedding, norms, rotation, gates, and the gaps between kernels.
-- whole: steps of the engine as a job runs them, one sequence: layout, forward, select, advance, the copy to the host
-  and commit, from one step's end to the next one's. What they take more than the forward is the host's time that the
-  GPU waits for, and the kernels of decoding. With random weights nothing passes a threshold: a step fills the best
+- whole: steps of the engine as a job runs them, one sequence: layout, forward, verify, advance, spawn, the copy to
+  the host and commit, from one step's end to the next one's. What they take more than the forward is the host's time
+  that the GPU waits for, and the kernels of decoding. With random weights nothing passes a threshold: a step fills the best
   position, and one of lookahead. So blocks pass from all masked to none, half of it on average, as in the forwards. A
   branch has no row but its window's, again as in these (boundary=stale; by default Dream computes one more).
 - eager: ours is the static runner's forward with all that the host prepares for it (tiles of attention, buffers): from
@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.gpu_bench import Bench, Row
 from benchmarks.roofline import BF16, FP8, MODELS, Bar, Case, halved, ratio, step_bar, work
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.decode.layout import Batch
+from lopa_dist.decode.layout import ForwardBatch
 from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -130,7 +130,7 @@ def decoding(case: Case) -> DecodeConfig:
     )  # fmt: skip
 
 
-def prepare(bench: Bench, model: Transformer, products: Choices, case: Case) -> tuple[StaticRunner, Batch]:
+def prepare(bench: Bench, model: Transformer, products: Choices, case: Case) -> tuple[StaticRunner, ForwardBatch]:
     """A static runner over a pool of noise, and a batch of branches of one sequence."""
     pool = KVPool(model.config, 1, case.prefix, torch.bfloat16, bench.device)
     pool.allocate(0, case.prefix)
@@ -243,7 +243,7 @@ def measure_whole(
     request = Request(0, prompt, config.max_new_tokens, 0)
 
     def steps(mark: Callable[[], None]) -> None:
-        engine.observe = lambda engine: mark()
+        engine.on_step = [lambda engine: mark()]
         list(engine.generate([request]))
 
     spent = bench.laps(steps)

@@ -65,7 +65,7 @@ def main() -> None:
         rates = []
         for run in range(RUNS[sequences]):
             chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
-            engine = Engine(model, config, Solo(), EngineConfig(sequences), observe=Steps(steps))
+            engine = Engine(model, config, Solo(), EngineConfig(sequences), on_step=Steps(steps))
             requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
             began = time.perf_counter()
             tokens = sum(len(generation.tokens) for generation in engine.generate(requests))

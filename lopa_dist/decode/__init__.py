@@ -2,20 +2,23 @@
 
 from lopa_dist.decode.advance import advance
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import Batch, Lead, layout, unpack
-from lopa_dist.decode.select import select
-from lopa_dist.decode.state import Lengths, Records, State, Vocabulary
+from lopa_dist.decode.layout import ForwardBatch, layout, unpack
+from lopa_dist.decode.lopa import Winner, spawn, verify
+from lopa_dist.decode.prefill import SharedPrefixes
+from lopa_dist.decode.state import HostState, Records, State, Vocabulary
 
 __all__ = [
-    "Batch",
     "DecodeConfig",
-    "Lead",
-    "Lengths",
+    "ForwardBatch",
+    "HostState",
     "Records",
+    "SharedPrefixes",
     "State",
     "Vocabulary",
+    "Winner",
     "advance",
     "layout",
-    "select",
+    "spawn",
     "unpack",
+    "verify",
 ]

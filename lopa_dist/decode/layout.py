@@ -1,7 +1,7 @@
-"""Which rows of which sequence x branch go through the model, on this rank.
+"""Which rows of which sequence and branch go through the model, on this rank.
 
-The host knows a few integers per sequence (`Lengths`), so the ragged structure is worked out in numpy; what depends on
-token values (ids, masked positions, edits) stays on the device and is indexed there.
+The host knows a few integers of every sequence (`HostState`), so the ragged structure is worked out in numpy. What
+depends on token values (ids, masked positions, edits) stays on the device and is indexed there.
 """
 
 from __future__ import annotations
@@ -14,98 +14,76 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import Lengths, Records, State
-from lopa_dist.ragged import Ints, send, within
+from lopa_dist.decode.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
+from lopa_dist.decode.state import HostState, Records, State
+from lopa_dist.ragged import Ints, ragged_arange, to_device
 
 ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
 
 
 @dataclass
-class Lead:
-    """The first tokens of each sequence's prompt, where their K/V may serve other sequences too; [S] each."""
-
-    tokens: Ints  # how many; 0 for none
-    source: Ints  # of prompts not cached yet: the sequence that computes the lead in this forward; -1: it is cached
-    last: Ints  # where the hidden state of the lead's last row is kept: negative, counted from behind
-
-
-@dataclass
-class Prompts:
-    """The prompts among a forward's segments."""
-
-    sequence: Ints  # [P] of each segment; the leads come first
-    first: Ints  # [P] position of its first row
-    behind: Ints  # [P] position behind its last one
-    leads: int  # segments that are leads
-    waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not cached before this forward
-    lead_row: Ints  # [S] row where the sequence's lead begins; -1: it is not in this forward
-    rest_row: Ints  # [S] likewise of what its prompt has behind that
-    keep: tuple[Ints, Ints] | None = None  # rows whose hidden states are to be kept, and where (see `Lead`)
-    recalls: bool = False  # whether kept rows are among the batch's `head_rows`
-
-
-@dataclass
-class Batch:
+class ForwardBatch:
     """One forward's packed rows on one rank: segments of consecutive positions, those of prompts before the windows'.
 
-    A window's segment belongs to a sequence and a branch. A prompt that never sees its answer is a segment, or two: its
-    lead and its rest; so its rows' bits do not depend on whether the lead was cached. A segment's rows see the tokens
-    [0, shared) of their sequence, the columns [0, hi) of their own segment and, with a dual cache, the tokens behind
-    their segment whose K/V an earlier forward left.
+    A window's segment belongs to a sequence and a branch; for prompts see `decode.prefill`. A segment's rows see the
+    tokens [0, shared) of their sequence, the columns [0, hi) of their own segment and, with a dual cache, the tokens
+    behind their segment whose K/V an earlier forward left.
     """
 
-    sequence: Ints  # [G] slot of each segment
+    sequence: Ints  # [G] sequence of each segment
     branch: Ints  # [G]; -1 for prompts
-    start: Ints  # [G] its first row in the packed batch
+    start: Ints  # [G] its first row among the packed ones
     rows: Ints  # [G] its number of rows
     shared: Ints  # [G] tokens before it, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
-    hi: Ints  # [R] own columns a row sees
+    hi: Ints  # [R] own columns that a row sees
     tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
     begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
-    prompts: Prompts | None  # null where there are only windows
+    prefill: Prefill | None  # None where there are only windows
     tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
     positions: Tensor  # [R'] absolute
-    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept ones
-    head_slots: Tensor  # [H] where in the record buffer it goes
-    head_sequence: Ints  # [H] slot whose position it is
-    head_keys: Tensor | None  # [H] keys of their random numbers, where any are drawn
+    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept hidden states (`SharedPrefixes`)
+    head_slots: Tensor  # [H] where in the record buffer the prediction goes
+    head_sequence: Ints  # [H] sequence whose position is predicted
+    head_keys: Tensor | None  # [H] keys of the random numbers, where any are drawn
     local_branches: int  # records are a [local_branches, masked] buffer
     masked: int  # masked positions of all sequences (of their anchors)
     where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
-    kept: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; null: nobody's
+    stale: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; None: nobody's
 
 
-def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: Lead | None = None) -> Batch:
+def layout(
+    state: State, host: HostState, rank: int = 0, ranks: int = 1, prefixes: SharedPrefixes | None = None
+) -> ForwardBatch:
     """Lay out this rank's share of the next forward: branch j runs on rank j mod `ranks`.
 
     A prompt is prefilled by every rank, so that its K/V need not travel; with block-causal windows the same holds for
-    finished blocks, whose K/V is the same in every branch (spec section 4).
+    complete blocks, whose K/V are the same in every branch.
 
     Args:
-        state, lengths: the state and its host copy, of the same step.
+        state, host: the state and its host copy, of the same step.
         rank, ranks: of the branch group.
-        lead: what prompts share; null where they share nothing.
+        prefixes: what prompts share; None where they share nothing.
     """
     config, device = state.config, state.canvas.device
 
     # segments
-    sequence, branch, mine = window_parts(state, lengths, rank, ranks)
-    begin, stop = row_span(state, lengths, lead)
+    sequence, branch, mine = window_segments(state, host, rank, ranks)
+    begin, stop = row_span(state, host, prefixes)
     first, behind = begin[sequence], stop[sequence]
-    prompts = prompt_parts(state, lengths, lead)
-    if prompts:
-        none = np.zeros_like(prompts.sequence)
-        sequence, branch = np.append(prompts.sequence, sequence), np.append(none - 1, branch)
-        first, behind = np.append(prompts.first, first), np.append(prompts.behind, behind)
+    prefill = prefill_segments(config, host, prefixes)
+    if prefill:
+        none = np.zeros_like(prefill.sequence)
+        sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
+        first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
         mine = np.append(none > 0, mine)
-    prompt = lengths.prompt[sequence]
+    prompt = host.prompt[sequence]
     rows = behind - first
     start = rows.cumsum() - rows
     shared = prompt + first  # nothing where the first row is the prompt's first
-    tail = (prompt + behind, lengths.limit[sequence] - behind) if config.cache == "dual" else None
+    tail = (prompt + behind, host.limit[sequence] - behind) if config.cache == "dual" else None
 
     # rows: what a segment adds to the packed row number r gives its position, its cell and its absolute position
     total = int(rows.sum())
@@ -117,8 +95,8 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
     absolutes[:total] = position + prompt.repeat(rows)
 
     # masked positions, one record per branch each; a head row's record goes to its `slot`
-    masked = lengths.masked * (lengths.branches > 0)
-    width = -(-int((lengths.end - lengths.finished).max(initial=1)) // config.block_size) * config.block_size
+    masked = host.masked * (host.branches > 0)
+    width = -(-int((host.end - host.complete).max(initial=1)) // config.block_size) * config.block_size
     amount = int(masked.sum())
     where = torch.nonzero_static(state.window(width).masked.view(-1), size=amount)[:, 0]  # no synchronisation
     wanted = masked[sequence] * mine
@@ -128,123 +106,78 @@ def layout(state: State, lengths: Lengths, rank: int = 0, ranks: int = 1, lead: 
 
     # the row that predicts the position `where` says: its own or, with the shift, the one before
     shift = int(state.vocabulary.shift)
-    base = lengths.finished[sequence] + start - first - shift
-    if prompts:
-        place_prompts(prompts, start, lead)
+    base = host.complete[sequence] + start - first - shift
+    if prefill:
+        note_rows(prefill, start, prefixes)
     bases = (base - sequence * width).repeat(wanted)
     if shift:
-        ahead = np.flatnonzero(wanted * lengths.first_masked[sequence])  # the window's first position has no own row:
+        ahead = np.flatnonzero(wanted * host.first_masked[sequence])  # the window's first position has no own row:
         boundary = np.maximum(base, start)  # any will do, for its record was kept,
-        if prompts and prompts_apart(config):  # but for the prompt's last
-            answers = prompts.waiting[sequence] & (prompt > 0)
-            boundary = np.where(answers, last_rows(prompts, lengths, lead)[sequence], boundary)
+        if prefill and prefill_apart(config):  # but for the prompt's last
+            answers = prefill.waiting[sequence] & (prompt > 0)
+            boundary = np.where(answers, last_rows(prefill, host, prefixes)[sequence], boundary)
         bases[heads[ahead]] = (boundary - sequence * width)[ahead]
 
     # on the device, in one transfer
     edited = sequence * config.max_branches + np.maximum(branch, 0)
     parts = (cells, absolutes, edited, start - first, entry, bases, slot)
-    sent = send(np.concatenate(parts), device)
+    sent = to_device(np.concatenate(parts), device)
     at_cells, positions, which, offsets, entries, at_bases, slots = sent.split([len(part) for part in parts])
     tokens = state.canvas.view(-1).index_select(0, at_cells)
     at, token = state.edits.flatten(1, 2).index_select(1, which)  # [G, E]
     tokens.scatter_(0, torch.where(at >= 0, at + offsets[:, None], padded).view(-1), token.view(-1))
     found = where[entries]
     head_sequence = sequence.repeat(wanted)
-    keys = row_keys(state, send(head_sequence, device), found % width) if state.sampled.any() else None
-    kept = kept_boundary(state, lengths)
-    return Batch(
-        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, prompts, tokens[:padded],
+    keys = row_keys(state, to_device(head_sequence, device), found % width) if state.sampled.any() else None
+    stale = stale_boundary(state, host)
+    return ForwardBatch(
+        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, prefill, tokens[:padded],
         positions[:padded], at_bases + found, slots, head_sequence, keys, -(-config.max_branches // ranks), amount,
-        where, width, send(kept, device) if kept.any() else None,
+        where, width, to_device(stale, device) if stale.any() else None,
     )  # fmt: skip
 
 
-def prompt_parts(state: State, lengths: Lengths, lead: Lead | None) -> Prompts | None:
-    """The prompts, or parts of prompts, that are segments of their own in this forward; null where none is waiting."""
-    waiting = (lengths.committed < 0) & (lengths.branches > 0)
-    if state.config.cache != "block" or not waiting.any():
-        return None
-    led, source = (lead.tokens, lead.source) if lead else (np.zeros_like(lengths.prompt), waiting * 0 - 1)
-    leads = np.nonzero(waiting & (source == np.arange(state.slots)))[0]
-    rests = np.nonzero(waiting & (lengths.prompt > led))[0] if prompts_apart(state.config) else leads[:0]
-    behind_lead = led - lengths.prompt
-    return Prompts(
-        sequence=np.append(leads, rests),
-        first=np.append(-lengths.prompt[leads], behind_lead[rests]),
-        behind=np.append(behind_lead[leads], 0 * rests),
-        leads=len(leads),
-        waiting=waiting,
-        lead_row=waiting * 0 - 1,
-        rest_row=waiting * 0 - 1,
-    )
+def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return the sequences and branches of this rank's windows, and which of them it reports on.
 
-
-def place_prompts(prompts: Prompts, start: Ints, lead: Lead | None) -> None:
-    """Note in which packed rows prompts are; `start` are the segments' first."""
-    leads, rests = np.split(prompts.sequence, [prompts.leads])
-    prompts.rest_row[rests] = start[len(leads) : len(prompts.sequence)]
-    if lead:
-        prompts.lead_row[leads] = start[: len(leads)]
-        prompts.lead_row = np.where(lead.source >= 0, prompts.lead_row[lead.source], -1)
-
-
-def last_rows(prompts: Prompts, lengths: Lengths, lead: Lead | None) -> Ints:
-    """Where the hidden state of each prompt's last row will be, ``[S]``: in a packed row, or kept (see `Lead`)."""
-    if not lead:
-        return prompts.rest_row + lengths.prompt - 1
-    leads = prompts.sequence[: prompts.leads]
-    prompts.keep = prompts.lead_row[leads] + lead.tokens[leads] - 1, lead.last[leads]
-    whole = (lead.tokens > 0) & (lead.tokens == lengths.prompt)
-    prompts.recalls = bool((whole & prompts.waiting).any())
-    return np.where(whole, lead.last, prompts.rest_row + lengths.prompt - lead.tokens - 1)
-
-
-def prompts_apart(config: DecodeConfig) -> bool:
-    """Whether prompts are prefilled in segments of their own: where they never see the answer, and are kept."""
-    return config.cache == "block" and config.prompt_attention != "joint"
-
-
-def window_parts(state: State, lengths: Lengths, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Sequences and branches of this rank's windows, and which of them it reports on.
-
-    What must be cached and is the same in every branch is computed by every rank: by those without a branch, too, which
-    then run the anchor that another rank reports on.
+    What must be cached and is the same in every branch is computed by every rank. A rank that has none of a sequence's
+    branches then runs the anchor, on which another rank reports.
     """
     config = state.config
-    owned = (lengths.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
+    owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
     count = np.maximum(owned, 0)
     if ranks > 1 and config.cache != "none":
-        prefill = (lengths.committed < 0) & (not prompts_apart(config))
-        commits = (lengths.finished > lengths.committed) & (config.window_attention == "block_causal")
-        count = np.maximum(count, (prefill | commits) & (lengths.branches > 0))
+        prefill = (host.committed < 0) & (not prefill_apart(config))
+        commits = (host.complete > host.committed) & (config.window_attention == "block_causal")
+        count = np.maximum(count, (prefill | commits) & (host.branches > 0))
     sequence = np.repeat(np.arange(state.slots), count)
     mine = owned[sequence] > 0
-    return sequence, np.where(mine, rank + ranks * within(count), 0), mine
+    return sequence, np.where(mine, rank + ranks * ragged_arange(count), 0), mine
 
 
-def row_span(state: State, lengths: Lengths, lead: Lead | None) -> tuple[Ints, Ints]:
-    """Which positions of windows go through the model: those of ``[begin, stop)``, ``[S]`` each.
+def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> tuple[Ints, Ints]:
+    """Return which positions of the windows go through the model: those of ``[begin, stop)``, ``[S]`` each.
 
     A window begins at the first uncommitted token, at the boundary row before that or, where the prompt is no segment
-    of its own, at the prompt's first token behind its `lead`. It ends with the last appended block or, where the
+    of its own, at the prompt's first token behind its shared prefix. It ends with the last appended block or, where the
     canvas is whole, with its last mask, unless a dual cache has the masks behind.
     """
     config = state.config
     if config.cache == "none":
-        begin = -lengths.prompt
+        begin = -host.prompt
     else:
-        anew = lengths.committed < 0
-        if config.cache != "block":  # prefix and dual: whenever a block was finished, everything before it
-            anew = lengths.committed < lengths.finished
-        prompt = 0 if prompts_apart(config) else (lead.tokens if lead else 0) - lengths.prompt
-        begin = np.where(anew, prompt, lengths.committed - fresh_boundary(state, lengths))
+        anew = host.committed < 0
+        if config.cache != "block":  # prefix and dual: whenever a block was completed, everything before it
+            anew = host.committed < host.complete
+        prompt = 0 if prefill_apart(config) else (prefixes.length if prefixes else 0) - host.prompt
+        begin = np.where(anew, prompt, host.committed - fresh_boundary(state, host))
     if config.canvas == "growing":
-        return begin, lengths.end
-    return begin, np.where(anew, lengths.limit, lengths.end) if config.cache == "dual" else lengths.limit
+        return begin, host.end
+    return begin, np.where(anew, host.limit, host.end) if config.cache == "dual" else host.limit
 
 
-def fresh_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
-    """Where the last committed row is recomputed because the first masked position is predicted by it.
+def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
+    """Return ``[S]`` where the last committed row is recomputed because it predicts the first masked position.
 
     Only a row that sees the window can have changed since its commit: with block-causal windows, and at the end of a
     prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
@@ -252,21 +185,21 @@ def fresh_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
     config = state.config
     if config.boundary != "fresh" or config.window_attention != "full" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
-    sees_window = (lengths.committed > 0) | (config.prompt_attention == "joint")
-    return sees_window & (lengths.committed == lengths.finished) & (lengths.first_masked > 0)
+    sees_window = (host.committed > 0) | (config.prompt_attention == "joint")
+    return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
 
 
-def kept_boundary(state: State, lengths: Lengths) -> NDArray[np.bool_]:
-    """Where the first masked position takes the record kept from the commit."""
+def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
+    """Return ``[S]`` where the first masked position takes the record kept from the commit."""
     config = state.config
     if config.cache == "none" or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
-    waiting = (lengths.committed >= 0) & (lengths.committed == lengths.finished) & (lengths.first_masked > 0)
-    return waiting & ~fresh_boundary(state, lengths)
+    waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.first_masked > 0)
+    return waiting & ~fresh_boundary(state, host)
 
 
 def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -> Ints:
-    """How many of its segment's columns each row sees (spec section 4), ``[R]``.
+    """Return how many of its segment's columns each row sees, ``[R]``.
 
     Args:
         config: `window_attention` and `prompt_attention` are read.
@@ -280,18 +213,25 @@ def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -
     of_its_block = (position // config.block_size + 1) * config.block_size
     in_window = of_its_block if causal else position + every  # or more: it ends with the segment
     in_prompt = {"self": np.zeros_like(position), "blocks": of_its_block, "joint": in_window}[config.prompt_attention]
-    end = np.where(position < 0, in_prompt, in_window)
-    return np.minimum(end - first.repeat(rows), every)
+    stop = np.where(position < 0, in_prompt, in_window)
+    return np.minimum(stop - first.repeat(rows), every)
 
 
-def row_keys(state: State, sequence: Tensor, place: Tensor) -> Tensor:
-    """Random keys by (seed, request, position, step): no rank, batch or order in them."""
-    position = state.finished[sequence] + place
+def row_keys(state: State, sequence: Tensor, offset: Tensor) -> Tensor:
+    """Return random keys by (seed, request, position, step): they depend on no rank, batch or order.
+
+    Args:
+        state: before the step.
+        sequence, offset: ``[H]`` sequences, and positions in their windows.
+    """
+    position = state.complete[sequence] + offset
     return (state.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + state.step[sequence]
 
 
-def unpack(state: State, batch: Batch, gathered: Tensor) -> Records:
+def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     """Spread gathered records over ``[S, K, W]`` of `State.window`.
+
+    A branch has a record of every position that the anchor leaves masked; those of branches that did not run are zeros.
 
     Args:
         state, batch: of this step.
@@ -302,7 +242,7 @@ def unpack(state: State, batch: Batch, gathered: Tensor) -> Records:
     dense = gathered.new_zeros(3, branches, state.slots * batch.width)
     dense.index_copy_(2, batch.where, parts)
     packed = dense.view(3, branches, state.slots, batch.width).transpose(1, 2)
-    if batch.kept is not None:
+    if batch.stale is not None:
         first = packed[..., 0]
-        torch.where(batch.kept[:, None], state.boundary.packed[..., None], first, out=first)
+        torch.where(batch.stale[:, None], state.boundary.packed[..., None], first, out=first)
     return Records(packed)

@@ -1,8 +1,8 @@
-"""Commit: the K/V of finished tokens move from the winner's scratch rows into its sequence's region, on every rank.
+"""Commit: the K/V of complete blocks move from the winner's scratch rows into its sequence's range, on every rank.
 
-Three cases (LoPA, sections on LoPA-Dist): one rank holds the winner, so nothing is sent; the tokens' K/V are the same
-in every branch (prompts, block-causal windows), so each rank keeps its own; else the winner's rank broadcasts one
-packed buffer.
+Three cases (LoPA, on LoPA-Dist): there is one rank, so nothing is sent; the tokens' K/V are the same
+in every branch (prompts, block-causal windows), so each rank keeps what it computed; or the winner's
+rank broadcasts one packed buffer.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import numpy as np
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import Batch, Prompts
-from lopa_dist.decode.state import Lengths
+from lopa_dist.decode.layout import ForwardBatch
+from lopa_dist.decode.prefill import Prefill
+from lopa_dist.decode.state import HostState
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
 from lopa_dist.parallel.communicator import Communicator
-from lopa_dist.ragged import Ints, within
+from lopa_dist.ragged import Ints, ragged_arange
 
 
 def commit(
-    prepared: Prepared, pool: KVPool, config: DecodeConfig, before: Lengths, winner: Ints, comm: Communicator
+    prepared: Prepared, pool: KVPool, config: DecodeConfig, before: HostState, winner: Ints, comm: Communicator
 ) -> None:
-    """Store what the last forward finished.
+    """Store the blocks that were complete before the last forward, and the prompts that it prefilled.
 
     Args:
         prepared: the last forward's batch.
@@ -31,28 +32,28 @@ def commit(
         winner: ``[S]`` the branches that were chosen.
         comm: the branch group.
     """
-    pending = (before.finished > before.committed) & (before.branches > 0)
+    pending = (before.complete > before.committed) & (before.branches > 0)
     if config.cache == "none" or not pending.any():
         return
     batch = prepared.batch
     slot = prepared.slot(np.arange(len(winner)))
-    if batch.prompts:
-        commit_prompts(batch, batch.prompts, pool, slot)
+    if batch.prefill:
+        commit_prompts(batch, batch.prefill, pool, slot)
     # all that was computed before the window; with a dual cache also what is behind it
     segment = np.full((len(winner), config.max_branches), -1)
     of_window = np.nonzero(batch.branch >= 0)[0]
     segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
-    behind = batch.stop if config.cache == "dual" else before.finished
+    behind = batch.stop if config.cache == "dual" else before.complete
     count = behind - batch.begin
     pending &= count > 0
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
 
     def slots(sequences: Ints) -> Ints:
         begin, of = before.prompt[sequences] + batch.begin[sequences], np.repeat(slot[sequences], count[sequences])
-        return pool.slots(of, np.repeat(begin, count[sequences]) + within(count[sequences]))
+        return pool.slots(of, np.repeat(begin, count[sequences]) + ragged_arange(count[sequences]))
 
     def rows(sequences: Ints, segments: Ints) -> Ints:
-        return np.repeat(batch.start[segments], count[sequences]) + within(count[sequences])
+        return np.repeat(batch.start[segments], count[sequences]) + ragged_arange(count[sequences])
 
     chosen = np.where(anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
     here = anywhere | (comm.size == 1)
@@ -67,11 +68,11 @@ def commit(
             pool.store(at, comm.broadcast(packed, owner))
 
 
-def commit_prompts(batch: Batch, prompts: Prompts, pool: KVPool, slot: Ints) -> None:
-    """Store the prompts, or parts of prompts, that were prefilled in segments of their own: the first of the batch."""
-    sequence, own = slot[prompts.sequence], slice(len(prompts.sequence))
+def commit_prompts(batch: ForwardBatch, prefill: Prefill, pool: KVPool, slot: Ints) -> None:
+    """Store the prompts, or parts of prompts, that were prefilled in segments of their own: the batch's first ones."""
+    sequence, own = slot[prefill.sequence], slice(len(prefill.sequence))
     count, rows = batch.rows[own], np.arange(batch.rows[own].sum())
-    token = np.repeat(batch.shared[own], count) + within(count)
+    token = np.repeat(batch.shared[own], count) + ragged_arange(count)
     pool.move(rows, pool.slots(np.repeat(sequence, count), token))
-    for lead in sequence[: prompts.leads].tolist():
-        pool.store_lead(lead)
+    for first in sequence[: prefill.num_prefixes].tolist():
+        pool.store_prefix(first)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import Batch
+from lopa_dist.decode.layout import ForwardBatch
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.clock import synchronize
 from lopa_dist.engine.config import EngineConfig
@@ -153,25 +153,25 @@ def rising(window: int, most_rows: int) -> Iterable[int]:
     return sorted(sizes | {window})
 
 
-def windows(count: int, window: int, mask_id: int, device: torch.device) -> Batch:
+def windows(count: int, window: int, mask_id: int, device: torch.device) -> ForwardBatch:
     """A batch of `count` windows, `STACKED` a sequence, of which every other position is masked."""
     numbers = np.arange(count)
     rows = np.full(count, window)
     total = count * window
     tokens = torch.full((total,), mask_id, device=device)
     head = torch.arange(0, total, 2, device=device)
-    return Batch(
+    return ForwardBatch(
         sequence=numbers // STACKED, branch=numbers % STACKED, start=numbers * window, rows=rows,
         shared=np.full(count, PREFIX), first=np.zeros(count, int), hi=np.full(total, window), tail=None,
-        begin=rows * 0, stop=rows, prompts=None,
+        begin=rows * 0, stop=rows, prefill=None,
         tokens=tokens, positions=PREFIX + torch.arange(window, device=device).repeat(count),
         head_rows=head, head_slots=torch.arange(len(head), device=device),
         head_sequence=numbers.repeat(window)[::2] // STACKED, head_keys=None, local_branches=1, masked=len(head),
-        where=torch.zeros_like(head), width=window, kept=None,
+        where=torch.zeros_like(head), width=window, stale=None,
     )  # fmt: skip
 
 
-def forward_seconds(runner: Runner, batch: Batch) -> float:
+def forward_seconds(runner: Runner, batch: ForwardBatch) -> float:
     """The median seconds of a forward, of those after which the device is done."""
     times = []
     for repeat in range(REPEATS + 2):

@@ -1,4 +1,4 @@
-"""Which sequences are in flight, and which of them take part in a step."""
+"""Which requests get a slot, and which sequences take part in a step."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lopa_dist.decode import Lengths, State
+from lopa_dist.decode import HostState, State
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import prompts_apart, row_span
-from lopa_dist.decode.state import known
+from lopa_dist.decode.layout import row_span
+from lopa_dist.decode.prefill import prefill_apart
+from lopa_dist.decode.state import known_tokens
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Request
 from lopa_dist.ragged import Ints
 
 
 class Scheduler:
-    """Decides from what every branch rank knows alike, so that all decide the same.
+    """Decides from what every branch rank knows, so that all ranks decide the same.
 
-    `max_rows` bounds the rows of a forward on one rank (null: no bound), and with them its memory. Sequences that do
-    not fit wait for another step; a sequence that is larger than the bound runs alone.
+    `max_rows` bounds the rows of a forward on one rank, and so its memory (None: no bound). Sequences that do not fit
+    wait for another step; a sequence that is larger than the bound runs alone.
     """
 
     def __init__(
@@ -28,55 +29,61 @@ class Scheduler:
         self.pool, self.config, self.max_rows, self.ranks = pool, config, max_rows, ranks
         self.prefix_cache, self.cuts = prefix_cache, cuts_prefix(config, prefix_cache)
         self.cached = config.cache != "none"
-        self.last_run = np.zeros(len(pool.bases), np.int64)  # the step in which each slot ran last
+        self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last
         self.step = 0
 
     def fits(self, slot: int, request: Request) -> bool:
-        """Give the slot its K/V space, if there is enough."""
+        """Give a slot the K/V space that a request needs; return False where there is too little."""
         if not self.cached:
             return True
-        lead = request.prompt[: self.lead(len(request.prompt), request.prefix)]
-        return self.pool.allocate(slot, len(request.prompt) + request.max_new_tokens, tuple(lead))
+        prefix = request.prompt[: self.shared_prefix(len(request.prompt), request.prefix)]
+        return self.pool.allocate(slot, len(request.prompt) + request.max_new_tokens, tuple(prefix))
 
-    def lead(self, tokens: int, prefix: int) -> int:
-        """How many of a prompt's tokens are its lead, of which the first `prefix` are those of many others, too.
+    def shared_prefix(self, tokens: int, prefix: int) -> int:
+        """Return how many first tokens of a prompt have K/V that other requests may use.
 
-        It follows from the request alone: so its text does not depend on what else there is. What depends on nothing
-        behind it may serve all that begin alike: whole prompts that never see their answer, and whole blocks of those
-        that are causal by blocks. A prefix that would see the rest of its prompt, only an approximate cache cuts off.
+        The number follows from the request alone, so that its text does not depend on what else is running. What
+        depends on nothing behind it may serve all prompts that begin alike: whole prompts that never see their answer,
+        and whole blocks of prompts that are block-causal. Only an approximate cache cuts off a prefix that would see
+        the rest of its prompt.
+
+        Args:
+            tokens: of the prompt.
+            prefix: how many of them are those of many other prompts, too (`Request.prefix`).
         """
         config = self.config
         if config.cache != "block" or self.prefix_cache == "none":
             return 0
-        prompt = tokens - known(config, tokens)
+        prompt = tokens - known_tokens(config, tokens)
         if not self.cuts:
             prefix = 0
         elif config.prompt_attention == "blocks":
             prefix -= prefix % config.block_size
         if 0 < prefix < prompt:
             return prefix
-        return prompt if prompts_apart(config) else 0
+        return prompt if prefill_apart(config) else 0
 
     def leave(self, slot: int) -> None:
-        """The slot's sequence is finished."""
+        """Free the K/V space of a slot whose sequence is finished."""
         if self.cached:
             self.pool.free(slot)
 
-    def choose(self, state: State, lengths: Lengths) -> Ints | None:
-        """The slots of the next step in ascending order, or null for all.
+    def choose(self, state: State, host: HostState) -> Ints | None:
+        """Return the slots of the next step in ascending order; None for all.
 
-        Windows go before prefills, and those before others that have waited longest; so nobody starves, as windows end.
+        Windows go before prefills, and among either those that have waited longest go first. So no sequence starves,
+        for windows come to an end.
         """
         self.step += 1
         if self.max_rows is None:
             return None
-        prefill = (lengths.committed < 0) & (lengths.branches > 0)
-        leads = self.pool.leads
-        begin, stop = row_span(state, lengths, self.pool.lead(np.arange(len(leads)), prefill))
-        rows = (stop - begin) * -(-lengths.branches // self.ranks)
-        if prefill.any():  # a lead that several wait for is counted for each: who will compute it is not known yet
-            stored = np.array([self.pool.stored(slot) for slot in range(len(leads))])
-            prompt = np.where(stored, 0, leads) + (lengths.prompt - leads) * prompts_apart(self.config)
+        prefill = (host.committed < 0) & (host.branches > 0)
+        prefix_length = self.pool.prefix_length
+        begin, stop = row_span(state, host, self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill))
+        rows = (stop - begin) * -(-host.branches // self.ranks)
+        if prefill.any():  # a prefix that several wait for is counted for each: who computes it is not known yet
+            stored = np.array([self.pool.stored(slot) for slot in range(len(prefix_length))])
+            prompt = np.where(stored, 0, prefix_length) + (host.prompt - prefix_length) * prefill_apart(self.config)
             rows += np.where(prefill, prompt, 0)
         if rows.sum() <= self.max_rows:
             return None
@@ -89,7 +96,7 @@ class Scheduler:
 
 
 def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
-    """Whether a prompt's K/V are kept up to the end of its `Request.prefix`, for others that begin with it.
+    """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`.
 
     Raises:
         ValueError: an approximate cache where nothing is cached for good.
@@ -105,7 +112,7 @@ def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
 
 
 def kv_budget(requests: Sequence[Request], slots: int, limit: int | None) -> int:
-    """Tokens of K/V space: for the longest `slots` requests at once, or `limit` where that is less.
+    """Return how many tokens of K/V space to make: for the longest `slots` requests at once, at most `limit`.
 
     Raises:
         ValueError: the longest request alone does not fit.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.layout import ROW_TILE, Batch
+from lopa_dist.decode.layout import ROW_TILE, ForwardBatch
 from lopa_dist.engine.buckets import TOP, bucket
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared, Runner
@@ -151,7 +151,7 @@ class Head:
         self.records = torch.zeros(size, 3, dtype=torch.int32, device=device)
         self.replay = Replay()
 
-    def load(self, batch: Batch) -> None:
+    def load(self, batch: ForwardBatch) -> None:
         """Put the step's inputs in place; rows beyond them repeat old ones, and their records are not read."""
         self.which[: len(batch.head_rows)] = batch.head_rows
         self.rows.fill_(len(batch.head_rows))
@@ -212,8 +212,8 @@ class StaticRunner(Runner):
 
     def make_room(self, rows: int) -> None:
         """Hidden states of so many rows, and behind them the kept ones."""
-        self.hidden = torch.cat([self.kept.new_zeros(rows, self.kept.shape[1]), self.kept])
-        self.room, self.kept = rows, self.hidden[rows:]
+        self.hidden = torch.cat([self.prefix_hidden.new_zeros(rows, self.prefix_hidden.shape[1]), self.prefix_hidden])
+        self.room, self.prefix_hidden = rows, self.hidden[rows:]
 
     def forget(self) -> None:
         """Drop what was captured, for it speaks of addresses that are no more; its memory pool ends with it."""
@@ -221,7 +221,7 @@ class StaticRunner(Runner):
         self.heads.clear()
         self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def prepare(self, batch: Batch, slots: Ints | None = None) -> Prepared:
+    def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool and cut its attention into tiles."""
         rows = len(batch.tokens)
         size = bucket(rows) or rows
@@ -242,8 +242,8 @@ class StaticRunner(Runner):
         if len(batch.rows):
             self.body(prepared)
             if (last := self.last_rows(batch)) is not None:
-                self.kept[last[1]] = self.hidden[last[0]]
-            if self.own or self.sampling.filtered:
+                self.prefix_hidden[last[1]] = self.hidden[last[0]]
+            if self.request_sampling or self.sampling.filtered:
                 self.write_records(prepared, self.hidden[batch.head_rows], records)
             elif len(batch.head_rows):
                 records[batch.head_slots] = self.head(batch)
@@ -261,7 +261,7 @@ class StaticRunner(Runner):
         self.bodies[size] = body
         body.replay(partial(body.run, self), self.device, self.memory)
 
-    def head(self, batch: Batch) -> Tensor:
+    def head(self, batch: ForwardBatch) -> Tensor:
         """Records ``[H, 3]`` of the rows whose predictions are wanted."""
         count = len(batch.head_rows)
         size = bucket(count)

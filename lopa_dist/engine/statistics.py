@@ -1,4 +1,4 @@
-"""What the loop measures of itself."""
+"""What the engine counts and times while it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mark(Protocol):
 
 
 def device_mark() -> Mark:
-    """The moment when the GPU has done what it was told so far."""
+    """Return the moment when the GPU has done all that was queued so far."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
@@ -32,8 +32,8 @@ def device_mark() -> Mark:
 class Statistics:
     """Seconds per phase, branch wins, and a bounded history of steps.
 
-    With a `mark`, phases are timed on the device: a lap of the host's clock would be the time that launching takes, and
-    the device's work would be in whichever lap waits for it.
+    With a `mark`, phases are timed on the device. The host's clock would show how long it takes to queue a phase, and
+    the device's work would count for whichever phase happens to wait for it.
     """
 
     HISTORY = 2000  # entries kept; when full, neighbours are merged
@@ -41,9 +41,10 @@ class Statistics:
     def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.steps = 0
+        self.admitted = 0  # requests
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
-        self.masked_records = 0  # masked positions x branch places, over all steps: what the all-gathers carried
+        self.masked_records = 0  # masked positions x branch places, summed over steps: what the all-gathers carried
         self.prompt_tokens = 0  # of all requests
         self.prompt_reused = 0  # of those, whose K/V another request had computed
         self.wins: Counter[int] = Counter()  # by branch, of forwards that had a choice
@@ -61,10 +62,11 @@ class Statistics:
         self._begin, self._laps = self._mark and self._mark(), []
 
     def lap(self, phase: str, waited: bool = False) -> None:
-        """Everything since the last call was `phase`; in it the host `waited` until the device had caught up.
+        """Count the time since the last call as `phase`.
 
-        Then the device's times of the laps before are known, and take the place of the host's. This lap gets what they
-        leave, so that all remains the time that went by.
+        With `waited`, the host waited in this phase until the device had done everything queued. Then the device's own
+        times of the earlier phases are known and replace the host's; this phase gets the remainder, so that the sum
+        stays the time that went by.
         """
         now = time.perf_counter()
         spent, self._last = now - self._last, now

@@ -45,7 +45,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import resolve
-from lopa_dist.parallel.stop import Stop, Stopped, Wish
+from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.tasks.task import Item, Task
 
 log = logging.getLogger("lopa_dist")
@@ -215,12 +215,11 @@ class Job:
             self.writer = Writer(self.folder, self.attempt, group.data_rank)
         rank = group.world.rank
         wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
-        observe = wandb_log.observe if wandb_log else (lambda engine: None)
         sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
-        engine = Engine(
-            model, config.decode, group.comm, options, observe, group.stop.wish, group.tensor, self.products
-        )
+        on_step = wandb_log.observe if wandb_log else None
+        ranks = group.comm, options, on_step, group.stop.level, group.tensor
+        engine = Engine(model, config.decode, *ranks, self.products)
         group.ready()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
@@ -246,19 +245,13 @@ class Job:
         with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display, judges:
             if self.first:
                 display.update(group.tally(done=len(self.rejections) + sum(self.done)))
-            observe = engine.observe
-
-            def after_step(engine: Engine) -> None:
-                observe(engine)
-                self.note(judges.verdicts(), display)
-
-            engine.observe = after_step
+            engine.on_step.append(lambda engine: self.note(judges.verdicts(), display))
             for generation in generations:
                 item = self.items[generation.request.index]
                 judges.give(Answer(item, *finished_text(self.tokenizer, generation, item.stop), self.now()))
                 self.note(judges.verdicts(), display)
             told = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
-            while judges.open and group.stop.wish() != Wish.DROP:
+            while judges.open and group.stop.level() != StopLevel.ABORT:
                 group.heed()
                 self.note(judges.verdicts(0.1), display)
             self.writer.write(told)

@@ -64,7 +64,7 @@ class Trace:
 
 
 class Recorder:
-    """Watches an engine that has one request in flight."""
+    """Watches an engine that runs one request."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -74,7 +74,8 @@ class Recorder:
 
     def __call__(self, engine: Engine) -> None:
         """After a step."""
-        state, mask = engine.flight.state, engine.vocabulary.mask_id
+        assert engine.batch
+        state, mask = engine.batch.state, engine.vocabulary.mask_id
         end, winner = int(state.end[0]), int(state.winner[0])
         now = state.generated([0], [end])[0]
         end = len(now)  # of the answer, which may begin behind position 0

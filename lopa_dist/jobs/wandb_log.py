@@ -107,9 +107,9 @@ class WandbLog:
             entry |= {name: amount / choices for name, amount in wins.items()}
             entry["lookahead_win_share"] = 1 - wins.get("wins/anchor", 0) / choices
         entry |= {name: amount / steps for name, amount in change.items() if name.startswith("comm_bytes/")}
-        entry |= confidences(engine.scores)
+        entry |= confidences(engine.winner and engine.winner.scores)
         entry["memory_gib"] = memory_gib()
-        entry["requests_taken"] = engine.taken
+        entry["requests_taken"] = statistics.admitted
         self.run.log(entry, step=statistics.steps)
         self.last, self.before = now, reached
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS
 from lopa_dist.kernels.tiles import FIELDS, Capacity, Tiles, matrix_rows
-from lopa_dist.ragged import staged
+from lopa_dist.ragged import pinned
 
 MERGED_ROWS = 16  # matrix rows that one program of the merge takes
 MOST_DIM = 128  # of a head
@@ -133,7 +133,7 @@ class MetaPlan:
         parts = (np.array(needs[1:3], np.int32), tiles.lo, tiles.hi, tiles.table.ravel(), tiles.merges.ravel())
         for span, part in zip(self.spans, parts, strict=True):
             sent[span.start : span.start + len(part)] = part
-        self.buffer.copy_(staged(sent, self.buffer.device), non_blocking=True)
+        self.buffer.copy_(pinned(sent, self.buffer.device), non_blocking=True)
 
 
 def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.ragged import Ints, within
+from lopa_dist.ragged import Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
 FIELDS = 9  # of a tile in the table
@@ -96,7 +96,7 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     height = np.add.reduceat(rows, first) if len(first) else rows
     count = -(-height // tile_rows)
     stack = np.repeat(np.arange(len(first)), count)
-    q0 = start[first][stack] + within(count) * tile_rows
+    q0 = start[first][stack] + ragged_arange(count) * tile_rows
     n = np.minimum(start[first][stack] + height[stack] - q0, tile_rows)
     c0 = lo[q0]  # segments start in ascending order
     c1 = np.maximum.reduceat(hi, q0) if len(q0) else q0  # rows between tiles have hi = 0
@@ -110,7 +110,7 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
         width = -(-seen // (most * split.columns)) * split.columns
     pieces = -(-seen // width)
     of = np.repeat(np.arange(len(pieces)), pieces)
-    begin = within(pieces) * width[of]
+    begin = ragged_arange(pieces) * width[of]
     end = np.minimum(begin + width[of], columns[of])
     s0_cut, s1_cut, own_cut = (
         np.clip(np.stack([begin, end]) - before[of], 0, length[of])
@@ -119,7 +119,7 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     in_parts = pieces > 1
     parts = pieces * in_parts
     first_part = np.cumsum(parts) - parts
-    part = np.where(in_parts[of], first_part[of] + within(pieces), -1)
+    part = np.where(in_parts[of], first_part[of] + ragged_arange(pieces), -1)
     table = np.stack([
         q0[of], n[of],
         s0_base[of] + s0_cut[0], s0_cut[1] - s0_cut[0],
@@ -201,7 +201,7 @@ def spent(tiles: Tiles, heads_per_kv: int, column_tile: int) -> int:
 def real(segments: Segments, heads_per_kv: int) -> int:
     """Score elements that there are, per K/V head."""
     cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
-    row = within(segments.rows) + np.repeat(segments.start, segments.rows)
+    row = ragged_arange(segments.rows) + np.repeat(segments.start, segments.rows)
     return int((cached * segments.rows).sum() + segments.hi[row].sum()) * heads_per_kv
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import stacks
-from lopa_dist.ragged import Ints, within
+from lopa_dist.ragged import Ints, ragged_arange
 
 MOST_DIM = 256  # of a head
 
@@ -50,9 +50,9 @@ def plan_varlen(segments: Segments, device: torch.device) -> list[Call]:
     calls = [call(start[first], height, b, n, device) for b, n in ((base, cached), (tail_base, tail))]
 
     # runs of rows that see the same own columns
-    row = within(rows) + np.repeat(start, rows)
+    row = ragged_arange(rows) + np.repeat(start, rows)
     hi = segments.hi[row]
-    begins = np.flatnonzero((np.diff(hi, prepend=-1) != 0) | (within(rows) == 0))
+    begins = np.flatnonzero((np.diff(hi, prepend=-1) != 0) | (ragged_arange(rows) == 0))
     run = np.diff(np.append(begins, len(row)))
     own = np.repeat(segments.own_base[order], rows)
     calls.append(call(row[begins], run, own[begins], hi[begins], device))
@@ -70,10 +70,10 @@ def call(start: Ints, rows: Ints, base: Ints, columns: Ints, device: torch.devic
     if (base[:-1] + columns[:-1] <= base[1:]).all():
         cu_k = np.append(base, base[-1] + columns[-1]) - base[0]
     else:
-        at = within(columns) + np.repeat(base, columns)
+        at = ragged_arange(columns) + np.repeat(base, columns)
         cu_k = np.append(0, np.cumsum(columns))
     cu_q = np.append(0, np.cumsum(rows))
-    whole = within(rows) + np.repeat(start, rows)
+    whole = ragged_arange(rows) + np.repeat(start, rows)
     small = (cu_q, cu_k, columns)
     sent = torch.from_numpy(np.concatenate([part.astype(np.int32) for part in small])).to(device)
     sent_q, sent_k, used = sent.split([len(part) for part in small])

@@ -24,13 +24,13 @@ def leave_at_signals() -> None:
         signal.signal(number, leave)
 
 
-class Wish(IntEnum):
-    """What a rank wants of the next steps. Ranks tell each other in the all-gather; the gravest wish counts."""
+class StopLevel(IntEnum):
+    """What a rank has to do. Ranks exchange it in the all-gather; all do what the highest says."""
 
     RUN = 0
     DRAIN = 1  # admit nothing more
-    DROP = 2  # leave now; what is in flight is run again by the next attempt
-    FAIL = 3  # this rank's forward failed
+    ABORT = 2  # leave now; the next attempt generates again what was running
+    FAILED = 3  # this rank's forward failed
 
 
 class Stopped(Exception):
@@ -38,7 +38,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """One rank's wish. A signal turns it into DRAIN, and `grace_s` seconds later into DROP.
+    """What one rank was asked. A signal asks for DRAIN, and `grace_s` seconds later for ABORT.
 
     Before the first step there is nothing to finish: a signal then raises `Stopped` where the process is, for reading
     a long input or a large model would outlast any grace.
@@ -72,10 +72,10 @@ class Stop:
         """Whether anyone asked."""
         return self.asked_at < float("inf")
 
-    def wish(self) -> Wish:
-        """What this rank wants now."""
+    def level(self) -> StopLevel:
+        """Return what this rank has to do now."""
         waited = time.monotonic() - self.asked_at
-        return Wish.DROP if waited >= self.grace_s else Wish.DRAIN if waited >= 0 else Wish.RUN
+        return StopLevel.ABORT if waited >= self.grace_s else StopLevel.DRAIN if waited >= 0 else StopLevel.RUN
 
     def install(self, before: Callable[[], None] = lambda: None) -> None:
         """Answer SIGTERM and SIGUSR1 from now on; `before` runs first at each SIGTERM (and may end the process)."""

@@ -1,8 +1,8 @@
-"""A plain oracle of LoPA decoding for one sequence: lists, dictionaries and loops, nothing else.
+"""One step of LoPA decoding for one sequence, in lists, dictionaries and loops: read `Oracle.step` first.
 
-Written from the specification alone (`DESIGN.md` sections 1, 2, 4; `spec/lopa-reference.md` sections 0-3
-and 11), not from `lopa_dist/decode`, so that the batched tensor code has something independent to agree
-with. REF is the reference; DESIGN wins where they differ. No speed is intended.
+It says in the plainest words what `lopa_dist/decode` computes for a whole batch in tensor code, and was written
+independently of that code, so that the two can be compared. docs/lopa-step.md explains it beside a picture. Where the
+published code differs from this project, docs/architecture.md says how and why.
 
 All positions are relative to the end of the prompt: the first generated token has position 0. Use:
 
@@ -10,7 +10,7 @@ All positions are relative to the end of the prompt: the first generated token h
     while not oracle.done:
         view = oracle.window()                      # what a forward needs
         records = [{pos: (token, probability, confidence), ...} for branch in view["branches"]]
-        oracle.step(records)                        # select, commit, fill, activate, append, finish, spawn
+        oracle.step(records)                        # verify, commit, fill, activate, append, finish, spawn
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Records = Sequence[Mapping[int, Record]] | Mapping[int, Mapping[int, Record]]  #
 
 @dataclass(kw_only=True)
 class OracleConfig:
-    """The `decode` knobs (DESIGN section 2) and the facts of the model (mask, EOS, logit shift)."""
+    """The `decode` options, and the facts of the model (mask, EOS, logit shift)."""
 
     branches: int = 7  # k, the number of LOOKAHEAD branches
     block_size: int = 32
@@ -81,7 +81,7 @@ class Oracle:
         mean: Callable[[list[float]], float] | None = None,
         known: Sequence[int] = (),
     ) -> None:
-        """Append the first block; fully active because the prompt counts as complete (REF 2, R1 and R2).
+        """Append the first block; fully active because the prompt counts as complete.
 
         `known` tokens of the prompt begin the first block where blocks are counted from the prompt's first token;
         `prompt_len` and the positions are then relative to the end of its whole blocks.
@@ -93,7 +93,7 @@ class Oracle:
         self.mean = mean or plain_mean
         self.tokens: list[int] = [*known, *[config.mask_id] * (self.max_new_tokens - self.known)]
         self.committed = -1  # -1: the prompt was not forwarded yet; else generated tokens in the cache
-        self.finished = 0  # end of the run of leading completed blocks of the anchor
+        self.complete = 0  # end of the leading complete blocks of the anchor
         self.end = min(config.block_size, self.max_new_tokens)  # end of the last appended block
         self.full: set[int] = {0}  # fully active blocks
         self.eos = False
@@ -102,14 +102,14 @@ class Oracle:
         self.wins: list[int] = []
         self.last_scores: list[float] = []
         self.last_filled: list[tuple[int, int]] = []
-        self._boundary_record: Record | None = None  # boundary="stale": L* of REF 1, reduced to a record
+        self._boundary_record: Record | None = None  # boundary="stale": the record kept from the commit
         self.done = self._is_done()
 
     def window(self) -> dict[str, Any]:
         """What the coming forward needs; `step` is the number of forwards done so far."""
         return {
             "committed": self.committed,
-            "finished": self.finished,
+            "complete": self.complete,
             "end": self.end,
             "step": len(self.wins),
             "branches": [dict(edit) for edit in self.edits],
@@ -117,27 +117,27 @@ class Oracle:
 
     @property
     def needs_boundary(self) -> bool:
-        """Whether position `committed` takes the remembered record in the coming forward (REF 1, shift)."""
+        """Whether position `committed` takes the remembered record in the coming forward."""
         return (
             self.config.boundary == "stale"
             and self.config.shift
             and self.config.cache != "none"
             and self.committed >= 0
-            and self.committed == self.finished  # this forward commits nothing
+            and self.committed == self.complete  # this forward commits nothing
             and self.committed < self.end
-            and self._masked(self.committed)
+            and self.masked(self.committed)
         )
 
-    def _masked(self, pos: int) -> bool:
+    def masked(self, pos: int) -> bool:
         return self.tokens[pos] == self.config.mask_id
 
-    def _window_masks(self) -> list[int]:
+    def window_masks(self) -> list[int]:
         """The anchor's masked positions in [finished, end), ascending."""
-        return [pos for pos in range(self.finished, self.end) if self._masked(pos)]
+        return [pos for pos in range(self.complete, self.end) if self.masked(pos)]
 
     def _fillable(self) -> list[int]:
         """Of every block, the masked positions of its first sub-block that has any (Fast-dLLM v2)."""
-        masked, size = self._window_masks(), self.config.sub_block_size
+        masked, size = self.window_masks(), self.config.sub_block_size
         if size is None:
             return masked
         found = []
@@ -152,42 +152,42 @@ class Oracle:
         return [range(start, min(start + size, self.end)) for start in range(0, self.end, size)]
 
     def _progress(self, block: range) -> float:
-        return sum(not self._masked(pos) for pos in block) / len(block)
+        return sum(not self.masked(pos) for pos in block) / len(block)
 
     def step(self, records: Records) -> None:
         """Take the records of one forward: `records[branch][pos]` for each masked position of the window."""
         if self.done:
             raise ValueError("the sequence is done: it takes no more steps")
-        # DESIGN 2, boundary=stale: a forward that commits nothing has no fresh row for the first position.
+        # boundary=stale: a forward that commits nothing has no fresh row for the first position.
         stale: dict[int, Record] = {}
         if self.needs_boundary:
             assert self._boundary_record is not None  # masked now, so masked when it was committed
             stale[self.committed] = self._boundary_record
         seen: list[dict[int, Record]] = []  # per branch: the records of its own still masked positions
         for j, edit in enumerate(self.edits):
-            still = [pos for pos in self._window_masks() if pos not in edit]
+            still = [pos for pos in self.window_masks() if pos not in edit]
             seen.append({pos: stale[pos] if pos in stale else records[j][pos] for pos in still})
 
-        # 1, 2. Score and select. Ties: the lookahead of smallest index, the anchor last (REF 0.6, 3).
+        # 1, 2. Score and select. Ties: the lookahead of smallest index, the anchor last.
         self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
         order = [*range(1, len(self.edits)), 0]
         winner = max(order, key=lambda j: self.last_scores[j])  # max keeps the first of equals
         self.wins.append(winner)
-        record = seen[winner]  # one forward does double duty: it scored, now it fills and proposes (REF 0.2)
+        record = seen[winner]  # one forward does double duty: it scored, now it fills and proposes
 
-        # 3. Commit: this forward had everything finished in its layout (REF 2, R4, R5 and R7).
-        committing = self.config.cache != "none" and self.committed < self.finished
+        # 3. Commit: this forward computed everything that was complete before it.
+        committing = self.config.cache != "none" and self.committed < self.complete
         if self.config.cache != "none":
-            if self.committed < self.finished:  # also the prompt's forward, committed == -1
-                self._boundary_record = record.get(self.finished)
-            self.committed = self.finished
+            if self.committed < self.complete:  # also the prompt's forward, committed == -1
+                self._boundary_record = record.get(self.complete)
+            self.committed = self.complete
 
-        # 4. The winner is applied by writing its edits (DESIGN 1.1).
+        # 4. The winner is applied by writing its edits.
         filled = dict(self.edits[winner])
         for pos, token in filled.items():
             self._write(pos, token)
 
-        # 5. Activate: after the edits, before the fill; sticky, not chained (REF 2, R2).
+        # 5. Activate: after the edits, before the fill; sticky, not chained.
         blocks = self._blocks()
         for i, block in enumerate(blocks[:-1]):
             if self._progress(block) >= self.config.tau_act:
@@ -195,24 +195,24 @@ class Oracle:
 
         # 6. Fill from the winner's records. All choices are made before anything is written.
         chosen = self._choose_fill(record)
-        first = self.finished  # where the cache now ends
-        if self.config.boundary == "fill" and self.config.shift and committing and self._masked(first):
+        first = self.complete  # where the cache now ends
+        if self.config.boundary == "fill" and self.config.shift and committing and self.masked(first):
             chosen = [first]  # Fast-dLLM: the forward that fills the cache decides the next token, and nothing else
         for pos in chosen:
             filled[pos] = record[pos][0]
             self._write(pos, record[pos][0])
         self.last_filled = sorted(filled.items())
 
-        # 7. Lookahead candidates: what remains masked, by the same records (REF 0.3, 3; DESIGN 2, tau_look).
+        # 7. Lookahead candidates: what remains masked, by the same records.
         candidates = [pos for pos in self._fillable() if record[pos][1] >= self.config.tau_look]
         candidates.sort(key=lambda pos: -record[pos][2])  # stable: ties by position
 
-        # 8. The finished frontier, by the anchor's content only (REF 0.8; 2, R7).
+        # 8. The frontier of complete blocks, by the anchor's content only.
         for block in blocks:
-            if block.start == self.finished and not any(self._masked(pos) for pos in block):
-                self.finished = block.stop
+            if block.start == self.complete and not any(self.masked(pos) for pos in block):
+                self.complete = block.stop
 
-        # 9. Append at most one block, by the anchor's progress (DESIGN 2; REF 2, R1).
+        # 9. Append at most one block, by the anchor's progress.
         if self._may_append(blocks[-1]):
             self.end = min(self.end + self.config.block_size, self.max_new_tokens)
 
@@ -221,10 +221,10 @@ class Oracle:
         self._spawn([] if self.done else candidates, record)
 
     def _score(self, j: int, seen: Mapping[int, Record], anchor: Mapping[int, Record]) -> float:
-        """Branch confidence over its still masked positions (REF 3, score; DESIGN 2, `score`)."""
+        """Branch confidence over its still masked positions (LoPA, Eq. 2, and its variants)."""
         config = self.config
         values = [seen[pos][2] for pos in sorted(seen)]
-        if not values:  # all filled (REF 0.6)
+        if not values:  # all filled
             future = 1.0
         elif config.score == "lowest_fraction":
             future = self.mean(sorted(values)[: max(1, floor(len(values) * config.score_fraction))])
@@ -238,56 +238,56 @@ class Oracle:
         return config.alpha * self.confidences[j] + (1 - config.alpha) * future
 
     def _choose_fill(self, record: Mapping[int, Record]) -> list[int]:
-        """The positions to fill: above the threshold, forced, and extra ones (REF 1, fill rule)."""
+        """The positions to fill: above the threshold, forced, and extra ones."""
         config = self.config
 
         def best(positions: list[int]) -> int:
             return max(positions, key=lambda pos: record[pos][2])  # ascending positions: ties go left
 
         masked = self._fillable()
-        # The threshold is on the probability and strict, in semi and fully active blocks alike (REF 0.1, 1).
+        # The threshold is on the probability and strict, in semi and fully active blocks alike.
         chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
-        if config.force == "block":  # each fully active block without a fill; semi-active never (REF 0.4)
+        if config.force == "block":  # each fully active block without a fill; semi-active never
             for i, block in enumerate(self._blocks()):
                 inside = [pos for pos in masked if pos in block]
                 if i in self.full and inside and not any(pos in chosen for pos in inside):
                     chosen.append(best(inside))
-        elif not chosen and masked:  # DESIGN 2, force: window is the paper's Eq. 1, leftmost is ours
+        elif not chosen and masked:  # window is the paper's Eq. 1, leftmost is ours
             chosen = [best(masked) if config.force == "window" else masked[0]]
-        for _ in range(config.extra_fill):  # DESIGN 2, extra_fill: the most confident of the rest
+        for _ in range(config.extra_fill):  # the most confident of the rest
             rest = [pos for pos in masked if pos not in chosen]
             if rest:
                 chosen.append(best(rest))
         return chosen
 
     def _write(self, pos: int, token: int) -> None:
-        """Fill one position; an EOS is remembered (sticky: it stops appending; REF 1 and 2, EOS)."""
+        """Fill one position; an EOS is remembered (sticky: it stops appending)."""
         if token == self.config.mask_id:
             raise ValueError(f"position {pos} would be filled with the mask token: the records are wrong")
         self.tokens[pos] = token
         self.eos = self.eos or token in self.config.eos_ids
 
     def _may_append(self, last: range) -> bool:
-        """Whether the anchor's progress earns another block (REF 2, R1; DESIGN 2, `max_active_blocks`)."""
+        """Whether the anchor's progress earns another block."""
         if self.eos or self.end >= self.max_new_tokens:
             return False
-        if not self._window_masks():  # nothing left to fill: a block must come
+        if not self.window_masks():  # nothing left to fill: a block must come
             return True
-        active = sum(block.start >= self.finished for block in self._blocks())
+        active = sum(block.start >= self.complete for block in self._blocks())
         limit = self.config.max_active_blocks
         return self._progress(last) >= self.config.tau_add and (limit is None or active < limit)
 
     def _is_done(self) -> bool:
-        """No mask left, or an EOS with no mask before it (DESIGN 2, `stop_at_eos`; REF 11)."""
+        """No mask left, or an EOS with no mask before it (`stop_at_eos`)."""
         for pos in range(self.known, self.end):
-            if self._masked(pos):
+            if self.masked(pos):
                 return False
             if self.config.stop_at_eos and self.tokens[pos] in self.config.eos_ids:
                 return True
         return True
 
     def _spawn(self, candidates: Sequence[int], record: Mapping[int, Record]) -> None:
-        """The anchor and up to k lookaheads on top of it (REF 3, spawn; DESIGN 2, `lookahead`)."""
+        """The anchor and up to k lookaheads on top of it."""
         self.edits, self.confidences = [{}], [1.0]
         best = candidates[: self.config.branches]
         for j in range(1, len(best) + 1):

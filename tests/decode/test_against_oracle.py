@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, select
-from lopa_dist.decode.layout import kept_boundary
+from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
+from lopa_dist.decode.layout import stale_boundary
 from tests.decode.oracle import Oracle, OracleConfig
 
 MASK, EOS = 63, 62
@@ -71,7 +71,7 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
     limit = oracle.max_new_tokens
     assert state.generated([slot], [limit])[0] == oracle.tokens[oracle.known :]
     assert int(state.committed[slot]) == oracle.committed
-    assert int(state.finished[slot]) == oracle.finished
+    assert int(state.complete[slot]) == oracle.complete
     assert int(state.end[slot]) == oracle.end
     assert bool(state.eos[slot]) == oracle.eos
     if not oracle.done:
@@ -103,21 +103,22 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
                 to_admit -= 1
         if bool(state.done.all()) and not to_admit:
             return
-        lengths = state.lengths()
-        width = -(-int((lengths.end - lengths.finished).max()) // config.block_size) * config.block_size
+        host = state.to_host()
+        width = -(-int((host.end - host.complete).max()) // config.block_size) * config.block_size
         records = scripted(rng, state, width)
         fresh = Records(records.packed.clone())
-        kept = kept_boundary(state, lengths)
+        kept = stale_boundary(state, host)
         if kept.any():  # the runner's part of boundary=stale, as `unpack` does it
             first, old = records.packed[..., 0], state.boundary.packed[..., None]
             first.copy_(torch.where(torch.from_numpy(kept)[:, None], old, first))
         running = [s for s in range(slots) if not bool(state.done[s])]
-        winner, scores = select(state, records)
-        before = {s: int(state.finished[s]) for s in running}
-        advance(state, records, winner)
+        winner = verify(state, records)
+        before = {s: int(state.complete[s]) for s in running}
+        advance(state, winner)
+        spawn(state, winner)
         for slot in running:
             oracle = oracles[slot]
-            assert lengths.masked[slot] == len(oracle._window_masks())
+            assert host.masked[slot] == len(oracle.window_masks())
             if config.boundary == "stale":
                 assert bool(kept[slot]) == oracle.needs_boundary
                 source = fresh
@@ -135,8 +136,8 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
                 for j in range(len(oracle.edits))
             ]
             oracle.step(branches)
-            assert int(winner[slot]) == oracle.wins[-1], (scores[slot], oracle.last_scores)
+            assert int(winner.branch[slot]) == oracle.wins[-1], (winner.scores[slot], oracle.last_scores)
             expected = np.array(oracle.last_scores)
-            assert np.allclose(scores[slot, : len(expected)].numpy(), expected, atol=1e-12)
+            assert np.allclose(winner.scores[slot, : len(expected)].numpy(), expected, atol=1e-12)
             check(state, slot, oracle)
     raise AssertionError("did not finish")

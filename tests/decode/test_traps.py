@@ -1,4 +1,4 @@
-"""Scripted cases for what is easy to get wrong (spec sections 0 and 11)."""
+"""Scripted cases for what is easy to get wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, layout, select, unpack
+from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, layout, spawn, unpack, verify
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
@@ -32,7 +32,7 @@ def put(state: State, positions: range, token: int = 5) -> None:
 def records(state: State, token: int = 7, probability: float = LOW, confidence: float = -2.0) -> Records:
     """The same answer at every position and in every branch."""
     size = state.config.block_size
-    width = -(-int(state.end[0] - state.finished[0]) // size) * size
+    width = -(-int(state.end[0] - state.complete[0]) // size) * size
     shape = (1, state.config.max_branches, width)
     return Records.of(
         torch.full(shape, token, dtype=torch.int32), torch.full(shape, probability), torch.full(shape, confidence)
@@ -40,9 +40,10 @@ def records(state: State, token: int = 7, probability: float = LOW, confidence: 
 
 
 def step(state: State, found: Records) -> int:
-    winner, _ = select(state, found)
-    advance(state, found, winner)
-    return int(winner[0])
+    winner = verify(state, found)
+    advance(state, winner)
+    spawn(state, winner)
+    return int(winner.branch[0])
 
 
 def filled(state: State) -> list[int]:
@@ -145,24 +146,24 @@ def test_a_lookahead_that_fills_everything_scores_one_and_waits_a_round() -> Non
     step(state, records(state))
     assert filled(state) == list(range(31))
     assert state.edit_position[0, 1, 0] == 31
-    assert int(state.finished[0]) == 0
+    assert int(state.complete[0]) == 0
     found = records(state, confidence=0.0)
-    winner, scores = select(state, found)
-    assert int(winner[0]) == 1
-    assert scores[0, :2].tolist() == [0.0, 1.0]
-    advance(state, found, winner)
-    assert int(state.finished[0]) == 32
+    winner = verify(state, found)
+    assert int(winner.branch[0]) == 1
+    assert winner.scores[0, :2].tolist() == [0.0, 1.0]
+    advance(state, winner)
+    assert int(state.complete[0]) == 32
     assert bool(state.done[0])
 
 
 def test_a_completed_block_is_forwarded_once_more_before_it_is_committed() -> None:
     state = started(CONFIG)
     step(state, records(state, probability=HIGH))
-    assert (int(state.committed[0]), int(state.finished[0])) == (0, 32)
-    batch = layout(state, state.lengths())
+    assert (int(state.committed[0]), int(state.complete[0])) == (0, 32)
+    batch = layout(state, state.to_host())
     assert batch.first.tolist()[0] == 0
     step(state, records(state))
-    assert (int(state.committed[0]), int(state.finished[0])) == (32, 32)
+    assert (int(state.committed[0]), int(state.complete[0])) == (32, 32)
 
 
 def test_blocks_complete_in_order_only() -> None:
@@ -170,11 +171,11 @@ def test_blocks_complete_in_order_only() -> None:
     state = started(CONFIG, blocks=2)
     put(state, range(32, 64))
     step(state, records(state))
-    assert int(state.finished[0]) == 0
+    assert int(state.complete[0]) == 0
     put(state, range(32))
     state.branches[0] = 1
     step(state, records(state))
-    assert int(state.finished[0]) == 64
+    assert int(state.complete[0]) == 64
 
 
 def test_eos_stops_appending_and_ends_when_nothing_is_masked_before_it() -> None:
@@ -201,8 +202,8 @@ def test_scores_differ_from_the_anchor_by_its_own_masks_only() -> None:
     step(state, records(state))
     assert int(state.end[0]) == 32
     found = records(state, confidence=-2.0)
-    _, scores = select(state, found)
-    assert scores[0].tolist() == [-2.0] * 4
+    winner = verify(state, found)
+    assert winner.scores[0].tolist() == [-2.0] * 4
 
 
 def test_the_prompts_tail_begins_the_first_block() -> None:
@@ -210,10 +211,10 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     config = replace(CONFIG, prompt_attention="blocks", max_new_tokens=40)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 35, torch.device("cpu"))
     state.admit(0, [*range(34), EOS], 40, 0)
-    lengths = state.lengths()
-    assert (lengths.prompt[0], lengths.known[0], lengths.end[0], lengths.limit[0]) == (32, 3, 32, 43)
-    assert (lengths.masked[0], lengths.first_masked[0]) == (29, 0)
-    batch = layout(state, lengths)
+    host = state.to_host()
+    assert (host.prompt[0], host.known[0], host.end[0], host.limit[0]) == (32, 3, 32, 43)
+    assert (host.masked[0], host.first_masked[0]) == (29, 0)
+    batch = layout(state, host)
     assert batch.positions[:64].tolist() == list(range(64))
     step(state, records(state, probability=HIGH))
     assert not bool(state.done[0])  # the end of text in the prompt is not the answer's
@@ -227,7 +228,7 @@ def test_the_canvas_has_room_for_the_prompts_tail() -> None:
     config = replace(CONFIG, prompt_attention="blocks", block_size=4, max_new_tokens=4)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
     state.admit(0, [1, 2, 3], 4, 0)
-    state.finished[0] = state.limit[0]
+    state.complete[0] = state.limit[0]
     assert int(state.window(8).span[0, 0]) == 7
 
 
@@ -238,10 +239,10 @@ def test_rows_of_every_cache() -> None:
         config = replace(CONFIG, branches=0, cache=cache, canvas="whole", max_active_blocks=1, prompt_attention="joint")
         state = started(config)
         put(state, range(32))
-        state.committed[0], state.finished[0], state.end[0] = -1 if cache == "none" else 0, 32, 64
+        state.committed[0], state.complete[0], state.end[0] = -1 if cache == "none" else 0, 32, 64
         spans = []
         for _ in range(2):
-            batch = layout(state, state.lengths())
+            batch = layout(state, state.to_host())
             tail = None if batch.tail is None else (int(batch.tail[0][0]), int(batch.tail[1][0]))
             spans.append((int(batch.begin[0]), int(batch.stop[0]), tail))
             found = records(state)
@@ -281,10 +282,11 @@ class NoSynchronisation(TorchDispatchMode):
 def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
     state = started(replace(CONFIG, **knobs))
     for _ in range(4):
-        lengths = state.lengths()
+        host = state.to_host()
         with NoSynchronisation():
-            batch = layout(state, lengths)
+            batch = layout(state, host)
             gathered = torch.ones(1, batch.local_branches, batch.masked, 3, dtype=torch.int32)
             found = unpack(state, batch, gathered)
-            winner, _ = select(state, found)
-            advance(state, found, winner)
+            winner = verify(state, found)
+            advance(state, winner)
+            spawn(state, winner)

@@ -101,11 +101,11 @@ class Naive:
         while not oracle.done:
             view = oracle.window()
             caching, canvas = self.config.cache, self.config.canvas
-            commits = caching != "none" and view["committed"] < view["finished"]
+            commits = caching != "none" and view["committed"] < view["complete"]
             anew = view["committed"] < 0 or (commits and caching != "block")
             first = -size if anew else view["committed"]
             stop = oracle.max_new_tokens if canvas == "whole" and (anew or caching != "dual") else view["end"]
-            waits = caching != "none" and not commits and shift and oracle._masked(view["finished"])
+            waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
             fresh = waits and self.config.boundary == "fresh"
             records: list[dict[int, Record]] = []
             caches: list[Cache] = []
@@ -119,7 +119,7 @@ class Naive:
                     cache = [(k[1:], v[1:]) for k, v in cache]
                 caches.append(cache)
                 found: dict[int, Record] = {}
-                for position in range(view["finished"], view["end"]):
+                for position in range(view["complete"], view["end"]):
                     if oracle.tokens[position] != self.model.config.mask_id or position - shift not in rows:
                         continue
                     p = rows[position - shift]
@@ -131,7 +131,7 @@ class Naive:
                         confidence_of(p, self.config.confidence),
                     )
                 records.append(found)
-            count = (stop if caching == "dual" else view["finished"]) - first
+            count = (stop if caching == "dual" else view["complete"]) - first
             oracle.step(records)
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]
             self.near_tie |= close(max(oracle.last_scores), oracle.last_scores)

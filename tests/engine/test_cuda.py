@@ -82,7 +82,7 @@ def test_graphs_give_the_eager_text(embedded_model: Transformer, requests: list[
     model = copy.deepcopy(embedded_model).to("cuda", dtype)
     _, wanted = generate(model, requests, attention="torch")
     engine, found = generate(model, requests)
-    assert isinstance(engine.flight.runner, StaticRunner)
+    assert isinstance(engine.batch.runner, StaticRunner)
     assert alike(found, wanted) >= LEAST[dtype]
     _, alone = generate(model, requests, sequences=1)
     assert alike(alone, found) >= LEAST[dtype]
@@ -111,7 +111,7 @@ def test_graphs_give_the_eager_text_however_it_is_decoded(
     model = copy.deepcopy(embedded_model).to("cuda")
     _, wanted = generate(model, samples, config=config, attention="torch", prefix_cache=prefix_cache)
     engine, found = generate(model, samples, config=config, prefix_cache=prefix_cache)
-    assert isinstance(engine.flight.runner, StaticRunner)
+    assert isinstance(engine.batch.runner, StaticRunner)
     assert (engine.statistics.prompt_reused > 0) == (prefix_cache != "none")
     assert alike(found, wanted) >= LEAST[torch.float32]
 
@@ -138,7 +138,7 @@ def test_graphs_give_the_eager_text_of_other_models(
         model.config = replace(model.config, rope_fp32=True)
     _, wanted = generate(model, requests, attention="torch")
     engine, found = generate(model, requests)
-    assert isinstance(engine.flight.runner, StaticRunner)
+    assert isinstance(engine.batch.runner, StaticRunner)
     assert alike(found, wanted) >= LEAST[dtype]
 
 

@@ -122,8 +122,8 @@ def test_same_when_the_model_is_split(
         split(model, tensor)
         engine = Engine(model, config, comm, EngineConfig(3), tensor=tensor)
         found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
-        assert engine.flight is not None
-        assert engine.flight.pool.keys.shape[2] == small_model.config.kv_heads // 2
+        assert engine.batch is not None
+        assert engine.batch.pool.keys.shape[2] == small_model.config.kv_heads // 2
         return found
 
     for result in on_mesh(branch, 2, work):

@@ -171,12 +171,12 @@ def test_samples_one_after_the_other_compute_their_prompt_once(small_model: Tran
     assert found == one_by_one(small_model, config, requests, "none")
 
 
-def test_leads_that_nobody_uses_make_room(small_model: Transformer) -> None:
+def test_unused_prefixes_make_room(small_model: Transformer) -> None:
     """Each of these prompts fills the pool; what is kept of one goes when the next one comes."""
     requests = [Request(i, [i] * 20, 6, i) for i in range(5)]
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, kv_tokens=26))
     assert len(list(engine.generate(requests))) == 5
-    assert len(engine.flight.pool.shared) == 1
+    assert len(engine.batch.pool.prefixes) == 1
 
 
 def test_an_approximate_cache_needs_one(small_model: Transformer) -> None:

@@ -95,7 +95,7 @@ def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, i
         elif pool.allocate(sequence, prompt + answer, tuple(range(prompt))):
             needs[sequence] = (prompt, answer)
             if prompt and computed:
-                pool.store_lead(sequence)
+                pool.store_prefix(sequence)
         else:
             shared = prompt in [p for p, _ in needs.values()]
             taken = np.zeros(24, bool)
@@ -109,13 +109,13 @@ def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, i
                 owners[slot].add(("prompt", p, token) if token < p else ("answer", other, token))
         assert all(len(of) <= 1 for of in owners)
         assert sum(map(len, owners)) == sum(a for _, a in needs.values()) + sum({p for p, _ in needs.values()})
-        used = {shared.last for shared in pool.shared.values()}
-        assert len(used) == len(pool.shared)
-        assert used <= set(range(-pool.most_leads, 0))
+        used = {entry.hidden_slot for entry in pool.prefixes.values()}
+        assert len(used) == len(pool.prefixes)
+        assert used <= set(range(-pool.most_prefixes, 0))
     for sequence in needs:
         pool.free(sequence)
-    assert all(shared.stored and not shared.users for shared in pool.shared.values())
-    assert pool.room(24, ()) == 0
+    assert all(entry.stored and not entry.ref_count for entry in pool.prefixes.values())
+    assert pool.find_free(24, ()) == 0
 
 
 @QUICK
@@ -144,7 +144,7 @@ def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -
         engine = Engine(small_model, BASE, Solo(), EngineConfig(4, kv_tokens=len(prompt) + 4 * 8))
         most = 0
         for _ in engine.generate(sampled):
-            most = max(most, len(engine.flight.admitted) + 1)
+            most = max(most, len(engine.batch.running) + 1)
         together.append(most)
     assert together == [4, 1]
 

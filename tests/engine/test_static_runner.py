@@ -17,14 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lopa_dist.decode import DecodeConfig, Lengths
+from lopa_dist.decode import DecodeConfig, HostState
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
-from lopa_dist.engine.loop import Engine, in_order
+from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
+from lopa_dist.engine.running_batch import in_order
 from lopa_dist.engine.static_runner import StaticRunner, split_for
 from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.products import PRODUCTS, Choices
@@ -33,7 +34,7 @@ from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, t
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from lopa_dist.ragged import Ints, within
+from lopa_dist.ragged import Ints, ragged_arange
 from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, configs, random_requests, texts
@@ -53,38 +54,38 @@ class NanPadding(FusedTransformer):
         return super().__call__(tokens, positions, rows, cache, attend)
 
 
-def read_again(config: DecodeConfig, lengths: Lengths, slot: int) -> Ints:
+def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
     """Tokens of a sequence whose K/V its next steps read."""
-    committed, prompt = int(lengths.committed[slot]), int(lengths.prompt[slot])
-    anew = committed < 0 or (config.cache != "block" and committed < lengths.finished[slot])
-    if anew or lengths.done[slot]:
+    committed, prompt = int(host.committed[slot]), int(host.prompt[slot])
+    anew = committed < 0 or (config.cache != "block" and committed < host.complete[slot])
+    if anew or host.done[slot]:
         return np.arange(0)
-    behind = lengths.limit[slot] if config.cache == "dual" else lengths.end[slot]
-    return np.append(np.arange(prompt + committed), np.arange(prompt + lengths.end[slot], prompt + behind))
+    behind = host.limit[slot] if config.cache == "dual" else host.end[slot]
+    return np.append(np.arange(prompt + committed), np.arange(prompt + host.end[slot], prompt + behind))
 
 
 def poison(engine: Engine) -> None:
     """NaN wherever no later step has business: padding, scratch, slots that are free or not yet written, old results.
 
-    Left are the K/V of what the sequences in flight have committed, and leads that are kept for those who come.
+    Left are the K/V that the running sequences have committed, and prefixes that are kept for later requests.
     """
-    runner = engine.flight.runner
+    runner = engine.batch.runner
     assert isinstance(runner, StaticRunner)
     if not isinstance(runner.network, NanPadding):
         runner.network = NanPadding(runner.network)
-    pool, lengths = runner.pool, engine.flight.state.lengths()
-    unused, lost = (torch.ones(n, dtype=torch.bool) for n in (pool.keys.shape[1], len(runner.kept)))
+    pool, host = runner.pool, engine.batch.state.to_host()
+    unused, lost = (torch.ones(n, dtype=torch.bool) for n in (pool.keys.shape[1], len(runner.prefix_hidden)))
     for slot in pool.ranges:
-        tokens = read_again(engine.config, lengths, slot)
+        tokens = read_again(engine.config, host, slot)
         unused[pool.slots(np.full(len(tokens), slot), tokens)] = False
-    for lead in pool.shared.values():
-        if lead.stored:
-            unused[lead.begin : lead.begin + lead.tokens] = False
-            lost[lead.last] = False
+    for prefix in pool.prefixes.values():
+        if prefix.stored:
+            unused[prefix.begin : prefix.begin + prefix.tokens] = False
+            lost[prefix.hidden_slot] = False
     pool.keys[:, unused] = torch.nan
     pool.values[:, unused] = torch.nan
     runner.hidden[: runner.room] = torch.nan
-    runner.kept[lost] = torch.nan
+    runner.prefix_hidden[lost] = torch.nan
     runner.workspace.results.fill_(torch.nan)
     runner.workspace.lse.fill_(torch.nan)
     for head in runner.heads.values():
@@ -105,8 +106,8 @@ def static_run(
     """The engine, and what it generates, where there is NaN before the first step and after every one."""
 
     def observed(engine: Engine) -> None:
-        assert isinstance(engine.flight.runner, StaticRunner)
-        observe(engine.flight.runner)
+        assert isinstance(engine.batch.runner, StaticRunner)
+        observe(engine.batch.runner)
         poison(engine)
 
     def take(most: int) -> list[int]:
@@ -193,7 +194,7 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
         engine, found = static_run(small_model, config, requests, observe=observe)
         assert found == texts(small_model, config, requests)
         assert any(merges)
-        runner = engine.flight.runner
+        runner = engine.batch.runner
         assert isinstance(runner, StaticRunner)
         plans = [body.plan for body in runner.bodies.values()] + [runner.attention_plan(3 * TOP)]
         assert {id(plan.workspace) for plan in plans} == {id(runner.workspace)}
@@ -227,7 +228,7 @@ def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch:
     monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
     engine = Engine(small_model, replace(BASE, branches=3), Solo(), EngineConfig(4, attention="meta", graphs="always"))
     assert all(g.forwards for g in engine.generate(random_requests(5, 6, BASE.max_new_tokens)))
-    runner = engine.flight.runner
+    runner = engine.batch.runner
     assert isinstance(runner, StaticRunner)
     assert set(runner.bodies) | set(runner.heads) <= {32}
 
@@ -251,7 +252,7 @@ def test_the_pool_has_its_scratch_from_the_start(
     addresses, sizes = set(), []
 
     def observe(engine: Engine) -> None:
-        runner = engine.flight.runner
+        runner = engine.batch.runner
         assert isinstance(runner, StaticRunner)
         addresses.add(runner.pool.keys.data_ptr())
         sizes.append(sorted(runner.bodies))
@@ -324,7 +325,7 @@ def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
         monkeypatch.setitem(PRODUCTS, name, how)
 
     def observe(engine: Engine) -> None:
-        runner = engine.flight.runner
+        runner = engine.batch.runner
         assert isinstance(runner, StaticRunner)
         assert runner.workspace.results.shape[0] == 0, "no parts of columns"
         poison(engine)
@@ -346,7 +347,7 @@ def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
 
 def ragged_rows(segments: Segments) -> Ints:
     """Packed rows of all segments, in the segments' order."""
-    return within(segments.rows) + np.repeat(segments.start, segments.rows)
+    return ragged_arange(segments.rows) + np.repeat(segments.start, segments.rows)
 
 
 def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:
@@ -356,8 +357,8 @@ def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer
     try:
         for _ in range(2):
             list(engine.generate(random_requests(2, 3, BASE.max_new_tokens)))
-            pool, runner = weakref.ref(engine.flight.pool), weakref.ref(engine.flight.runner)
-            engine.observe = lambda engine, pool=pool: pool() is None or pytest.fail("the last generation's K/V")
+            pool, runner = weakref.ref(engine.batch.pool), weakref.ref(engine.batch.runner)
+            engine.on_step = [lambda engine, pool=pool: pool() is None or pytest.fail("the last generation's K/V")]
             assert pool() is not None
         del engine
         assert pool() is runner() is None

@@ -84,12 +84,12 @@ def guarded(engine: Engine, requests: list[Any]) -> list[int]:
     def observe(engine: Engine) -> None:
         counts.append(copies.count)
         copies.count = 0
-        admitted.append(len(engine.flight.admitted))
+        admitted.append(len(engine.batch.running))
 
-    engine.observe = observe
+    engine.on_step = [observe]
     with Operations(), copies:
         assert len(list(engine.generate(requests))) == len(requests)
-    assert isinstance(engine.flight.runner, StaticRunner)
+    assert isinstance(engine.batch.runner, StaticRunner)
     counts[0] -= 2  # the lengths before and after the first requests came in; no others come later
     ended = [before > now for before, now in pairwise(admitted)]  # in the step before
     return counts[:1] + [count - left for count, left in zip(counts[1:], ended, strict=True)]
@@ -127,11 +127,11 @@ def test_a_step_waits_once(small_model: Transformer, knobs: dict[str, Any], max_
 def test_what_would_wait_is_noticed(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Any]
 ) -> None:
-    def select(state: Any, records: Any, whole: Any = loop.select) -> Any:
+    def verify(state: Any, records: Any, whole: Any = loop.verify) -> Any:
         spoil(state.integers)
         return whole(state, records)
 
-    monkeypatch.setattr(loop, "select", select)
+    monkeypatch.setattr(loop, "verify", verify)
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention="meta", graphs="always"))
     try:
         counts = guarded(engine, random_requests(1, 4, BASE.max_new_tokens))

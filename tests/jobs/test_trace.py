@@ -49,7 +49,7 @@ def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> 
     """Where it begins the first block (prompt_attention=blocks), positions of the answer still count from 0."""
     recorder = Recorder()
     decode = DecodeConfig(branches=3, block_size=8, max_new_tokens=20, tau_conf=0.95, prompt_attention="blocks")
-    engine = Engine(small_model, decode, Solo(), EngineConfig(1), observe=recorder)
+    engine = Engine(small_model, decode, Solo(), EngineConfig(1), on_step=recorder)
     [generation] = engine.generate([Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)])
     assert recorder.tokens[: len(generation.tokens)] == generation.tokens
     filled = [position for step in recorder.steps for position in step.filled]

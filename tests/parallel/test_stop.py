@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, Wish
+from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, StopLevel, Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +26,9 @@ def test_a_signal_asks_and_the_first_counts(number: signal.Signals) -> None:
     stop = Stop(1000)
     stop.install()
     stop.begin()
-    assert (stop.asked, stop.wish()) == (False, Wish.RUN)
+    assert (stop.asked, stop.level()) == (False, StopLevel.RUN)
     os.kill(os.getpid(), number)
-    assert (stop.asked, stop.signal, stop.wish()) == (True, number.name, Wish.DRAIN)
+    assert (stop.asked, stop.signal, stop.level()) == (True, number.name, StopLevel.DRAIN)
     when = stop.asked_at
     stop.ask("again")
     assert (stop.asked_at, stop.signal) == (when, number.name)
@@ -47,7 +47,7 @@ def test_before_the_first_step_nothing_is_waited_for(number: signal.Signals) -> 
 def test_without_grace_everything_is_dropped() -> None:
     stop = Stop(0)
     stop.ask("test")
-    assert stop.wish() == Wish.DROP
+    assert stop.level() == StopLevel.ABORT
 
 
 def test_only_sigterm_looks_for_lost_ranks_first() -> None:
@@ -62,8 +62,8 @@ def test_only_sigterm_looks_for_lost_ranks_first() -> None:
 
 
 def test_wishes_order_by_gravity() -> None:
-    assert max(Wish.RUN, Wish.FAIL, Wish.DRAIN, Wish.DROP) == Wish.FAIL
-    assert Wish.RUN < Wish.DRAIN < Wish.DROP
+    assert max(StopLevel.RUN, StopLevel.FAILED, StopLevel.DRAIN, StopLevel.ABORT) == StopLevel.FAILED
+    assert StopLevel.RUN < StopLevel.DRAIN < StopLevel.ABORT
 
 
 @pytest.mark.parametrize(

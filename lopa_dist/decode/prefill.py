@@ -1,0 +1,87 @@
+"""Which prompts, or parts of prompts, are segments of their own in a forward.
+
+A prompt that never sees its answer is prefilled apart from the window: as one segment, or as two where its first tokens
+are a prefix whose K/V serve other sequences, too. The prefix and what is behind it are segments of their own in every
+prefill, so a row has the same bits whether the prefix was computed in this forward or found in the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.state import HostState
+from lopa_dist.ragged import Ints
+
+
+@dataclass
+class SharedPrefixes:
+    """The first tokens of each sequence's prompt whose K/V may serve other sequences, too; [S] each."""
+
+    length: Ints  # tokens of the prefix; 0 for none
+    source: Ints  # the sequence that computes the prefix in this forward; -1: none has to, it is in the cache
+    hidden_slot: Ints  # where the hidden state of the prefix's last row is kept: negative, counted from the end
+
+
+@dataclass
+class Prefill:
+    """The segments of prompts in one forward."""
+
+    sequence: Ints  # [P] sequence of each segment; shared prefixes come first
+    first: Ints  # [P] position of its first row
+    behind: Ints  # [P] position behind its last row
+    num_prefixes: int  # segments that are shared prefixes
+    waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not in the cache before this forward
+    prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
+    suffix_row: Ints  # [S] packed row where the rest of its prompt begins; -1: it is not in this forward
+    hidden_to_keep: tuple[Ints, Ints] | None = None  # rows whose hidden states are kept, and their `hidden_slot`s
+    reads_kept: bool = False  # whether a kept hidden state is among the forward's `head_rows`
+
+
+def prefill_apart(config: DecodeConfig) -> bool:
+    """Return whether prompts are prefilled in segments of their own: they never see the answer, and are cached."""
+    return config.cache == "block" and config.prompt_attention != "joint"
+
+
+def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
+    """Return the segments of the prompts that wait for their prefill; None where there is none."""
+    waiting = (host.committed < 0) & (host.branches > 0)
+    if config.cache != "block" or not waiting.any():
+        return None
+    slots = np.arange(len(waiting))
+    length, source = (shared.length, shared.source) if shared else (np.zeros_like(host.prompt), np.full_like(slots, -1))
+    prefixes = np.nonzero(waiting & (source == slots))[0]
+    suffixes = np.nonzero(waiting & (host.prompt > length))[0] if prefill_apart(config) else prefixes[:0]
+    behind_prefix = length - host.prompt
+    return Prefill(
+        sequence=np.append(prefixes, suffixes),
+        first=np.append(-host.prompt[prefixes], behind_prefix[suffixes]),
+        behind=np.append(behind_prefix[prefixes], 0 * suffixes),
+        num_prefixes=len(prefixes),
+        waiting=waiting,
+        prefix_row=np.full_like(slots, -1),
+        suffix_row=np.full_like(slots, -1),
+    )
+
+
+def note_rows(prefill: Prefill, start: Ints, shared: SharedPrefixes | None) -> None:
+    """Note in which packed rows the prompts are; `start` are the first rows of all segments, the prompts' first."""
+    prefixes, suffixes = np.split(prefill.sequence, [prefill.num_prefixes])
+    prefill.suffix_row[suffixes] = start[len(prefixes) : len(prefill.sequence)]
+    if shared:
+        prefill.prefix_row[prefixes] = start[: len(prefixes)]
+        prefill.prefix_row = np.where(shared.source >= 0, prefill.prefix_row[shared.source], -1)
+
+
+def last_rows(prefill: Prefill, host: HostState, shared: SharedPrefixes | None) -> Ints:
+    """Return where the hidden state of each prompt's last row will be, ``[S]``: a packed row, or a `hidden_slot`."""
+    if not shared:
+        return prefill.suffix_row + host.prompt - 1
+    prefixes = prefill.sequence[: prefill.num_prefixes]
+    prefill.hidden_to_keep = prefill.prefix_row[prefixes] + shared.length[prefixes] - 1, shared.hidden_slot[prefixes]
+    all_shared = (shared.length > 0) & (shared.length == host.prompt)
+    prefill.reads_kept = bool((all_shared & prefill.waiting).any())
+    return np.where(all_shared, shared.hidden_slot, prefill.suffix_row + host.prompt - shared.length - 1)

@@ -1,0 +1,100 @@
+"""What the ranks of a replica do together in every step: run the forward, gather its records, and agree to go on.
+
+Every rank brings a `StopLevel` to each step, and all do what the highest of them says. So all ranks stop at the same
+step, whichever was asked to stop or failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lopa_dist.decode import ForwardBatch
+from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.engine.statistics import Statistics
+from lopa_dist.parallel.communicator import Communicator, PeerFailure
+from lopa_dist.parallel.group import broken
+from lopa_dist.parallel.stop import StopLevel
+from lopa_dist.ragged import Ints
+
+
+class Lockstep:
+    """The ranks of a replica in step.
+
+    Args:
+        comm: the branch group.
+        tensor: the group that the model is split over.
+        requested: returns what this rank was asked to do; called once a step.
+        statistics: is told of phases' times.
+    """
+
+    def __init__(
+        self, comm: Communicator, tensor: Communicator, requested: Callable[[], StopLevel], statistics: Statistics
+    ) -> None:
+        self.comm, self.tensor, self.requested, self.statistics = comm, tensor, requested, statistics
+        self.level = StopLevel.RUN  # what all ranks agreed to do
+        self.levels = torch.empty(0)  # of the branch ranks in this step, on the device; empty for one rank alone
+        self.own_level = StopLevel.RUN
+        self.prepared: Prepared
+
+    def forward(self, runner: Runner, batch: ForwardBatch, slots: Ints | None) -> Tensor:
+        """Run this rank's share of a forward, and return all ranks' records.
+
+        Args:
+            runner: runs it.
+            batch: this rank's rows.
+            slots: of its sequences; None: all.
+
+        Returns:
+            ``[ranks, local_branches, masked, 3]`` int32.
+        """
+        records, error = self.attempt(runner, batch, slots)
+        self.own_level = StopLevel.FAILED if error else self.requested()
+        gathered = self.gather(records)
+        if error:
+            raise error
+        self.statistics.lap("all_gather")
+        return gathered
+
+    def attempt(self, runner: Runner, batch: ForwardBatch, slots: Ints | None) -> tuple[Tensor, Exception | None]:
+        """Return the forward's records, or empty ones and the exception that it ended in."""
+        try:
+            self.prepared = runner.prepare(batch, slots)
+            self.statistics.lap("host")
+            records = runner.forward(self.prepared)
+            self.statistics.lap("forward")
+            return records, None
+        except Exception as error:
+            if self.comm.size == 1 or broken(error):  # a broken collective is noticed by the other ranks themselves
+                raise
+            shape = (batch.local_branches, batch.masked, 3)
+            return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
+
+    def gather(self, records: Tensor) -> Tensor:
+        """Return the records of all branch ranks; their levels travel with them, and stay on the device."""
+        if self.comm.size == self.tensor.size == 1:
+            self.levels = records.new_empty(0)
+            return records[None]
+        own = records.new_full((1,), int(self.own_level))  # new_tensor would copy from the host and wait for the device
+        if self.tensor.size > 1:  # tensor ranks hear of a signal at different moments
+            own = self.tensor.all_gather(own).amax(0)
+        if self.comm.size == 1:
+            self.levels = own
+            return records[None]
+        gathered = self.comm.all_gather(torch.cat([records.flatten(), own]))
+        self.levels = gathered[:, -1]
+        return gathered[:, :-1].view(self.comm.size, *records.shape)
+
+    def agree(self, levels: Ints) -> StopLevel:
+        """Return what all ranks do: the highest of `levels` (this step's, on the host), or of a lone rank its own.
+
+        Raises:
+            PeerFailure: a rank's forward failed.
+        """
+        values = levels.tolist()
+        if StopLevel.FAILED in values:
+            raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
+        self.level = StopLevel(max(values, default=self.own_level))
+        return self.level

@@ -1,0 +1,161 @@
+"""The sequences that are running: how requests come and go, and who takes part in a step."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from torch import Tensor
+
+from lopa_dist.decode import HostState, SharedPrefixes, State
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.scheduler import Scheduler
+from lopa_dist.engine.statistics import Statistics
+from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.ragged import Ints
+
+NextRequests = Callable[[int], list[int]]
+"""Returns the numbers of the next requests, at most so many; none when there are no more. All branch ranks get the
+same."""
+
+
+@dataclass
+class Admission:
+    """When a slot's request was admitted."""
+
+    request: Request
+    began: float
+    first_step: float = 0.0  # seconds until its first step was over
+
+
+@dataclass
+class Step:
+    """The sequences that take part in a step."""
+
+    slots: Ints | None  # their slots; None: all
+    state: State  # of these slots, to be moved by the step
+    before: HostState  # what the host knew of them before it
+    prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
+    after: HostState  # what the host knows of them after it; until then the same as `before`
+
+
+class RunningBatch:
+    """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot.
+
+    Args:
+        requests: all of them.
+        next_requests: hands out positions in `requests`.
+        state, pool, runner, scheduler: made for these requests.
+        sampling: how tokens are chosen for requests that do not say.
+        statistics: is told of phases' times and of prompts.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        next_requests: NextRequests,
+        state: State,
+        pool: KVPool,
+        runner: Runner,
+        scheduler: Scheduler,
+        sampling: Sampling,
+        statistics: Statistics,
+    ) -> None:
+        self.requests, self.next_requests, self.sampling, self.statistics = (
+            requests,
+            next_requests,
+            sampling,
+            statistics,
+        )
+        self.state, self.pool, self.runner, self.scheduler = state, pool, runner, scheduler
+        self.host = state.to_host()
+        self.running: dict[int, Admission] = {}  # by slot
+        self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
+
+    def admit(self) -> None:
+        """Fill empty slots with the next requests, as far as there is K/V space."""
+        empty = [slot for slot in range(self.state.slots) if slot not in self.running]
+        missing = len(empty) - len(self.waiting)
+        self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
+        admitted = False
+        for slot in empty:
+            if not self.waiting or not self.scheduler.fits(slot, self.requests[self.waiting[0]]):
+                break
+            admitted = True
+            request = self.requests[self.waiting.popleft()]
+            sampling = request.sampling or self.sampling
+            if sampling != self.sampling:
+                self.runner.request_sampling[slot] = sampling
+            self.state.admit(slot, request.prompt, request.max_new_tokens, request.key, sampling.temperature > 0)
+            self.running[slot] = Admission(request, time.perf_counter())
+            self.statistics.admitted += 1
+        if admitted:
+            self.host = self.state.to_host()
+        self.statistics.lap("host")
+
+    def schedule(self) -> Step:
+        """Choose the sequences of the next step."""
+        slots = self.scheduler.choose(self.state, self.host)
+        if slots is None:
+            return Step(None, self.state, self.host, self.shared_prefixes(None, self.host), self.host)
+        before = self.host.take(slots)
+        return Step(slots, self.state.take(slots), before, self.shared_prefixes(slots, before), before)
+
+    def to_host(self, step: Step, extra: Tensor) -> Ints:
+        """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
+        self.statistics.lap("decode")
+        if step.slots is not None:
+            self.state.put(step.slots, step.state)
+        self.host, copied = self.state.to_host_with(extra)
+        step.after = self.host if step.slots is None else self.host.take(step.slots)
+        self.statistics.lap("host", waited=True)
+        return copied
+
+    def shared_prefixes(self, slots: Ints | None, host: HostState) -> SharedPrefixes | None:
+        """Return what the prompts that a step prefills share; None where it prefills none."""
+        prefill = (host.committed < 0) & (host.branches > 0)
+        if not prefill.any():
+            return None
+        prefixes = self.pool.shared_prefixes(np.arange(self.state.slots) if slots is None else slots, prefill)
+        computed = prefixes.source == np.arange(len(prefill))
+        self.statistics.prompt_tokens += int((host.prompt + host.known)[prefill].sum())
+        self.statistics.prompt_reused += int(prefixes.length[prefill & ~computed].sum())
+        return prefixes
+
+    def collect(self) -> Iterator[Generation]:
+        """Take finished requests out of their slots."""
+        now = time.perf_counter()
+        for admission in self.running.values():
+            admission.first_step = admission.first_step or now - admission.began
+        finished = [slot for slot in self.running if self.host.done[slot]]
+        answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        for slot, tokens in zip(finished, answers, strict=True):
+            self.runner.request_sampling.pop(slot, None)
+            self.scheduler.leave(slot)
+            yield self.generation(self.running.pop(slot), tokens, int(self.host.step[slot]), now)
+
+    def generation(self, admission: Admission, tokens: list[int], forwards: int, now: float) -> Generation:
+        """Return what the user gets: the tokens up to the first EOS."""
+        vocabulary = self.state.vocabulary
+        stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]
+        return Generation(
+            request=admission.request,
+            tokens=tokens[: stops[0]] if stops else tokens,
+            finish_reason="stop" if stops else "length",
+            forwards=forwards,
+            seconds=now - admission.began,
+            first_step_seconds=admission.first_step,
+            filled=sum(t != vocabulary.mask_id for t in tokens),
+        )
+
+
+def in_order(total: int) -> NextRequests:
+    """Hand out 0 to total - 1."""
+    numbers = iter(range(total))
+    return lambda most: list(islice(numbers, most))
