@@ -5,9 +5,9 @@
   forward takes more than these: embedding, norms, rotation, gates, and the gaps between kernels.
 - whole: steps of the engine as a job runs them, one sequence: layout, forward, verify, advance, spawn, the copy to
   the host and commit, from one step's end to the next one's. What they take more than the forward is the host's time
-  that the GPU waits for, and the kernels of decoding. With random weights nothing passes a threshold: a step fills the best
-  position, and one of lookahead. So blocks pass from all masked to none, half of it on average, as in the forwards. A
-  branch has no row but its window's, again as in these (boundary=stale; by default Dream computes one more).
+  that the GPU waits for, and the kernels of decoding. With random weights nothing passes a threshold: a step fills the
+  best position, and one of lookahead. So blocks pass from all masked to none, half of it on average, as in the forwards.
+  A branch has no row but its window's, again as in these (boundary=stale; by default Dream computes one more).
 - eager: ours is the static runner's forward with all that the host prepares for it (tiles of attention, buffers): from
   tokens on the device to records. Theirs is transformers' Qwen2 on the same weights, from the same tokens to the same
   records (token, probability, entropy) of the same positions: branches are batch rows with a prefix of their own, all

@@ -42,7 +42,8 @@ def advance(state: State, winner: Winner) -> None:
     full = torch.cat([running[:, None], nearly[:, :-1]], 1)  # [S, blocks]
 
     # fill
-    chosen = fill(config, records, state.fillable(masked), full)
+    stuck = None if winner.accepted is None else state.drafts == 0  # a step with drafts always fills one
+    chosen = fill(config, records, state.fillable(masked), full, stuck)
     if config.boundary == "fill" and state.vocabulary.shift and config.cache != "none":
         # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
@@ -73,6 +74,8 @@ def advance(state: State, winner: Winner) -> None:
     state.done |= done
     state.step += running
     state.winner.copy_(winner.branch)
+    if winner.accepted is not None:
+        state.accepted.copy_(winner.accepted)
     # the first position behind `complete` is masked, if only because its block was appended just now
     torch.eq(first, complete, out=state.first_masked)
     state.first_masked &= complete < new_end
@@ -99,7 +102,7 @@ def keep_boundary(state: State, records: Records, running: Tensor) -> None:
         torch.where(commits, records.packed[:, :, 0], kept, out=kept)
 
 
-def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor) -> Tensor:
+def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, stuck: Tensor | None = None) -> Tensor:
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
@@ -107,6 +110,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor) -
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled where none passes.
+        stuck: ``[S]`` bool, sequences in which a position may be forced; None: all.
     """
     slots, width = masked.shape
     size = config.block_size
@@ -114,11 +118,13 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor) -
     ranked = torch.where(masked, records.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)
-        stuck = full & ~passed.view(per_block).any(2)  # [S, blocks]
-        forced = (first_max(ranked.view(per_block)) & stuck[..., None]).view(slots, width)
+        none = full & ~passed.view(per_block).any(2)  # [S, blocks]
+        forced = (first_max(ranked.view(per_block)) & none[..., None]).view(slots, width)
     else:
-        stuck = ~passed.any(1, keepdim=True)
-        forced = first_max(ranked if config.force == "window" else masked.long()) & stuck
+        none = ~passed.any(1, keepdim=True)
+        forced = first_max(ranked if config.force == "window" else masked.long()) & none
+    if stuck is not None:
+        forced = forced & stuck[:, None]
     chosen = passed | forced & masked
     if config.extra_fill:
         rest = masked & ~chosen

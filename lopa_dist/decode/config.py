@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lopa_dist.checks import require
 
 CHOICES = {
+    "verify": ("confidence", "agreement"),
     "confidence": ("probability", "margin", "neg_entropy"),
     "lookahead": ("single", "nested"),
     "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
@@ -38,11 +39,21 @@ class DecodeConfig:
     is cached: that row is computed anew in every step (fresh), its record is kept from the forward that filled the
     cache (stale), or that forward fills this one position and no other (fill: Fast-dLLM on Dream, and its v2).
 
+    `verify` says which branch wins, and so which lookahead tokens stay:
+
+    - confidence: the branch whose remaining positions the model is surest of (LoPA as published).
+    - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
+      them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
+      predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
+      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified.
+
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
     branches: int = 7  # k lookahead branches beside the anchor; 0 is plain D2F / confidence decoding
+    verify: str = "confidence"  # which branch wins (see above)
+    drafts: int = 0  # m draft tokens that each branch verifies, with verify=agreement
     block_size: int = 32  # tokens
     max_new_tokens: int = 512
     max_active_blocks: int | None = None  # 1 is block diffusion; null lets tau_add alone decide
@@ -74,6 +85,7 @@ class DecodeConfig:
             require(f"decode.{key}", getattr(self, key), choices)
         at_least = {
             "branches": 0,
+            "drafts": 0,
             "extra_fill": 0,
             "block_size": 1,
             "max_new_tokens": 1,
@@ -99,12 +111,29 @@ class DecodeConfig:
                 "decode.prompt_attention=joint needs decode.window_attention=full: with block_causal a prompt row "
                 "cannot see the first mask block"
             )
+        self._check_verification()
         self._check_cache_and_canvas()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
             raise ValueError(
                 f"decode.sub_block_size={self.sub_block_size}: must divide decode.block_size={self.block_size}, "
                 "or be null"
             )
+
+    def _check_verification(self) -> None:
+        if self.verify == "confidence" and self.drafts:
+            raise ValueError(
+                f"decode.drafts={self.drafts} needs decode.verify=agreement: confidence chooses among whole branches"
+            )
+        if self.verify == "agreement":
+            if not self.drafts:
+                raise ValueError(
+                    "decode.verify=agreement needs decode.drafts of 1 or more: how many tokens each branch verifies"
+                )
+            if self.extra_fill:
+                raise ValueError(
+                    f"decode.extra_fill={self.extra_fill} needs decode.verify=confidence: it fills tokens that nothing "
+                    "verifies"
+                )
 
     def _check_cache_and_canvas(self) -> None:
         if self.window_attention == "block_causal":
@@ -130,6 +159,13 @@ class DecodeConfig:
         return self.branches + 1
 
     @property
+    def max_chain(self) -> int:
+        """Drafts of a sequence at most, of all its branches: (k + 1) * m."""
+        return self.max_branches * self.drafts
+
+    @property
     def max_edits(self) -> int:
         """Tokens in which a branch differs from the anchor at most."""
+        if self.verify == "agreement":
+            return max(1, self.branches * self.drafts)
         return max(1, self.branches) if self.lookahead == "nested" else 1

@@ -220,12 +220,15 @@ def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -
 def row_keys(state: State, sequence: Tensor, offset: Tensor) -> Tensor:
     """Return random keys by (seed, request, position, step): they depend on no rank, batch or order.
 
+    With verify=agreement the step is left out: a draft and its verification, a step later, must draw the same noise.
+
     Args:
         state: before the step.
         sequence, offset: ``[H]`` sequences, and positions in their windows.
     """
     position = state.complete[sequence] + offset
-    return (state.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + state.step[sequence]
+    step = 0 if state.config.verify == "agreement" else state.step[sequence]
+    return (state.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:

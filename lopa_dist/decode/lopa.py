@@ -25,7 +25,8 @@ class Winner(NamedTuple):
     records: Records  # [S, W] that branch's predictions, over the windows
     position: Tensor  # [S, F] where it brings tokens; -1: nothing
     token: Tensor  # [S, F] the tokens there
-    scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run
+    scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
+    accepted: Tensor | None = None  # [S] drafts that were accepted (by_agreement)
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -35,7 +36,7 @@ def verify(state: State, records: Records) -> Winner:
         state: as it was laid out for the forward.
         records: ``[S, K, W]`` over `state.window(W)`.
     """
-    return VERIFY["confidence"](state, records)
+    return VERIFY[state.config.verify](state, records)
 
 
 def by_confidence(state: State, records: Records) -> Winner:
@@ -57,7 +58,27 @@ def by_confidence(state: State, records: Records) -> Winner:
     return Winner(branch, Records(records.packed[:, slots, branch]), position, token, scores)
 
 
-VERIFY: dict[str, Callable[[State, Records], Winner]] = {"confidence": by_confidence}
+def by_agreement(state: State, records: Records) -> Winner:
+    """Drafts are accepted as long as the model predicts their tokens in the context of the drafts before them.
+
+    The first draft that fails gives way to what the model predicts instead. So every token of the chain is the model's
+    own choice in the context that it is placed into. The branch that has this context wins.
+    """
+    config = state.config
+    slots, index = (arange(n, state.canvas.device) for n in (state.slots, config.max_chain))
+    position, draft = state.chain  # [S, C]
+    offset = (position - state.complete[:, None]).clamp(0, records.packed.shape[-1] - 1)  # in range where unused, too
+    predicted = records.token.gather(2, offset.view(state.slots, -1, config.drafts)).flatten(1)  # [S, C]
+    agrees = (predicted == draft) & (index < state.drafts[:, None])
+    accepted = agrees.cumprod(1).sum(1)  # [S]
+    branch = torch.minimum(accepted // config.drafts, state.branches - 1).clamp(min=0)
+    token = torch.where(index < accepted[:, None], draft, predicted)
+    brought = index <= torch.minimum(accepted, state.drafts - 1)[:, None]
+    winner = Records(records.packed[:, slots, branch])
+    return Winner(branch, winner, torch.where(brought, position, -1), token, accepted=accepted)
+
+
+VERIFY: dict[str, Callable[[State, Records], Winner]] = {"confidence": by_confidence, "agreement": by_agreement}
 """The rules of verification, by their names in `DecodeConfig.verify`."""
 
 
@@ -71,29 +92,70 @@ def spawn(state: State, winner: Winner) -> None:
         winner: of this step.
     """
     config, records = state.config, winner.records
-    k = config.branches
-    if k == 0:
-        state.branches.copy_(state.done == 0)
-        state.set_window(None)
-        return
-    span, _, _, masked = state.window(records.packed.shape[-1])
-    masked = state.fillable(masked)
-    candidates = masked & (records.probability >= config.tau_look) if config.tau_look else masked
-    ranked, rank = torch.where(candidates, records.confidence, -torch.inf).sort(dim=1, descending=True, stable=True)
-    ranked, rank = ranked[:, :k], rank[:, :k]  # [S, k'] candidates first; branches of what is behind them do not run
-    made = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, k']
-    count = rank.shape[1]  # the window may be shorter than k
-    if config.lookahead == "single":
-        state.edits[:, :, 1 : count + 1, 0] = made
+    most = config.max_chain or config.branches  # candidates that are of use
+    if most:
+        span, _, _, masked = state.window(records.packed.shape[-1])
+        masked = state.fillable(masked)
+        candidates = masked & (records.probability >= config.tau_look) if config.tau_look else masked
+        ranked, rank = torch.where(candidates, records.confidence, -torch.inf).sort(dim=1, descending=True, stable=True)
+        ranked, rank = ranked[:, :most], rank[:, :most]  # [S, n] candidates first; what is behind them is not used
+        made = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, n]
+        count = candidates.sum(1)
+        if config.verify == "agreement":
+            branches = spawn_chain(state, made, count)
+        else:
+            branches = spawn_lookaheads(state, made, ranked, count)
+        state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
     else:
-        nested = torch.ones(count, count, dtype=torch.bool, device=span.device).tril()  # branch j takes j edits
-        state.edit_position.fill_(-1)
-        state.edits[:, :, 1 : count + 1, :count] = made[:, :, None].masked_fill(~nested, -1)
-        ranked = ranked.double().cumsum(1) / arange(count + 1, span.device)[1:]
-    state.edit_confidence[:, 1 : count + 1] = ranked
-    torch.clamp(candidates.sum(1) + 1, max=k + 1, out=state.branches)
-    state.branches.masked_fill_(state.done != 0, 0)
+        state.branches.copy_(state.done == 0)
     state.set_window(None)
+
+
+def spawn_lookaheads(state: State, made: Tensor, ranked: Tensor, count: Tensor) -> Tensor:
+    """Branch j fills the j-th candidate (lookahead=single), or the first j (nested).
+
+    Args:
+        state: gets the branches' edits.
+        made: ``[2, S, n]`` positions and tokens of the best candidates; n is k, or less where windows are short.
+        ranked: ``[S, n]`` their confidences.
+        count: ``[S]`` how many candidates there are.
+
+    Returns:
+        ``[S]`` branches to run, the anchor included.
+    """
+    config, n = state.config, made.shape[2]
+    if config.lookahead == "single":
+        state.edits[:, :, 1 : n + 1, 0] = made
+    else:
+        nested = torch.ones(n, n, dtype=torch.bool, device=made.device).tril()  # branch j takes j edits
+        state.edit_position.fill_(-1)
+        state.edits[:, :, 1 : n + 1, :n] = made[:, :, None].masked_fill(~nested, -1)
+        ranked = ranked.double().cumsum(1) / arange(n + 1, made.device)[1:]
+    state.edit_confidence[:, 1 : n + 1] = ranked
+    return (count + 1).clamp(max=config.max_branches)
+
+
+def spawn_chain(state: State, made: Tensor, count: Tensor) -> Tensor:
+    """The candidates are drafts; branch b has the first ``b * m`` of them filled and verifies the m behind these.
+
+    Args:
+        state: gets the chain of drafts, their number and the branches' edits.
+        made: ``[2, S, n]`` positions and tokens of the best candidates; n is (k + 1) * m, or less.
+        count: ``[S]`` how many candidates there are.
+
+    Returns:
+        ``[S]`` branches to run: those that have a draft to verify, and the anchor.
+    """
+    config, n = state.config, made.shape[2]
+    state.chain[:, :, :n] = made
+    torch.clamp(count, max=config.max_chain, out=state.drafts)
+    state.drafts.masked_fill_(state.done != 0, 0)
+    edits = min(config.branches * config.drafts, n)
+    if edits:
+        device = made.device
+        filled = arange(edits, device) < (arange(config.max_branches, device) * config.drafts)[:, None]  # [K, E]
+        state.edits[:, :, :, :edits] = torch.where(filled, made[:, :, None, :edits], -1)
+    return (state.drafts + config.drafts - 1).div(config.drafts, rounding_mode="floor").clamp(min=1)
 
 
 def branch_confidence(config: DecodeConfig, confidence: Tensor, open_: Tensor, created: Tensor) -> Tensor:

@@ -88,7 +88,9 @@ class HostState(NamedTuple):
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
     first_masked: Ints  # 1 if position `complete` is masked
+    drafts: Ints  # tokens that the next forward verifies, of all branches together (verify=agreement)
     winner: Ints  # branch that the last step chose
+    accepted: Ints  # drafts that the last step accepted
     done: Ints  # 1 if the slot is empty or its sequence is finished
     step: Ints  # forwards so far
 
@@ -114,6 +116,7 @@ class State:
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence that a branch was created with; 1 for the anchor
+    chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
 
@@ -124,6 +127,7 @@ class State:
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
         self.masked, self.first_masked = rows["masked"], rows["first_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
+        self.drafts, self.accepted = rows["drafts"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
@@ -158,6 +162,7 @@ class State:
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             edits=long(2, slots, k, e),
             edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
+            chain=long(2, slots, config.max_chain),
             boundary=Records(long(3, slots).int()),
             sampled=np.zeros(slots, bool),
         )
@@ -233,6 +238,7 @@ class State:
             **parts,
             integers=self.integers[:, at],
             edits=self.edits[:, at],
+            chain=self.chain[:, at],
             boundary=Records(self.boundary.packed[:, at]),
             sampled=self.sampled[slots],
         )
@@ -243,6 +249,7 @@ class State:
         for name in BY_SLOT:
             getattr(self, name)[at] = getattr(part, name)
         self.integers[:, at], self.edits[:, at] = part.integers, part.edits
+        self.chain[:, at] = part.chain
         self.boundary.packed[:, at] = part.boundary.packed
         self._window = None
 

@@ -29,6 +29,9 @@ class OracleConfig:
     """The `decode` options, and the facts of the model (mask, EOS, logit shift)."""
 
     branches: int = 7  # k, the number of LOOKAHEAD branches
+    verify: str = "confidence"  # confidence | agreement
+    drafts: int = 0  # tokens that each branch verifies (agreement)
+    window_attention: str = "full"  # full | block_causal
     block_size: int = 32
     max_new_tokens: int = 512
     max_active_blocks: int | None = None
@@ -54,6 +57,7 @@ class OracleConfig:
     def __post_init__(self) -> None:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
+            "verify": ("confidence", "agreement"),
             "lookahead": ("single", "nested"),
             "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
             "force": ("block", "window", "leftmost"),
@@ -99,6 +103,8 @@ class Oracle:
         self.eos = False
         self.edits: list[dict[int, int]] = [{}]  # of each branch of the coming forward; 0 is the anchor
         self.confidences: list[float] = [1.0]  # creation confidence of each of them
+        self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
+        self.accepted: list[int] = []  # drafts accepted, by step
         self.wins: list[int] = []
         self.last_scores: list[float] = []
         self.last_filled: list[tuple[int, int]] = []
@@ -113,6 +119,7 @@ class Oracle:
             "end": self.end,
             "step": len(self.wins),
             "branches": [dict(edit) for edit in self.edits],
+            "drafts": [self.chain[b * self.config.drafts :][: self.config.drafts] for b in range(len(self.edits))],
         }
 
     @property
@@ -154,8 +161,14 @@ class Oracle:
     def _progress(self, block: range) -> float:
         return sum(not self.masked(pos) for pos in block) / len(block)
 
-    def step(self, records: Records) -> None:
-        """Take the records of one forward: `records[branch][pos]` for each masked position of the window."""
+    def step(self, records: Records, verified: Mapping[tuple[int, int], Record] | None = None) -> None:
+        """Take the records of one forward and move the sequence by one step.
+
+        Args:
+            records: `records[branch][pos]` for each masked position of the window.
+            verified: by branch and number of a draft in it, what the forward predicts at the draft's position in the
+                context of the drafts before it. Drafts that are not there take the branch's own record.
+        """
         if self.done:
             raise ValueError("the sequence is done: it takes no more steps")
         # boundary=stale: a forward that commits nothing has no fresh row for the first position.
@@ -168,10 +181,14 @@ class Oracle:
             still = [pos for pos in self.window_masks() if pos not in edit]
             seen.append({pos: stale[pos] if pos in stale else records[j][pos] for pos in still})
 
-        # 1, 2. Score and select. Ties: the lookahead of smallest index, the anchor last.
-        self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
-        order = [*range(1, len(self.edits)), 0]
-        winner = max(order, key=lambda j: self.last_scores[j])  # max keeps the first of equals
+        # 1, 2. Verify: which branch wins, and which tokens it brings.
+        if self.config.verify == "agreement":
+            winner, brought = self._longest_agreement(seen, verified or {})
+        else:  # Ties: the lookahead of smallest index, the anchor last.
+            self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
+            order = [*range(1, len(self.edits)), 0]
+            winner = max(order, key=lambda j: self.last_scores[j])  # max keeps the first of equals
+            brought = dict(self.edits[winner])
         self.wins.append(winner)
         record = seen[winner]  # one forward does double duty: it scored, now it fills and proposes
 
@@ -182,8 +199,8 @@ class Oracle:
                 self._boundary_record = record.get(self.complete)
             self.committed = self.complete
 
-        # 4. The winner is applied by writing its edits.
-        filled = dict(self.edits[winner])
+        # 4. What the winner brings is written.
+        filled = dict(brought)
         for pos, token in filled.items():
             self._write(pos, token)
 
@@ -194,7 +211,7 @@ class Oracle:
                 self.full.add(i + 1)
 
         # 6. Fill from the winner's records. All choices are made before anything is written.
-        chosen = self._choose_fill(record)
+        chosen = self._choose_fill(record, forced=self.config.verify == "confidence" or not self.chain)
         first = self.complete  # where the cache now ends
         if self.config.boundary == "fill" and self.config.shift and committing and self.masked(first):
             chosen = [first]  # Fast-dLLM: the forward that fills the cache decides the next token, and nothing else
@@ -237,7 +254,23 @@ class Oracle:
             future = self.mean(values)
         return config.alpha * self.confidences[j] + (1 - config.alpha) * future
 
-    def _choose_fill(self, record: Mapping[int, Record]) -> list[int]:
+    def _longest_agreement(
+        self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
+    ) -> tuple[int, dict[int, int]]:
+        """The branch with the context of the first draft that fails, and the tokens it brings: the accepted drafts,
+        and in place of the one that failed what the model predicts there."""
+        brought: dict[int, int] = {}
+        for number, (pos, draft) in enumerate(self.chain):
+            branch, nth = divmod(number, self.config.drafts)
+            predicted = (verified[branch, nth] if (branch, nth) in verified else seen[branch][pos])[0]
+            brought[pos] = predicted
+            if predicted != draft:
+                self.accepted.append(number)
+                return branch, brought
+        self.accepted.append(len(self.chain))
+        return min(len(self.chain) // max(1, self.config.drafts), len(self.edits) - 1), brought
+
+    def _choose_fill(self, record: Mapping[int, Record], forced: bool) -> list[int]:
         """The positions to fill: above the threshold, forced, and extra ones."""
         config = self.config
 
@@ -247,7 +280,9 @@ class Oracle:
         masked = self._fillable()
         # The threshold is on the probability and strict, in semi and fully active blocks alike.
         chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
-        if config.force == "block":  # each fully active block without a fill; semi-active never
+        if not forced:  # drafts were verified: at least one token is filled already
+            pass
+        elif config.force == "block":  # each fully active block without a fill; semi-active never
             for i, block in enumerate(self._blocks()):
                 inside = [pos for pos in masked if pos in block]
                 if i in self.full and inside and not any(pos in chosen for pos in inside):
@@ -288,7 +323,17 @@ class Oracle:
 
     def _spawn(self, candidates: Sequence[int], record: Mapping[int, Record]) -> None:
         """The anchor and up to k lookaheads on top of it."""
-        self.edits, self.confidences = [{}], [1.0]
+        self.edits, self.confidences, self.chain = [{}], [1.0], []
+        if self.config.verify == "agreement":
+            size = self.config.drafts
+            if size > 1 and self.config.window_attention == "block_causal":  # drafts see each other: all in one block
+                candidates = [pos for pos in candidates if pos < self.complete + self.config.block_size]
+            best = candidates[: (self.config.branches + 1) * size]
+            self.chain = [(pos, record[pos][0]) for pos in best]
+            for begin in range(size, len(best), size):
+                self.edits.append(dict(self.chain[:begin]))
+                self.confidences.append(1.0)
+            return
         best = candidates[: self.config.branches]
         for j in range(1, len(best) + 1):
             taken = best[j - 1 : j] if self.config.lookahead == "single" else best[:j]

@@ -69,30 +69,75 @@ class Naive:
 
     def forward(self, tokens: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
         """Distributions by row position for rows [first, first + n), against the cache before and behind them."""
+        n = len(tokens)
+        sees = [[first + c < self.visible(first + r) for c in range(n)] for r in range(n)]
+        rows, new = self.run(tokens, [first + r for r in range(n)], sees, first)
+        return {first + r: row for r, row in enumerate(rows)}, new
+
+    def verify(self, tokens: list[int], first: int, drafts: list[tuple[int, int]]) -> dict[int, Tensor]:
+        """Distributions at the drafts but the first, each in the context of the drafts before it, by their number.
+
+        `tokens` are the window's, from position `first` on, with masks at the drafts. Beside these rows there are a row
+        for each draft's token (but the last's), and one for each prediction. Each sees what the definition says: the
+        window without the masks of the drafts up to its own, and the rows of these drafts' tokens. Drafts whose
+        predicting row lies before `first` are left out: no draft can change their prediction.
+        """
+        n, m, shift = len(tokens), len(drafts), int(self.model.config.shift)
+        places = [position for position, _ in drafts]
+        predicts = [position - shift for position in places]
+        ids, at = list(tokens), [first + r for r in range(n)]
+        sees = [[first + c < self.visible(first + r) for c in range(n)] + [False] * (2 * m - 2) for r in range(n)]
+        after = []  # by number of drafts in the context: what a row sees then
+        for count in range(1, m):
+            hidden = set(places[:count])
+            window = [first + c < self.visible(places[0]) and first + c not in hidden for c in range(n)]
+            after.append(window + [i < count for i in range(m - 1)] + [False] * (m - 1))
+        for i in range(m - 1):
+            ids.append(drafts[i][1])
+            at.append(places[i])
+            sees.append(after[i])
+        for i in range(1, m):
+            placed = dict(drafts[:i])
+            inside = first <= predicts[i]
+            window_token = tokens[predicts[i] - first] if inside else tokens[0]
+            ids.append(placed.get(predicts[i], window_token))
+            at.append(predicts[i] if inside else first)
+            sees.append(after[i - 1])
+        rows, _ = self.run(ids, at, sees, first, n)
+        return {i: rows[n + m - 2 + i] for i in range(1, m) if first <= predicts[i]}
+
+    def run(
+        self, tokens: list[int], at: list[int], sees: list[list[bool]], first: int, span: int | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Distributions of rows at positions `at`, and their K/V; rows see the cache but for `span` slots from `first`
+        on, and one another as `sees` says."""
         n, below = len(tokens), first + len(self.prompt)
+        span = n if span is None else span
         new: Cache = []
+        own = torch.tensor(sees)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             new.append((k, v))
             if self.cache:
                 old_k, old_v = self.cache[layer]
-                k = torch.cat([old_k[:below], k, old_k[below + n :]])
-                v = torch.cat([old_v[:below], v, old_v[below + n :]])
+                k = torch.cat([old_k[:below], k, old_k[below + span :]])
+                v = torch.cat([old_v[:below], v, old_v[below + span :]])
+            behind = len(k) - n - below if self.cache else 0  # cached tokens behind the rows' own
             out = torch.zeros_like(q)
             group = q.shape[1] // k.shape[1]
             for r in range(n):
-                stop = below + self.visible(first + r) - first
-                assert stop <= len(k)
+                later = torch.arange(behind) + first + span < self.visible(max(at[r], first))
+                seen = torch.cat([torch.ones(len(k) - n - behind, dtype=torch.bool), own[r], later])
                 for h in range(q.shape[1]):
-                    weights = (k[:stop, h // group] @ q[r, h] / q.shape[2] ** 0.5).softmax(0)
-                    out[r, h] = weights @ v[:stop, h // group]
+                    weights = (k[seen, h // group] @ q[r, h] / q.shape[2] ** 0.5).softmax(0)
+                    out[r, h] = weights @ v[seen, h // group]
             return out
 
-        positions = torch.arange(below, below + n)
+        positions = torch.tensor(at) + len(self.prompt)
         hidden = self.model(torch.tensor(tokens), positions, attend)
         logits = hidden @ self.model.head_weight.T
         logits[:, self.model.config.mask_id] = -1e30
-        return {first + r: row for r, row in enumerate(logits.softmax(-1))}, new
+        return logits.softmax(-1), new
 
     def generate(self) -> tuple[list[int], list[int]]:
         """Tokens of all appended blocks, and the branch chosen in every step."""
@@ -108,8 +153,9 @@ class Naive:
             waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
             fresh = waits and self.config.boundary == "fresh"
             records: list[dict[int, Record]] = []
+            verified: dict[tuple[int, int], Record] = {}
             caches: list[Cache] = []
-            for edits in view["branches"]:
+            for branch, edits in enumerate(view["branches"]):
                 tokens = self.prompt + oracle.tokens[:stop]
                 for position, token in edits.items():
                     tokens[size + position] = token
@@ -131,10 +177,16 @@ class Naive:
                         confidence_of(p, self.config.confidence),
                     )
                 records.append(found)
+                drafts = view["drafts"][branch]
+                for number, p in self.verify(tokens[size + start :], start, drafts).items() if len(drafts) > 1 else ():
+                    first_choice, second = p.topk(2).values.tolist()
+                    self.near_tie |= close(first_choice, [second])
+                    verified[branch, number] = int(p.argmax()), float(p.max()), confidence_of(p, self.config.confidence)
             count = (stop if caching == "dual" else view["complete"]) - first
-            oracle.step(records)
+            oracle.step(records, verified)
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]
-            self.near_tie |= close(max(oracle.last_scores), oracle.last_scores)
+            if self.config.verify == "confidence":
+                self.near_tie |= close(max(oracle.last_scores), oracle.last_scores)
             self.near_tie |= any(close(confidence, [*ranked, *self.thresholds]) for confidence in ranked)
             if commits:
                 kept = [(k[:count], v[:count]) for k, v in caches[oracle.wins[-1]]]

@@ -22,6 +22,7 @@ from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.tasks.word_problems import problems
 from tests.engine.naive import Naive, Texts, check_same
 from tests.engine.ranks import on_mesh, on_ranks
+from tests.strategies import engine_configs
 
 BASE = DecodeConfig(branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75)
 
@@ -48,35 +49,8 @@ def texts(
     return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
 
-@st.composite
-def configs(draw: st.DrawFn) -> DecodeConfig:
-    attention = draw(st.sampled_from(["full", "block_causal"]))
-    full = attention == "full"
-    cache = draw(st.sampled_from(["block", "none", *(["prefix", "dual"] if full else [])]))
-    size = draw(st.sampled_from([4, 4, 8, 32]))
-    return replace(
-        BASE,
-        branches=draw(st.sampled_from([0, 1, 3, 7])),
-        block_size=size,
-        sub_block_size=draw(st.sampled_from([None, None, 2])),
-        max_active_blocks=draw(st.sampled_from([None, None, 1])),
-        tau_conf=draw(st.sampled_from([0.02, 0.1, 0.3, 0.6, 0.95])),
-        tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),
-        tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
-        confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
-        lookahead=draw(st.sampled_from(["single", "nested"])),
-        force=draw(st.sampled_from(["block", "window", "leftmost"])),
-        window_attention=attention,
-        prompt_attention=draw(st.sampled_from(["self", "blocks", *(["joint"] if full else [])])),
-        boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
-        cache=cache,
-        canvas="whole" if cache == "dual" else draw(st.sampled_from(["growing", *(["whole"] if full else [])])),
-        stop_at_eos=draw(st.booleans()),
-    )
-
-
 @settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(config=configs(), seed=st.integers(0, 10**6))
+@given(config=engine_configs(BASE), seed=st.integers(0, 10**6))
 def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
     requests = random_requests(seed, 3, 18)
     found = texts(small_model, config, requests)
@@ -89,7 +63,7 @@ def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(config=configs(), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
+@given(config=engine_configs(BASE), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
 def test_same_on_more_ranks_and_in_other_batches(
     small_model: Transformer, config: DecodeConfig, seed: int, temperature: float
 ) -> None:
@@ -106,7 +80,8 @@ def test_same_on_more_ranks_and_in_other_batches(
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    config=configs(), seed=st.integers(0, 10**6), rules=st.sampled_from([(0.0, 1.0), (0.8, 1.0), (0.8, 0.9)]),
+    config=engine_configs(BASE), seed=st.integers(0, 10**6),
+    rules=st.sampled_from([(0.0, 1.0), (0.8, 1.0), (0.8, 0.9)]),
     branch=st.sampled_from([1, 2]),
 )  # fmt: skip
 def test_same_when_the_model_is_split(

@@ -1,0 +1,81 @@
+"""Random ways of decoding for hypothesis: a new option is added here, and every property is tested with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig
+
+
+@st.composite
+def verification(draw: st.DrawFn) -> dict[str, Any]:
+    """Options of verification that go together, with a number of branches."""
+    branches = draw(st.sampled_from([0, 1, 3, 7]))
+    if draw(st.booleans()):
+        return {"branches": branches, "verify": "agreement", "drafts": draw(st.sampled_from(DRAFTS))}
+    return {"branches": branches, "extra_fill": draw(st.sampled_from([0, 0, 1, 2]))}
+
+
+DRAFTS = [1]
+
+
+@st.composite
+def decode_configs(draw: st.DrawFn) -> DecodeConfig:
+    """Anything that the rules of decoding allow, for records that come from no model."""
+    eighths = st.integers(0, 8).map(lambda n: n / 8)
+    attention = draw(st.sampled_from(["full", "block_causal"]))
+    cache = draw(st.sampled_from(["block", "none", *(["prefix", "dual"] if attention == "full" else [])]))
+    return DecodeConfig(
+        **draw(verification()),
+        block_size=draw(st.sampled_from([4, 8, 32])),
+        sub_block_size=draw(st.sampled_from([None, None, 2, 4])),
+        max_new_tokens=draw(st.integers(1, 70)),
+        max_active_blocks=draw(st.sampled_from([None, 1, 2])),
+        tau_add=draw(eighths),
+        tau_act=draw(eighths),
+        tau_conf=draw(st.sampled_from([0.02, 0.25, 0.5, 0.75, 0.875, 0.95])),
+        lookahead=draw(st.sampled_from(["single", "nested"])),
+        tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
+        alpha=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
+        score=draw(st.sampled_from(["mean", "lowest_fraction", "sliding_window", "gain"])),
+        score_fraction=draw(st.sampled_from([0.25, 0.5, 0.29, 1.0])),
+        score_window=draw(st.integers(1, 8)),
+        force=draw(st.sampled_from(["block", "window", "leftmost"])),
+        window_attention=attention,
+        prompt_attention=draw(st.sampled_from(["self", "self", "blocks"])),
+        boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
+        cache=cache,
+        canvas="whole" if cache == "dual" else "growing",
+        stop_at_eos=draw(st.booleans()),
+    )
+
+
+@st.composite
+def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
+    """Variants of `base` for short answers of a small random model."""
+    attention = draw(st.sampled_from(["full", "block_causal"]))
+    full = attention == "full"
+    cache = draw(st.sampled_from(["block", "none", *(["prefix", "dual"] if full else [])]))
+    size = draw(st.sampled_from([4, 4, 8, 32]))
+    return replace(
+        base,
+        **draw(verification()),
+        block_size=size,
+        sub_block_size=draw(st.sampled_from([None, None, 2])),
+        max_active_blocks=draw(st.sampled_from([None, None, 1])),
+        tau_conf=draw(st.sampled_from([0.02, 0.1, 0.3, 0.6, 0.95])),
+        tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),
+        tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
+        confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
+        lookahead=draw(st.sampled_from(["single", "nested"])),
+        force=draw(st.sampled_from(["block", "window", "leftmost"])),
+        window_attention=attention,
+        prompt_attention=draw(st.sampled_from(["self", "blocks", *(["joint"] if full else [])])),
+        boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
+        cache=cache,
+        canvas="whole" if cache == "dual" else draw(st.sampled_from(["growing", *(["whole"] if full else [])])),
+        stop_at_eos=draw(st.booleans()),
+    )
