@@ -136,7 +136,7 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds,
         "reference_tpf": sum(g.filled for g in done) / (forwards + len(done)),
         "lookahead_wins": 1 - engine.statistics.wins[0] / max(1, sum(engine.statistics.wins.values())),
-        "rows_per_token": engine.statistics.masked_records / tokens,
+        "rows_per_token": engine.statistics.records / tokens,
         "problems": problems,
         "seed": seed,
     }

@@ -6,8 +6,9 @@
 - whole: steps of the engine as a job runs them, one sequence: layout, forward, verify, advance, spawn, the copy to
   the host and commit, from one step's end to the next one's. What they take more than the forward is the host's time
   that the GPU waits for, and the kernels of decoding. With random weights nothing passes a threshold: a step fills the
-  best position, and one of lookahead. So blocks pass from all masked to none, half of it on average, as in the forwards.
-  A branch has no row but its window's, again as in these (boundary=stale; by default Dream computes one more).
+  best position, and one of lookahead. So blocks pass from all masked to none, half of it on average, as in the
+  forwards. A branch has no row but its window's, again as in these (boundary=stale; by default Dream computes one
+  more).
 - eager: ours is the static runner's forward with all that the host prepares for it (tiles of attention, buffers): from
   tokens on the device to records. Theirs is transformers' Qwen2 on the same weights, from the same tokens to the same
   records (token, probability, entropy) of the same positions: branches are batch rows with a prefix of their own, all
@@ -28,7 +29,7 @@ from torch import Tensor
 from benchmarks.gpu_bench import Bench, Row
 from benchmarks.roofline import BF16, FP8, MODELS, Bar, Case, halved, ratio, step_bar, work
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.decode.layout import ForwardBatch
+from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool

@@ -164,6 +164,11 @@ class DecodeConfig:
         return self.max_branches * self.drafts
 
     @property
+    def extra_drafts(self) -> int:
+        """Drafts of a branch that need rows of their own at most: all but the first, two rows each."""
+        return max(0, self.drafts - 1)
+
+    @property
     def max_edits(self) -> int:
         """Tokens in which a branch differs from the anchor at most."""
         if self.verify == "agreement":

@@ -6,52 +6,17 @@ depends on token values (ids, masked positions, edits) stays on the device and i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
+from lopa_dist.decode.draft_rows import add_draft_rows, drafts_with_rows
+from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
+from lopa_dist.decode.prefill import SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, ragged_arange, to_device
-
-ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
-
-
-@dataclass
-class ForwardBatch:
-    """One forward's packed rows on one rank: segments of consecutive positions, those of prompts before the windows'.
-
-    A window's segment belongs to a sequence and a branch; for prompts see `decode.prefill`. A segment's rows see the
-    tokens [0, shared) of their sequence, the columns [0, hi) of their own segment and, with a dual cache, the tokens
-    behind their segment whose K/V an earlier forward left.
-    """
-
-    sequence: Ints  # [G] sequence of each segment
-    branch: Ints  # [G]; -1 for prompts
-    start: Ints  # [G] its first row among the packed ones
-    rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] tokens before it, which it sees
-    first: Ints  # [G] position of its first row, relative to the prompt's end
-    hi: Ints  # [R] own columns that a row sees
-    tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
-    begin: Ints  # [S] position of the first row of each sequence's windows
-    stop: Ints  # [S] position behind their last row
-    prefill: Prefill | None  # None where there are only windows
-    tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
-    positions: Tensor  # [R'] absolute
-    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept hidden states (`SharedPrefixes`)
-    head_slots: Tensor  # [H] where in the record buffer the prediction goes
-    head_sequence: Ints  # [H] sequence whose position is predicted
-    head_keys: Tensor | None  # [H] keys of the random numbers, where any are drawn
-    local_branches: int  # records are a [local_branches, masked] buffer
-    masked: int  # masked positions of all sequences (of their anchors)
-    where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
-    width: int  # W, of the dense records
-    stale: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; None: nobody's
 
 
 def layout(
@@ -81,7 +46,7 @@ def layout(
         mine = np.append(none > 0, mine)
     prompt = host.prompt[sequence]
     rows = behind - first
-    start = rows.cumsum() - rows
+    start = rows.cumsum() - rows  # in the order of positions
     shared = prompt + first  # nothing where the first row is the prompt's first
     tail = (prompt + behind, host.limit[sequence] - behind) if config.cache == "dual" else None
 
@@ -89,7 +54,7 @@ def layout(
     total = int(rows.sum())
     padded = -(-max(total, 1) // ROW_TILE) * ROW_TILE
     position = np.arange(total) + (first - start).repeat(rows)
-    hi = own_columns(config, position, first, rows)
+    lo, hi = np.zeros(total, np.int64), own_columns(config, position, first, rows)
     cells, absolutes = np.zeros((2, padded + 1), np.int64)  # rows without a segment, and one more for edits of nothing
     cells[:total] = position + (sequence * state.canvas.shape[1] + state.origin).repeat(rows)
     absolutes[:total] = position + prompt.repeat(rows)
@@ -102,7 +67,9 @@ def layout(
     wanted = masked[sequence] * mine
     heads = wanted.cumsum() - wanted  # each segment's first
     entry = np.arange(wanted.sum()) + (masked.cumsum() - masked)[sequence].repeat(wanted) - heads.repeat(wanted)
-    slot = entry + (branch // ranks * amount).repeat(wanted)
+    extra = drafts_with_rows(config, host)  # [S]
+    columns = amount + int(extra.sum())
+    slot = entry + (branch // ranks * columns).repeat(wanted)
 
     # the row that predicts the position `where` says: its own or, with the shift, the one before
     shift = int(state.vocabulary.shift)
@@ -128,13 +95,17 @@ def layout(
     tokens.scatter_(0, torch.where(at >= 0, at + offsets[:, None], padded).view(-1), token.view(-1))
     found = where[entries]
     head_sequence = sequence.repeat(wanted)
-    keys = row_keys(state, to_device(head_sequence, device), found % width) if state.sampled.any() else None
+    keys = None
+    if state.sampled.any():
+        of = to_device(head_sequence, device)
+        keys = state.noise_keys(of, state.complete[of] + found % width)
     stale = stale_boundary(state, host)
-    return ForwardBatch(
-        sequence, branch, start, rows, shared, first, hi, tail, begin, stop, prefill, tokens[:padded],
-        positions[:padded], at_bases + found, slots, head_sequence, keys, -(-config.max_branches // ranks), amount,
-        where, width, to_device(stale, device) if stale.any() else None,
+    batch = ForwardBatch(
+        sequence, branch, start, rows, shared, first, lo, hi, tail, begin, stop, prefill, tokens[:padded],
+        positions[:padded], at_bases + found, slots, head_sequence, keys, -(-config.max_branches // ranks), columns,
+        where, width, to_device(stale, device) if stale.any() else None, None,
     )  # fmt: skip
+    return add_draft_rows(state, host, batch, extra, mine, ranks) if extra.any() else batch
 
 
 def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
@@ -217,35 +188,47 @@ def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -
     return np.minimum(stop - first.repeat(rows), every)
 
 
-def row_keys(state: State, sequence: Tensor, offset: Tensor) -> Tensor:
-    """Return random keys by (seed, request, position, step): they depend on no rank, batch or order.
-
-    With verify=agreement the step is left out: a draft and its verification, a step later, must draw the same noise.
-
-    Args:
-        state: before the step.
-        sequence, offset: ``[H]`` sequences, and positions in their windows.
-    """
-    position = state.complete[sequence] + offset
-    step = 0 if state.config.verify == "agreement" else state.step[sequence]
-    return (state.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
-
-
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
-    """Spread gathered records over ``[S, K, W]`` of `State.window`.
+    """Spread gathered records over ``[S, K, W]`` of `State.window`, and those of drafts over ``[S, C]``.
 
     A branch has a record of every position that the anchor leaves masked; those of branches that did not run are zeros.
 
     Args:
         state, batch: of this step.
-        gathered: ``[ranks, local_branches, masked, 3]`` int32: token, and the bits of probability and confidence.
+        gathered: ``[ranks, local_branches, columns, 3]`` int32: token, and the bits of probability and confidence.
     """
-    branches = state.config.max_branches
+    branches, masked = state.config.max_branches, len(batch.where)
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
     dense = gathered.new_zeros(3, branches, state.slots * batch.width)
-    dense.index_copy_(2, batch.where, parts)
+    dense.index_copy_(2, batch.where, parts[:, :, :masked])
     packed = dense.view(3, branches, state.slots, batch.width).transpose(1, 2)
     if batch.stale is not None:
         first = packed[..., 0]
         torch.where(batch.stale[:, None], state.boundary.packed[..., None], first, out=first)
-    return Records(packed)
+    if state.config.verify == "confidence":
+        return Records(packed)
+    return Records(packed, unpack_drafts(state, batch, packed, parts[:, :, masked:]))
+
+
+def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: Tensor) -> Records:
+    """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, C]``.
+
+    For the first draft of a branch that is the branch's own record, as for drafts whose predicting row the forward did
+    not compute, because no draft can change it. For the others it is the record of their verification row.
+
+    Args:
+        state, batch: of this step.
+        packed: ``[3, S, K, W]`` the branches' records.
+        verified: ``[3, K, n]`` records of the verification rows of all sequences.
+    """
+    m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
+    position = state.chain[0].view(slots, -1, m)  # [S, K, m]
+    offset = (position - state.complete[:, None, None]).clamp(0, width - 1)  # in range where a branch has no draft, too
+    drafts = packed.gather(3, offset.expand(3, -1, -1, -1))
+    if batch.drafts is not None:
+        dense = verified.new_zeros(3, verified.shape[1], slots * (m - 1))
+        dense.index_copy_(2, batch.drafts.where, verified)
+        rows = dense.view(3, -1, slots, m - 1).transpose(1, 2)  # [3, S, K, m - 1]
+        has_row = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.begin[:, None, None]
+        drafts[..., 1:] = torch.where(has_row, rows, drafts[..., 1:])
+    return Records(drafts.flatten(2))

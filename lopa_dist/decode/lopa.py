@@ -66,9 +66,8 @@ def by_agreement(state: State, records: Records) -> Winner:
     """
     config = state.config
     slots, index = (arange(n, state.canvas.device) for n in (state.slots, config.max_chain))
-    position, draft = state.chain  # [S, C]
-    offset = (position - state.complete[:, None]).clamp(0, records.packed.shape[-1] - 1)  # in range where unused, too
-    predicted = records.token.gather(2, offset.view(state.slots, -1, config.drafts)).flatten(1)  # [S, C]
+    assert records.drafts is not None
+    position, draft, predicted = *state.chain, records.drafts.token  # [S, C]
     agrees = (predicted == draft) & (index < state.drafts[:, None])
     accepted = agrees.cumprod(1).sum(1)  # [S]
     branch = torch.minimum(accepted // config.drafts, state.branches - 1).clamp(min=0)
@@ -97,6 +96,9 @@ def spawn(state: State, winner: Winner) -> None:
         span, _, _, masked = state.window(records.packed.shape[-1])
         masked = state.fillable(masked)
         candidates = masked & (records.probability >= config.tau_look) if config.tau_look else masked
+        if config.drafts > 1 and config.window_attention == "block_causal":
+            # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
+            candidates = candidates & (span < (state.complete + config.block_size)[:, None])
         ranked, rank = torch.where(candidates, records.confidence, -torch.inf).sort(dim=1, descending=True, stable=True)
         ranked, rank = ranked[:, :most], rank[:, :most]  # [S, n] candidates first; what is behind them is not used
         made = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, n]

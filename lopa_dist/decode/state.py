@@ -40,8 +40,9 @@ class Records:
     three.
     """
 
-    def __init__(self, packed: Tensor) -> None:
+    def __init__(self, packed: Tensor, drafts: Records | None = None) -> None:
         self.packed = packed
+        self.drafts = drafts  # [S, C] what is predicted at each draft in the context of those before it
 
     @cached_property
     def token(self) -> Tensor:
@@ -252,6 +253,17 @@ class State:
         self.chain[:, at] = part.chain
         self.boundary.packed[:, at] = part.boundary.packed
         self._window = None
+
+    def noise_keys(self, sequence: Tensor, position: Tensor) -> Tensor:
+        """Return keys of random numbers by (seed, request, position, step): no rank, batch or order changes them.
+
+        With verify=agreement the step is left out: a draft and its verification, a step later, draw the same noise.
+
+        Args:
+            sequence, position: ``[H]``.
+        """
+        step = 0 if self.config.verify == "agreement" else self.step[sequence]
+        return (self.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
 
     def to_host(self) -> HostState:
         """Copy what the host must know, in one transfer."""

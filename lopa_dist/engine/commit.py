@@ -8,9 +8,10 @@ rank broadcasts one packed buffer.
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import ForwardBatch
+from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.decode.prefill import Prefill
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.kv_pool import KVPool
@@ -52,8 +53,8 @@ def commit(
         begin, of = before.prompt[sequences] + batch.begin[sequences], np.repeat(slot[sequences], count[sequences])
         return pool.slots(of, np.repeat(begin, count[sequences]) + ragged_arange(count[sequences]))
 
-    def rows(sequences: Ints, segments: Ints) -> Ints:
-        return np.repeat(batch.start[segments], count[sequences]) + ragged_arange(count[sequences])
+    def rows(sequences: Ints, segments: Ints) -> Ints | Tensor:
+        return batch.packed(np.repeat(segments, count[sequences]), ragged_arange(count[sequences]))
 
     chosen = np.where(anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
     here = anywhere | (comm.size == 1)

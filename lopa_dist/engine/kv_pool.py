@@ -197,16 +197,20 @@ class KVPool:
         self.keys[layer, self.scratch : self.scratch + len(k)] = k
         self.values[layer, self.scratch : self.scratch + len(v)] = v
 
-    def move(self, rows: Ints, slots: Ints) -> None:
+    def move(self, rows: Ints | Tensor, slots: Ints) -> None:
         """Copy K/V of scratch rows into pool slots; keys first, then values, for those of prompts take gigabytes."""
         device = self.keys.device
-        come, go = to_device(self.scratch + rows, device), to_device(slots, device)
+        come, go = self.scratch_slots(rows), to_device(slots, device)
         for pool in (self.keys, self.values):
             pool.index_copy_(1, go, pool.index_select(1, come))  # half the time of indexing on a CPU
 
-    def pack(self, rows: Ints) -> Tensor:
+    def scratch_slots(self, rows: Ints | Tensor) -> Tensor:
+        """Return the slots of packed rows, on the device."""
+        return self.scratch + (rows if isinstance(rows, Tensor) else to_device(rows, self.keys.device))
+
+    def pack(self, rows: Ints | Tensor) -> Tensor:
         """Return K/V of scratch rows as one buffer ``[2, layers, rows, kv_heads, head_dim]``."""
-        at = to_device(self.scratch + rows, self.keys.device)
+        at = self.scratch_slots(rows)
         return torch.stack([self.keys.index_select(1, at), self.values.index_select(1, at)])
 
     def store(self, slots: Ints, packed: Tensor) -> None:

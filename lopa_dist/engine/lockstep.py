@@ -48,7 +48,7 @@ class Lockstep:
             slots: of its sequences; None: all.
 
         Returns:
-            ``[ranks, local_branches, masked, 3]`` int32.
+            ``[ranks, local_branches, columns, 3]`` int32.
         """
         records, error = self.attempt(runner, batch, slots)
         self.own_level = StopLevel.FAILED if error else self.requested()
@@ -69,7 +69,7 @@ class Lockstep:
         except Exception as error:
             if self.comm.size == 1 or broken(error):  # a broken collective is noticed by the other ranks themselves
                 raise
-            shape = (batch.local_branches, batch.masked, 3)
+            shape = (batch.local_branches, batch.columns, 3)
             return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
 
     def gather(self, records: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from lopa_dist.decode import DecodeConfig, State, Vocabulary, Winner, advance, layout, spawn, unpack, verify
+from lopa_dist.decode.draft_rows import drafts_with_rows
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -123,7 +124,8 @@ class Engine:
                 "the model's predictions are not numbers, so nothing can be filled; fp16 overflows in many models: "
                 "use model.dtype=bf16 or fp32"
             )
-        self.statistics.masked_records += rows.masked * rows.local_branches * self.comm.size
-        self.statistics.step(before.branches, after.winner, int(filled.sum()))
+        self.statistics.records += rows.columns * rows.local_branches * self.comm.size
+        window_rows = (rows.stop - rows.begin + 2 * drafts_with_rows(self.config, before)) * before.branches
+        self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()))
         for callback in self.on_step:
             callback(self)

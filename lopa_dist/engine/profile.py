@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.layout import ForwardBatch
+from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.clock import synchronize
 from lopa_dist.engine.config import EngineConfig
@@ -162,12 +162,12 @@ def windows(count: int, window: int, mask_id: int, device: torch.device) -> Forw
     head = torch.arange(0, total, 2, device=device)
     return ForwardBatch(
         sequence=numbers // STACKED, branch=numbers % STACKED, start=numbers * window, rows=rows,
-        shared=np.full(count, PREFIX), first=np.zeros(count, int), hi=np.full(total, window), tail=None,
-        begin=rows * 0, stop=rows, prefill=None,
+        shared=np.full(count, PREFIX), first=np.zeros(count, int),
+        lo=np.zeros(total, int), hi=np.full(total, window), tail=None, begin=rows * 0, stop=rows, prefill=None,
         tokens=tokens, positions=PREFIX + torch.arange(window, device=device).repeat(count),
         head_rows=head, head_slots=torch.arange(len(head), device=device),
-        head_sequence=numbers.repeat(window)[::2] // STACKED, head_keys=None, local_branches=1, masked=len(head),
-        where=torch.zeros_like(head), width=window, stale=None,
+        head_sequence=numbers.repeat(window)[::2] // STACKED, head_keys=None, local_branches=1, columns=len(head),
+        where=torch.zeros_like(head), width=window, stale=None, drafts=None,
     )  # fmt: skip
 
 

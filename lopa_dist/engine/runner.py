@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.decode.layout import ROW_TILE, ForwardBatch
+from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import Attention
 from lopa_dist.kernels.record_head import Sampling, record_head
@@ -68,14 +68,15 @@ class Runner:
         base, shared, tail = pool.key_ranges(sequence, batch.shared, rows)
         if batch.tail is not None:  # with a dual cache nothing is shared
             tail = base + batch.tail[0], batch.tail[1]
-        return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail)
+        lo = None if batch.drafts is None else batch.lo
+        return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail, lo)
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
-        """Return this rank's records ``[local_branches, masked, 3]`` int32; zeros where no prediction was wanted."""
+        """Return this rank's records ``[local_branches, columns, 3]`` int32; zeros where no prediction was wanted."""
         batch, pool = prepared.batch, self.pool
-        records = torch.zeros(batch.local_branches * batch.masked, 3, dtype=torch.int32, device=batch.tokens.device)
-        shape = (batch.local_branches, batch.masked, 3)
+        records = torch.zeros(batch.local_branches * batch.columns, 3, dtype=torch.int32, device=batch.tokens.device)
+        shape = (batch.local_branches, batch.columns, 3)
         if not len(batch.rows):
             return records.view(shape)
 

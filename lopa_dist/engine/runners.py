@@ -58,7 +58,7 @@ class Runners:
         device, shape = model.head_weight.device, model.config
         name = candidates(device)[0] if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
-        stack_rows = windows * (1 if reproducible else self.branches)
+        stack_rows = (windows + 2 * config.extra_drafts) * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device)
         possible = isinstance(self.attention, Meta) and tensor.size == 1
@@ -77,7 +77,7 @@ class Runners:
         assert isinstance(self.attention, Meta)
         network = merged(self.model)
         network = network.choosing({}, "vgemm") if self.options.reproducible else network.choosing(self.products)
-        longest = longest_prompt + self.config.max_new_tokens + self.config.block_size
+        longest = longest_prompt + self.config.max_new_tokens + self.config.block_size + 2 * self.config.extra_drafts
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,
             self.usual_rows(sequences, longest), not self.options.reproducible,
@@ -95,7 +95,7 @@ class Runners:
             window = longest
         elif config.canvas == "whole":
             window = config.max_new_tokens + 1
-        each = max(longest, self.branches * window)
+        each = max(longest, self.branches * (window + 2 * config.extra_drafts))
         return min(sequences * each, max(self.options.row_limit or TOP, each))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.layout import ROW_TILE, ForwardBatch
+from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
 from lopa_dist.engine.buckets import TOP, bucket
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared, Runner
@@ -238,7 +238,7 @@ class StaticRunner(Runner):
     def forward(self, prepared: Prepared) -> Tensor:
         """As `Runner.forward`."""
         batch = prepared.batch
-        records = torch.zeros(batch.local_branches * batch.masked, 3, dtype=torch.int32, device=self.device)
+        records = torch.zeros(batch.local_branches * batch.columns, 3, dtype=torch.int32, device=self.device)
         if len(batch.rows):
             self.body(prepared)
             if (last := self.last_rows(batch)) is not None:
@@ -247,7 +247,7 @@ class StaticRunner(Runner):
                 self.write_records(prepared, self.hidden[batch.head_rows], records)
             elif len(batch.head_rows):
                 records[batch.head_slots] = self.head(batch)
-        return records.view(batch.local_branches, batch.masked, 3)
+        return records.view(batch.local_branches, batch.columns, 3)
 
     def body(self, prepared: Prepared) -> None:
         """Hidden states of the packed rows, into `hidden`."""

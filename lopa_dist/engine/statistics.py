@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from lopa_dist.decode import HostState
 
 PHASES = ("forward", "all_gather", "decode", "commit", "host")
-COUNTS = ("steps", "forwards", "tokens_filled", "masked_records", "prompt_tokens", "prompt_reused")
+COUNTS = ("steps", "forwards", "tokens_filled", "records", "rows", "prompt_tokens", "prompt_reused")
+COUNTERS = ("wins", "proposed", "accepted")
 
 
 class Mark(Protocol):
@@ -44,7 +45,10 @@ class Statistics:
         self.admitted = 0  # requests
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
-        self.masked_records = 0  # masked positions x branch places, summed over steps: what the all-gathers carried
+        self.records = 0  # predictions x branch places, summed over steps: what the all-gathers carried
+        self.rows = 0  # computed for windows, those of branches and drafts included, on all branch ranks together
+        self.proposed: Counter[int] = Counter()  # sequence forwards with so many drafts (verify=agreement)
+        self.accepted: Counter[int] = Counter()  # sequence forwards in which so many drafts were accepted
         self.prompt_tokens = 0  # of all requests
         self.prompt_reused = 0  # of those, whose K/V another request had computed
         self.wins: Counter[int] = Counter()  # by branch, of forwards that had a choice
@@ -83,9 +87,20 @@ class Statistics:
             self._begin = end
         self._begin, self._laps = self._mark(), []
 
-    def step(self, branches: NDArray[np.int64], winner: NDArray[np.int64], filled: int) -> None:
-        """Count one step: branches run per slot (0: none), the chosen ones, tokens filled in all."""
+    def step(self, before: HostState, after: HostState, rows: int, filled: int) -> None:
+        """Count one step.
+
+        Args:
+            before, after: what the host knew before it and after it.
+            rows: computed for windows.
+            filled: tokens, of all sequences.
+        """
+        branches, winner = before.branches, after.winner
         running = int((branches > 0).sum())
+        self.rows += rows
+        drafted = before.drafts > 0
+        self.proposed.update(before.drafts[drafted].tolist())
+        self.accepted.update(after.accepted[drafted].tolist())
         self.steps += 1
         self.forwards += running
         self.tokens_filled += filled
@@ -102,15 +117,26 @@ class Statistics:
 
     def totals(self) -> dict[str, Any]:
         """The sums, JSON-able, for another process to `absorb`."""
-        return {name: getattr(self, name) for name in ("seconds", "wins", *COUNTS)}
+        return {name: getattr(self, name) for name in ("seconds", *COUNTERS, *COUNTS)}
 
     def absorb(self, totals: dict[str, Any]) -> None:
         """Add another replica's sums."""
         for phase in PHASES:
             self.seconds[phase] += totals["seconds"][phase]
-        self.wins.update({int(branch): count for branch, count in totals["wins"].items()})
+        for name in COUNTERS:
+            getattr(self, name).update({int(value): count for value, count in totals[name].items()})
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + totals[name])
+
+    def acceptance(self) -> list[float]:
+        """Return, for each depth, how many of the drafts that were proposed there were accepted, as a share.
+
+        A draft counts as accepted with all drafts before it. Empty where nothing was drafted.
+        """
+        deepest = max(self.proposed, default=0)
+        reached = [sum(count for drafts, count in self.proposed.items() if drafts >= d) for d in range(1, deepest + 1)]
+        passed = [sum(count for drafts, count in self.accepted.items() if drafts >= d) for d in range(1, deepest + 1)]
+        return [a / b for a, b in zip(passed, reached, strict=True)]
 
     def milliseconds(self) -> dict[str, float]:
         """Mean milliseconds of a step by phase, and in total."""

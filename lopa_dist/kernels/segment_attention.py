@@ -1,9 +1,9 @@
 """Attention over segments: runs of query rows that share a K/V view.
 
-A row sees the cached tokens of its sequence and the columns [0, hi) of its own segment. That one rule covers prompts,
-full windows, block-causal windows and stacked branches (XY-Serve's start and length per row, section 3). A segment may
-see a second cached range, its tail: with a dual cache, the tokens behind it. Two paths: the plain oracle, one segment
-at a time, and the grouped one, which runs segments of equal shape together.
+A row sees the cached tokens of its sequence and the columns [lo, hi) of its own segment. That one rule covers prompts,
+full windows, block-causal windows, stacked branches and rows of drafts (XY-Serve's start and length per row, section
+3). A segment may see a second cached range, its tail: with a dual cache, the tokens behind it. There are two paths: the
+plain oracle, one segment at a time, and the grouped one, which runs segments of equal shape together.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Segments:
     shared_base: Ints  # [G] pool slot of the sequence's first cached token
     shared: Ints  # [G] cached tokens seen
     own_base: Ints  # [G] pool slot of the segment's own first row
-    hi: Ints  # [R] own columns each row sees
+    hi: Ints  # [R] the own column behind the last that each row sees
     tail: tuple[Ints, Ints] | None = None  # [G] first pool slot and number of cached tokens of a second range
+    lo: Ints | None = None  # [R] first own column that each row sees; None: 0
 
 
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
@@ -45,8 +46,10 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
         ranges = (slice(base, base + shared), slice(tail_base, tail_base + tail), slice(own, own + n))
         k = torch.cat([keys[r] for r in ranges]).repeat_interleave(repeat, 1)
         v = torch.cat([values[r] for r in ranges]).repeat_interleave(repeat, 1)
-        hi = torch.from_numpy(segments.hi[start : start + n]).to(q.device)
-        visible = torch.arange(shared + tail + n, device=q.device) < shared + tail + hi[:, None]
+        hi = torch.from_numpy(segments.hi[start : start + n]).to(q.device)[:, None]
+        lo = 0 if segments.lo is None else torch.from_numpy(segments.lo[start : start + n]).to(q.device)[:, None]
+        column = torch.arange(shared + tail + n, device=q.device) - shared - tail
+        visible = (column < 0) | (column >= lo) & (column < hi)
         scores = torch.einsum("rhd,chd->hrc", q[start : start + n].float(), k.float()) * q.shape[2] ** -0.5
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.float()).to(q.dtype)
@@ -70,15 +73,22 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
     """
     if not len(segments.rows):
         return []
+    own = segments.rows  # columns that any row of a segment sees
     final = segments.hi[segments.start + segments.rows - 1]
     alike = np.minimum.reduceat(segments.hi, segments.start) == final  # one row of the mask serves all of a segment's
+    if segments.lo is not None:
+        own, lowest = np.zeros_like(own), np.zeros_like(own)
+        order = np.argsort(segments.start)
+        own[order] = np.maximum.reduceat(segments.hi, segments.start[order])
+        lowest[order] = np.maximum.reduceat(segments.lo, segments.start[order])
+        alike &= lowest == 0
     # the ranges that a segment's columns come from: their lengths, and how far the slots are from the columns
     cached, lengths, offsets = segments.shared, [segments.shared], [segments.shared_base]
     if segments.tail is not None:
         lengths.append(segments.tail[1])
         offsets.append(segments.tail[0] - cached)
         cached = cached + segments.tail[1]
-    last = cached + segments.rows - 1  # the last column that is no padding
+    last = cached + own - 1  # the last column that is no padding
     columns = (last // COLUMN_TILE + 1) * COLUMN_TILE
     length, offset = np.array([*lengths, columns - cached]).T, np.array([*offsets, segments.own_base - cached]).T
     shapes = ((segments.rows << 32) + columns) * 2 + alike
@@ -93,8 +103,11 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
             visible = (c < (cached + final)[of, None])[:, None, None]
         else:
             stacked = np.arange(-(-n * heads_per_kv // ROW_TILE) * ROW_TILE) % n
-            hi = (cached[of, None] + segments.hi[rows])[:, stacked]
-            visible = (c < hi[..., None])[:, None]
+            column = c - cached[of, None, None]  # own column
+            visible = column < segments.hi[rows][:, stacked, None]
+            if segments.lo is not None:
+                visible &= (column < 0) | (column >= segments.lo[rows][:, stacked, None])
+            visible = visible[:, None]
         groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
 

@@ -89,8 +89,10 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     own_start = np.repeat(start, rows)
     row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
-    lo[row] = own_start
+    lo[row] = own_start if segments.lo is None else segments.lo[row] + own_start
     hi[row] = segments.hi[row] + own_start
+    first_column = np.zeros(len(segments.hi), np.int64)
+    first_column[row] = own_start
 
     # tiles of the rows of stacks
     height = np.add.reduceat(rows, first) if len(first) else rows
@@ -98,7 +100,7 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     stack = np.repeat(np.arange(len(first)), count)
     q0 = start[first][stack] + ragged_arange(count) * tile_rows
     n = np.minimum(start[first][stack] + height[stack] - q0, tile_rows)
-    c0 = lo[q0]  # segments start in ascending order
+    c0 = first_column[q0]  # segments start in ascending order
     c1 = np.maximum.reduceat(hi, q0) if len(q0) else q0  # rows between tiles have hi = 0
     s0_base, s0, s1_base, s1 = view[:, first][:, stack]
 
@@ -202,7 +204,8 @@ def real(segments: Segments, heads_per_kv: int) -> int:
     """Score elements that there are, per K/V head."""
     cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
     row = ragged_arange(segments.rows) + np.repeat(segments.start, segments.rows)
-    return int((cached * segments.rows).sum() + segments.hi[row].sum()) * heads_per_kv
+    own = segments.hi if segments.lo is None else segments.hi - segments.lo
+    return int((cached * segments.rows).sum() + own[row].sum()) * heads_per_kv
 
 
 def matrix_rows(tile_rows: int, heads_per_kv: int) -> int:

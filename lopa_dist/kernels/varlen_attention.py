@@ -4,7 +4,7 @@ One call takes every stack of branches as a sequence against its cached tokens (
 every segment against its own window. varlen_attn wants the K/V of its sequences in ascending order. The ranges of a
 pool are in any order, so the stacks are sorted by their range: query rows are moved, which are few, and cached K/V,
 which are many, are read where they lie; `seqused_k` skips the gaps. Own K/V are read in place too, unless rows of a
-segment see different columns (causal, block-causal): then runs of equal rows become sequences of their own, and
+segment see different columns (causal, block-causal, drafts): then runs of equal rows become sequences of their own, and
 their K/V are gathered. That is cheap for blocks, and dear for causal prompts, where each row is a run.
 """
 
@@ -52,10 +52,12 @@ def plan_varlen(segments: Segments, device: torch.device) -> list[Call]:
     # runs of rows that see the same own columns
     row = ragged_arange(rows) + np.repeat(start, rows)
     hi = segments.hi[row]
-    begins = np.flatnonzero((np.diff(hi, prepend=-1) != 0) | (ragged_arange(rows) == 0))
+    lo = np.zeros_like(hi) if segments.lo is None else segments.lo[row]
+    changes = (np.diff(hi, prepend=-1) != 0) | (np.diff(lo, prepend=-1) != 0)
+    begins = np.flatnonzero(changes | (ragged_arange(rows) == 0))
     run = np.diff(np.append(begins, len(row)))
-    own = np.repeat(segments.own_base[order], rows)
-    calls.append(call(row[begins], run, own[begins], hi[begins], device))
+    own = np.repeat(segments.own_base[order], rows) + lo
+    calls.append(call(row[begins], run, own[begins], (hi - lo)[begins], device))
     return [one for one in calls if one is not None]
 
 

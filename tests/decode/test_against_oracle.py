@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
 from lopa_dist.decode.layout import stale_boundary
-from tests.decode.oracle import Oracle, OracleConfig
+from tests.decode.oracle import Oracle, OracleConfig, Record
 from tests.strategies import decode_configs
 
 MASK, EOS = 63, 62
@@ -34,6 +34,24 @@ def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
         torch.from_numpy(probability).float(),
         torch.from_numpy(confidence).float(),
     )
+
+
+def scripted_drafts(
+    rng: np.random.Generator, state: State, records: Records, verified: list[dict[tuple[int, int], Record]]
+) -> Records:
+    """Records of the drafts: the branch's own of its first one, invented ones (`verified`) of most others."""
+    size, (position, token) = state.config.drafts, state.chain
+    packed = torch.zeros(3, *position.shape, dtype=torch.int32)
+    for slot in range(state.slots):
+        for number in range(int(state.drafts[slot])):
+            branch, nth = divmod(number, size)
+            own = records.packed[:, slot, branch, int(position[slot, number] - state.complete[slot])]
+            packed[:, slot, number] = own
+            if nth and rng.random() < 0.9:  # else as where no row was computed for it
+                said = int(token[slot, number]) if rng.random() < 0.8 else int(rng.integers(0, 50))
+                packed[0, slot, number] = said
+                verified[slot][branch, nth] = (said, 0.5, -0.5)
+    return Records(packed)
 
 
 def check(state: State, slot: int, oracle: Oracle) -> None:
@@ -84,6 +102,9 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         if kept.any():  # the runner's part of boundary=stale, as `unpack` does it
             first, old = records.packed[..., 0], state.boundary.packed[..., None]
             first.copy_(torch.where(torch.from_numpy(kept)[:, None], old, first))
+        verified: list[dict[tuple[int, int], Record]] = [{} for _ in range(slots)]
+        if config.verify == "agreement":
+            records.drafts = scripted_drafts(rng, state, records, verified)
         running = [s for s in range(slots) if not bool(state.done[s])]
         winner = verify(state, records)
         before = {s: int(state.complete[s]) for s in running}
@@ -108,7 +129,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
                 }
                 for j in range(len(oracle.edits))
             ]
-            oracle.step(branches)
+            oracle.step(branches, verified[slot])
             assert int(winner.branch[slot]) == oracle.wins[-1]
             if winner.scores is not None:
                 expected = np.array(oracle.last_scores)

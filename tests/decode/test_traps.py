@@ -285,7 +285,7 @@ def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
         host = state.to_host()
         with NoSynchronisation():
             batch = layout(state, host)
-            gathered = torch.ones(1, batch.local_branches, batch.masked, 3, dtype=torch.int32)
+            gathered = torch.ones(1, batch.local_branches, batch.columns, 3, dtype=torch.int32)
             found = unpack(state, batch, gathered)
             winner = verify(state, found)
             advance(state, winner)

@@ -34,4 +34,4 @@ def test_no_step_makes_logits_of_all_its_rows(rules: dict[str, float]) -> None:
     logits = {shape for shape in sizes.shapes if VOCABULARY in shape[1:]}
     assert (ROWS, VOCABULARY) in logits
     assert max(shape[0] for shape in logits) <= ROWS
-    assert engine.statistics.masked_records > 2 * ROWS * engine.statistics.steps
+    assert engine.statistics.records > 2 * ROWS * engine.statistics.steps

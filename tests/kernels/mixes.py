@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
 
-KINDS = ("full", "causal", "block_causal", "prompt_self")
+KINDS = ("full", "causal", "block_causal", "prompt_self", "drafts")
 
 
 @dataclass
@@ -25,8 +25,19 @@ class Mix:
     sequence: list[int]  # of each segment
 
 
+def first_columns(kind: str, rows: int, unit: int) -> list[int]:
+    """`lo` of a segment's rows; `unit` is the number of token rows, of which there are at most half as many as rows."""
+    if kind != "drafts":
+        return [0] * rows
+    t = min(unit, (rows - 1) // 2)
+    return [*range(t), *[t] * (rows - 2 * t), *range(t - 1, -1, -1)]
+
+
 def own_columns(kind: str, rows: int, unit: int) -> list[int]:
-    """`hi` of a segment's rows; `unit` is the block size, or the length of the prompt."""
+    """`hi` of a segment's rows; `unit` is the block size, the length of the prompt, or the number of token rows."""
+    if kind == "drafts":
+        window = rows - 2 * min(unit, (rows - 1) // 2)
+        return [lo + window for lo in first_columns(kind, rows, unit)]
     if kind == "full":
         return [rows] * rows
     if kind == "causal":
@@ -47,6 +58,7 @@ def mixes(
     """
     tails = draw(st.booleans())
     columns: list[tuple[int, ...]] = []
+    lo: list[int] = []
     hi: list[int] = []
     owners: list[int] = []
     slots = 0
@@ -62,14 +74,16 @@ def mixes(
         hi += [0] * draw(st.sampled_from([0, 0, 0, 2]))  # padding; the engine has it at the end only
         for _ in range(draw(st.integers(1, 4))):
             columns.append((len(hi), rows, base, cached, tail_base, tail))
+            lo += [0] * (len(hi) - len(lo)) + first_columns(kind, rows, unit)
             hi += own_columns(kind, rows, unit)
             owners.append(sequence)
     scratch = slots + draw(st.integers(0, 3))
     hi += [0] * (-len(hi) % 16)
+    lo += [0] * (len(hi) - len(lo))
     start, rows_of, base_of, cached_of, tail_base_of, tail_of = np.array(columns, np.int64).T
     segments = Segments(
         start, rows_of, base_of, cached_of, scratch + start, np.array(hi, np.int64),
-        (tail_base_of, tail_of) if tails else None,
+        (tail_base_of, tail_of) if tails else None, np.array(lo, np.int64) if any(lo) else None,
     )  # fmt: skip
     return Mix(segments, len(hi), scratch + len(hi), scratch, owners)
 
@@ -79,7 +93,7 @@ def subset(segments: Segments, which: list[int] | np.ndarray) -> Segments:
     tail = None if segments.tail is None else (segments.tail[0][which], segments.tail[1][which])
     return Segments(
         segments.start[which], segments.rows[which], segments.shared_base[which], segments.shared[which],
-        segments.own_base[which], segments.hi, tail,
+        segments.own_base[which], segments.hi, tail, segments.lo,
     )  # fmt: skip
 
 
@@ -92,7 +106,8 @@ def seen_slots(segments: Segments) -> dict[int, list[int]]:
         if segments.tail is not None:
             slots += range(int(segments.tail[0][g]), int(segments.tail[0][g] + segments.tail[1][g]))
         for row in range(start, start + int(segments.rows[g])):
-            found[row] = [*slots, *range(own, own + int(segments.hi[row]))]
+            lo = 0 if segments.lo is None else int(segments.lo[row])
+            found[row] = [*slots, *range(own + lo, own + int(segments.hi[row]))]
     return found
 
 

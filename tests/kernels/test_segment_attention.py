@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import COLUMN_TILE, Segments, attend_grouped, attend_plain, plan
+from tests.kernels.mixes import first_columns, own_columns
 
 CPU = torch.device("cpu")
 KV_HEADS, DIM = 2, 8
-PATTERNS = ("full", "block_causal", "prompt_self")
+PATTERNS = ("full", "block_causal", "prompt_self", "drafts")
 
 
 @pytest.fixture
@@ -25,16 +26,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-def own_columns(pattern: str, rows: int, unit: int) -> list[int]:
-    """`hi` of a segment's rows; `unit` is the block size, or the length of the prompt."""
-    if pattern == "full":
-        return [rows] * rows
-    if pattern == "block_causal":
-        return [min((r // unit + 1) * unit, rows) for r in range(rows)]
-    prompt = min(unit, rows)
-    return [prompt] * prompt + [rows] * (rows - prompt)
 
 
 @st.composite
@@ -64,8 +55,9 @@ def batches(draw: st.DrawFn) -> tuple[Segments, int, int, list[bool]]:
     for g in draw(st.permutations(range(count))):
         start[g], total = total, total + rows[g]
     slots, total = slots + 2, total + draw(st.integers(0, 3))
-    hi = np.zeros(total, np.int64)
+    lo, hi = np.zeros((2, total), np.int64)
     for g in range(count):
+        lo[start[g] : start[g] + rows[g]] = first_columns(patterns[g], rows[g], units[g])
         hi[start[g] : start[g] + rows[g]] = own_columns(patterns[g], rows[g], units[g])
     columns = (
         start,
@@ -75,7 +67,8 @@ def batches(draw: st.DrawFn) -> tuple[Segments, int, int, list[bool]]:
         [bases["own", g] for g in range(count)],
     )
     tail = None if tails is None else (np.array([bases["tail", g] for g in range(count)]), np.array(tails, np.int64))
-    return Segments(*(np.array(x, np.int64) for x in columns), hi, tail), total, slots, seen[:slots]
+    lows = lo if lo.any() or draw(st.booleans()) else None
+    return Segments(*(np.array(x, np.int64) for x in columns), hi, tail, lows), total, slots, seen[:slots]
 
 
 def tensors(rows: int, slots: int, group: int, seed: int = 0, dim: int = DIM) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,6 +94,7 @@ def only(segments: Segments, g: int) -> tuple[Segments, slice]:
         segments.own_base[one],
         segments.hi[at],
         None if segments.tail is None else (segments.tail[0][one], segments.tail[1][one]),
+        None if segments.lo is None else segments.lo[at],
     )
     return alone, at
 
@@ -163,7 +157,9 @@ def test_slots_of_others_are_never_read(batch: tuple[Segments, int, int, list[bo
 
 @given(batch=batches(), data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_columns_from_hi_on_have_no_weight(batch: tuple[Segments, int, int, list[bool]], data: st.DataObject) -> None:
+def test_columns_outside_lo_and_hi_have_no_weight(
+    batch: tuple[Segments, int, int, list[bool]], data: st.DataObject
+) -> None:
     segments, rows, slots, _ = batch
     q, keys, values = tensors(rows, slots, group=2)
     before = grouped(q, keys, values, segments)
@@ -174,7 +170,8 @@ def test_columns_from_hi_on_have_no_weight(batch: tuple[Segments, int, int, list
     changed = (grouped(q, keys, values, segments) != before).flatten(1).any(1)
     wanted = torch.zeros(rows, dtype=torch.bool)
     start, n = int(segments.start[g]), int(segments.rows[g])
-    wanted[start : start + n] = torch.from_numpy(segments.hi[start : start + n] > column)
+    lo = 0 if segments.lo is None else segments.lo[start : start + n]
+    wanted[start : start + n] = torch.from_numpy((segments.hi[start : start + n] > column) & (lo <= column))
     assert torch.equal(changed & ~wanted, torch.zeros_like(changed))
     assert changed.any() == wanted.any()
 
@@ -198,7 +195,8 @@ def test_a_segment_is_padded_by_its_own_length_alone(batch: tuple[Segments, int,
     for group in plan(segments, 2, CPU):
         for rows, columns in zip(group.rows.tolist(), group.columns.tolist(), strict=True):
             shapes[rows[0]] = (len(rows), len(columns))
-    lengths = segments.shared + segments.rows + (0 if segments.tail is None else segments.tail[1])
+    own = np.array([segments.hi[s : s + n].max() for s, n in zip(segments.start, segments.rows, strict=True)])
+    lengths = segments.shared + own + (0 if segments.tail is None else segments.tail[1])
     padded = (np.ceil(lengths / COLUMN_TILE) * COLUMN_TILE).astype(int)
     wanted = zip(segments.start.tolist(), zip(segments.rows.tolist(), padded.tolist(), strict=True), strict=True)
     assert shapes == dict(wanted)

@@ -1,0 +1,66 @@
+"""The packed rows of one forward on one rank: what layout hands to the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lopa_dist.decode.prefill import Prefill
+from lopa_dist.ragged import Ints, to_device
+
+ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
+
+
+@dataclass
+class DraftRows:
+    """The rows that verify drafts (`decode.draft_rows`)."""
+
+    extra: Ints  # [S] drafts of a branch that have a verification row: all but the first
+    start: Ints  # [G] first rows of the segments if they were in the order of positions and without these rows
+    packed_row: Tensor  # [R] packed row of each row of that order
+    where: Tensor  # [n] of each verification record: (m - 1) x sequence + number of the draft in its branch, from 0
+    begin: Tensor  # [S] as `ForwardBatch.begin`, on the device
+
+
+@dataclass
+class ForwardBatch:
+    """One forward's packed rows on one rank: segments of consecutive positions, those of prompts before the windows'.
+
+    A window's segment belongs to a sequence and a branch; for prompts see `decode.prefill`. A segment's rows see the
+    tokens [0, shared) of their sequence, the columns [lo, hi) of their own segment and, with a dual cache, the tokens
+    behind their segment whose K/V an earlier forward left.
+
+    The rows of a branch that verifies several drafts are not in the order of positions; see `decode.draft_rows`.
+    """
+
+    sequence: Ints  # [G] sequence of each segment
+    branch: Ints  # [G]; -1 for prompts
+    start: Ints  # [G] its first row among the packed ones
+    rows: Ints  # [G] its number of rows
+    shared: Ints  # [G] tokens before it, which it sees
+    first: Ints  # [G] position of its first row, relative to the prompt's end
+    lo: Ints  # [R] first own column that a row sees
+    hi: Ints  # [R] the one behind the last that it sees
+    tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
+    begin: Ints  # [S] position of the first row of each sequence's windows
+    stop: Ints  # [S] position behind their last row
+    prefill: Prefill | None  # None where there are only windows
+    tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
+    positions: Tensor  # [R'] absolute
+    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept hidden states (`SharedPrefixes`)
+    head_slots: Tensor  # [H] where in the record buffer the prediction goes
+    head_sequence: Ints  # [H] sequence whose position is predicted
+    head_keys: Tensor | None  # [H] keys of the random numbers, where any are drawn
+    local_branches: int  # records are a [local_branches, columns] buffer
+    columns: int  # predictions wanted of each branch: those of masked positions, then those of verification rows
+    where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
+    width: int  # W, of the dense records
+    stale: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; None: nobody's
+    drafts: DraftRows | None  # the rows that verify drafts; None where there are none
+
+    def packed(self, segment: Ints, offset: Ints) -> Ints | Tensor:
+        """Return the packed rows of positions, given by their segments and their offsets there."""
+        if self.drafts is None:
+            return self.start[segment] + offset
+        return self.drafts.packed_row[to_device(self.drafts.start[segment] + offset, self.tokens.device)]
