@@ -14,7 +14,7 @@ import torch
 from benchmarks import gpu_attention, gpu_gemm, gpu_model, gpu_step
 from benchmarks.gpu_bench import Bench, Row
 from benchmarks.roofline import BF16, DREAM, FP8, LLADA, Bar, Case, Deadline, Machine, halved, step_bar, work
-from lopa_dist.decode import Batch
+from lopa_dist.decode import ForwardBatch
 from lopa_dist.engine.products import ProductTimes
 from lopa_dist.kernels.products import PRODUCTS
 
@@ -234,7 +234,7 @@ def test_whole_steps_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[tuple[int, int]] = []
     prepare = gpu_model.StaticRunner.prepare
 
-    def spy(runner: gpu_model.StaticRunner, batch: Batch, *rest: object) -> object:
+    def spy(runner: gpu_model.StaticRunner, batch: ForwardBatch, *rest: object) -> object:
         seen.append((len(batch.tokens), int(batch.shared.max())))
         return prepare(runner, batch, *rest)
 

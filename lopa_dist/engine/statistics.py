@@ -138,6 +138,11 @@ class Statistics:
         passed = [sum(count for drafts, count in self.accepted.items() if drafts >= d) for d in range(1, deepest + 1)]
         return [a / b for a, b in zip(passed, reached, strict=True)]
 
+    def accepted_per_forward(self) -> float:
+        """Return the mean number of drafts accepted in a sequence forward that had any; 0 where none had."""
+        forwards = sum(self.accepted.values())
+        return sum(drafts * count for drafts, count in self.accepted.items()) / forwards if forwards else 0.0
+
     def milliseconds(self) -> dict[str, float]:
         """Mean milliseconds of a step by phase, and in total."""
         per_step = {phase: 1000 * s / max(1, self.steps) for phase, s in self.seconds.items()}

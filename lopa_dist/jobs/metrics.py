@@ -45,11 +45,12 @@ def build_report(
     decode_s: float,
     wall_s: float,
 ) -> dict[str, Any]:
-    """`report.json` (DESIGN section 4).
+    """Return `report.json`.
 
     `completion_tokens` end at the first EOS; a forward is every pass of a sequence through the model, prefill
-    included; time runs from admission to finish. `reference_counting` counts as the LoPA code does (spec section 7):
-    filler included, one more step a sample, the first round's time left out.
+    included; `rows` are those computed for windows, with the rows of branches and drafts; time runs from admission to
+    finish. `reference_counting` counts as the LoPA code does: filler included, one more step a sample, the first
+    round's time left out.
     """
     tokens = np.array([f.tokens for f in figures], float)
     forwards = np.array([f.forwards for f in figures], float)
@@ -85,6 +86,9 @@ def build_report(
             "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
         "branch": {"k": config.decode.branches, "wins": wins},
+        **({"drafts": drafts(config, statistics)} if statistics.proposed else {}),
+        "rows": statistics.rows,
+        "rows_per_token": ratio(statistics.rows, tokens.sum()),
         "step_ms": statistics.milliseconds(),
         "steps": statistics.steps,
         "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},
@@ -104,6 +108,15 @@ def build_report(
         "versions": versions,
         "decode_s": decode_s,
         "wall_s": wall_s,
+    }
+
+
+def drafts(config: Config, statistics: Statistics) -> dict[str, Any]:
+    """Return what became of the drafts: the mean accepted a forward, and the share accepted by depth in the chain."""
+    return {
+        "m": config.decode.drafts,
+        "accepted_per_forward": statistics.accepted_per_forward(),
+        "acceptance": statistics.acceptance(),
     }
 
 

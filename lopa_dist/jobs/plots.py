@@ -42,6 +42,8 @@ def run_plots(folder: Path, seconds: Sequence[float], statistics: Statistics, k:
     names = []
     if statistics.filled:
         names.append(draw(folder / "tokens_per_forward.png", lambda a: tokens_per_forward(a, statistics)))
+    if statistics.proposed:
+        names.append(draw(folder / "acceptance.png", lambda a: acceptance(a, statistics)))
     if statistics.wins:
         names.append(draw(folder / "branch_wins.png", lambda a: branch_wins(a, statistics, k)))
     if seconds:
@@ -60,6 +62,15 @@ def tokens_per_forward(axes: Any, statistics: Statistics) -> None:
     axes.axhline(tokens.sum() / forwards.sum(), color=INK, linewidth=0.8, linestyle="--", label="mean")
     axes.set(title="Tokens filled per forward (filler included)", xlabel="step", ylabel="tokens", ylim=(0, None))
     axes.legend(frameon=False)
+
+
+def acceptance(axes: Any, statistics: Statistics) -> None:
+    """How many of the drafts were accepted, by their depth in the chain."""
+    shares = statistics.acceptance()
+    axes.bar(range(1, len(shares) + 1), [100 * share for share in shares], color=ACCENT)
+    title = f"Accepted drafts: {statistics.accepted_per_forward():.2f} a forward"
+    axes.set(title=title, xlabel="depth in the chain of drafts", ylabel="% accepted with all before", ylim=(0, 100))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def branch_wins(axes: Any, statistics: Statistics, k: int) -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger("lopa_dist")
 
 
 class ProgressDisplay:
-    """Requests done, tokens/s, TPF, share of lookahead wins, time left."""
+    """Requests done, tokens/s, TPF, accepted drafts a forward or the share of lookahead wins, time left."""
 
     def __init__(self, mode: str, total: int, statistics: Statistics, every_s: float) -> None:
         console = Console(stderr=True)
@@ -76,6 +76,8 @@ class ProgressDisplay:
         if now["judged"]:
             parts.append(f"{now['right'] / now['judged']:.1%} right")
         choices = sum(self.statistics.wins.values())
-        if choices:
+        if self.statistics.accepted:
+            parts.append(f"{self.statistics.accepted_per_forward():.1f} drafts accepted a forward")
+        elif choices:
             parts.append(f"lookahead won {1 - self.statistics.wins[0] / choices:.0%}")
         return ", ".join(parts)

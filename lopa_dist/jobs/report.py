@@ -40,6 +40,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         ("prompt tokens", f"{prompt['total']}, of which {prompt['reused']} had been computed for another request"),
         ("forwards", f"{report['forwards']} (prefill included)"),
         ("tokens per forward (TPF)", f"{report['tpf']:.2f}"),
+        ("window rows per token", f"{report['rows_per_token']:.1f} (rows of branches and drafts included)"),
         ("tokens/s of the job", f"{speed['job']:.1f}"),
         (
             "tokens/s of a request",
@@ -53,10 +54,12 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
     knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
     where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
+    drafts = report.get("drafts")
     parts = [
         f"# {report['task']['name']} with {report['model']['path']}",
         table(("figure", "value"), rows),
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
+        *([accepted_drafts(drafts)] if drafts else []),
         *(
             [f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."]
             if report["attempts"] > 1
@@ -86,6 +89,18 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         f"World: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def accepted_drafts(drafts: dict[str, Any]) -> str:
+    """Return what became of the drafts, in a sentence and a table."""
+    shares = drafts["acceptance"]
+    depths = [str(depth) for depth in range(1, len(shares) + 1)]
+    return (
+        f"Drafts: {drafts['m']} a branch; {drafts['accepted_per_forward']:.2f} accepted a forward. A draft is accepted "
+        "if the model, in the context of the drafts before it, predicts the same token. Accepted with all before it, "
+        "by depth:\n\n"
+        + table([str(depth) for depth in range(1, len(shares) + 1)], [[f"{share:.0%}" for share in shares]])
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,6 +7,7 @@ costs a run nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,9 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World
 
-LOOKAHEAD, RECORD = "lookahead", "record"
+LOOKAHEAD, BONUS, RECORD = "lookahead", "bonus", "record"
+"""How a token came to be filled: brought by the winner; predicted instead of a rejected draft; from the records."""
+COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow"}
 END = "\u00b6"  # shown for an end-of-text token
 
 
@@ -44,7 +47,10 @@ class Step:
     branches: int
     winner: int
     end: int  # of the last appended block
-    filled: dict[int, str] = field(default_factory=dict)  # position -> LOOKAHEAD (the winner's) or RECORD
+    filled: dict[int, str] = field(default_factory=dict)  # by position: LOOKAHEAD, BONUS or RECORD
+    drafts: int = 0  # that were verified
+    accepted: int = 0
+    rejected: tuple[int, str] | None = None  # position and text of the draft that gave way to the bonus
 
 
 @dataclass
@@ -66,11 +72,13 @@ class Trace:
 class Recorder:
     """Watches an engine that runs one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Callable[[int], str] = str) -> None:
+        self.decode = decode  # of one token
         self.steps: list[Step] = []
         self.tokens: list[int] = []
         self._edits: torch.Tensor | None = None
         self._branches = 1
+        self._drafts: list[list[int]] = []  # positions and tokens
 
     def __call__(self, engine: Engine) -> None:
         """After a step."""
@@ -81,14 +89,23 @@ class Recorder:
         end = len(now)  # of the answer, which may begin behind position 0
         before = self.tokens + [mask] * (end - len(self.tokens))
         edited = set() if self._edits is None else set(self._edits[winner].tolist())
+        accepted = int(state.accepted[0]) if self._drafts else 0
+        if self._drafts:
+            edited = {position for position, _ in self._drafts[:accepted]}
+        failed = self._drafts[accepted] if accepted < len(self._drafts) else None
+        bonus = None if failed is None else failed[0]
         filled = {
-            position: LOOKAHEAD if position in edited else RECORD
+            position: LOOKAHEAD if position in edited else BONUS if position == bonus else RECORD
             for position, (old, new) in enumerate(zip(before, now, strict=True))
             if old == mask != new
         }
-        self.steps.append(Step(self._branches, winner, end, filled))
+        rejected = None if failed is None else (failed[0], self.decode(failed[1]))
+        self.steps.append(Step(self._branches, winner, end, filled, len(self._drafts), accepted, rejected))
         self.tokens, self._branches = now, int(state.branches[0])
-        self._edits = state.edit_position[0] - state.known[0]
+        known = int(state.known[0])
+        self._edits = state.edit_position[0] - known
+        chain = state.chain[:, 0, : int(state.drafts[0])].T.tolist()
+        self._drafts = [[position - known, token] for position, token in chain]
 
 
 def trace(folder: Path, which: str) -> Trace:
@@ -120,7 +137,7 @@ def trace(folder: Path, which: str) -> Trace:
     item = encoder.choose(item)
     request = encoder.encode(0, item)
     assert isinstance(request, Request), request
-    recorder = Recorder()
+    recorder = Recorder(lambda token: str(tokenizer.decode([token])))
     products = products_of(config.model, model.config, device)
     alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
     engine = Engine(model, config.decode, Solo(), alone, recorder, products=products)
@@ -178,20 +195,24 @@ def show(found: Trace, console: Console) -> None:
     console.print(Text(found.prompt.strip(), style="dim"))
     console.print(
         Text.assemble("\nmasks are ", ("·", "dim"), ", ends of text ¶, filled before is plain, this step's are ",
-                      (" from its record ", "black on yellow"), " or the winning branch's ",
-                      (" lookahead ", "black on green"), "\n")
+                      (" from its record ", "black on yellow"), ", accepted ", (" lookahead ", "black on green"),
+                      " or what the model said ", (" instead of a draft ", "black on cyan"), "\n")
     )  # fmt: skip
     seen: dict[int, str] = {}
     for number, step in enumerate(found.steps, 1):
         ran = "the anchor alone" if step.branches == 1 else f"{step.branches} branches"
         won = "" if step.branches == 1 else ", the anchor won" if step.winner == 0 else f", lookahead {step.winner} won"
-        head = f"step {number}: {ran}{won}, {len(step.filled)} filled"
+        drafted = f", {step.accepted} of {step.drafts} drafts accepted" if step.drafts else ""
+        head = f"step {number}: {ran}{won}{drafted}, {len(step.filled)} filled"
         console.print(Text(head, style="bold"))
+        if step.rejected:
+            position, text = step.rejected
+            console.print(Text(f"  rejected: {text.strip()!r}, for {found.texts[position].strip()!r}", style="dim"))
         line = Text()
         for position in range(step.end):
             kind = step.filled.get(position)
             if kind:
-                line.append(found.texts[position], "black on green" if kind == LOOKAHEAD else "black on yellow")
+                line.append(found.texts[position], f"black on {COLOURS[kind]}")
             elif position in seen:
                 line.append(found.texts[position])
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lopa_dist.jobs.trace import LOOKAHEAD, Trace
+from lopa_dist.jobs.trace import BONUS, LOOKAHEAD, Trace
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>How __TITLE__ was filled</title>
@@ -16,7 +16,7 @@ body { font: 16px/1.7 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
           border-radius: .5rem }
 #answer span { border-radius: .2rem; padding: .1rem 0 }
 #answer .open { color: #cbd5e1 } #answer .now { outline: 2px solid #0f172a }
-#answer .lookahead { text-decoration: underline 2px }
+#answer .lookahead { text-decoration: underline 2px } #answer .bonus { text-decoration: underline dotted 2px }
 input { width: 100% } #told { min-height: 1.7em } small { color: #64748b }
 button { font: inherit; padding: .2rem .8rem }
 </style></head><body>
@@ -25,9 +25,10 @@ button { font: inherit; padding: .2rem .8rem }
 <p><button id="play">play</button> <span id="told"></span></p>
 <input type="range" id="step" min="0" max="__LAST__" value="__LAST__" aria-label="step">
 <div id="answer"></div>
-<p><small>Colour is the step that filled a token, from blue (first) to red (last). Underlined: the winning branch's
-lookahead token, verified by the forward that followed. A dot is a mask, &para; an end of text. Outlined: filled in the
-step shown.</small></p>
+<p><small>Colour is the step that filled a token, from blue (first) to red (last). Underlined: a lookahead
+token that the winner brought; with verified drafts the forward that followed predicted it again. Underlined with dots:
+what the model predicted instead of a draft. A dot is a mask, &para; an end of text. Outlined: filled in the step
+shown.</small></p>
 <script>
 const data = __DATA__;
 document.getElementById("prompt").textContent = data.prompt;
@@ -43,14 +44,16 @@ function show(now) {
     const filled = token.step && token.step <= now, appended = i < (now ? data.steps[now - 1].end : data.steps[0].end);
     spans[i].textContent = filled ? token.text : appended ? "\\u00b7" : "";
     spans[i].className = (filled ? "" : "open ") + (token.step === now ? "now " : "") +
-      (filled && token.lookahead ? "lookahead" : "");
+      (filled ? token.kind : "");
     const hue = 225 - 225 * (token.step - 1) / Math.max(1, data.steps.length - 1);
     spans[i].style.background = filled ? "hsl(" + hue + " 90% 88%)" : "none";
   });
   const step = data.steps[now - 1];
   document.getElementById("told").textContent = !step ? "all masked" : "step " + now + " of " + data.steps.length +
     ": " + (step.branches === 1 ? "the anchor alone" : step.branches + " branches, " +
-    (step.winner ? "lookahead " + step.winner : "the anchor") + " won") + ", " + step.filled + " filled";
+    (step.winner ? "lookahead " + step.winner : "the anchor") + " won") +
+    (step.drafts ? ", " + step.accepted + " of " + step.drafts + " drafts accepted" : "") +
+    ", " + step.filled + " filled" + (step.rejected ? "; rejected: " + step.rejected : "");
 }
 slider.oninput = () => show(+slider.value);
 let timer = null;
@@ -75,11 +78,20 @@ def write_page(found: Trace, file: Path) -> None:
     data = {
         "prompt": found.prompt,
         "tokens": [
-            {"text": text, "step": order.get(i, 0), "lookahead": kinds.get(i) == LOOKAHEAD}
+            {"text": text, "step": order.get(i, 0), "kind": kinds[i] if kinds.get(i) in (LOOKAHEAD, BONUS) else ""}
             for i, text in enumerate(found.texts)
         ],
         "steps": [
-            {"branches": s.branches, "winner": s.winner, "end": s.end, "filled": len(s.filled)} for s in found.steps
+            {
+                "branches": s.branches,
+                "winner": s.winner,
+                "end": s.end,
+                "filled": len(s.filled),
+                "drafts": s.drafts,
+                "accepted": s.accepted,
+                "rejected": s.rejected[1] if s.rejected else "",
+            }
+            for s in found.steps
         ],
     }
     title = found.custom_id.replace("&", "&amp;").replace("<", "&lt;")

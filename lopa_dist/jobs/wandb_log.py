@@ -106,6 +106,9 @@ class WandbLog:
         if choices:
             entry |= {name: amount / choices for name, amount in wins.items()}
             entry["lookahead_win_share"] = 1 - wins.get("wins/anchor", 0) / choices
+        drafted = change.get("drafted", 0)
+        if drafted:
+            entry["drafts/accepted_per_forward"] = change["accepted"] / drafted
         entry |= {name: amount / steps for name, amount in change.items() if name.startswith("comm_bytes/")}
         entry |= confidences(engine.winner and engine.winner.scores)
         entry["memory_gib"] = memory_gib()
@@ -145,6 +148,8 @@ def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
         "steps": statistics.steps,
         "forwards": statistics.forwards,
         "filled": statistics.tokens_filled,
+        "drafted": sum(statistics.accepted.values()),  # sequence forwards that had drafts
+        "accepted": sum(drafts * count for drafts, count in statistics.accepted.items()),
         **{f"wins/{branch or 'anchor'}": count for branch, count in statistics.wins.items()},
         **{f"comm_bytes/{what}": amount for what, amount in traffic.items()},
         **statistics.seconds,

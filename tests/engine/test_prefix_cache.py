@@ -19,10 +19,11 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from tests.engine.naive import Naive, Texts, check_same
 from tests.engine.ranks import on_ranks
-from tests.engine.test_loop import BASE, configs
+from tests.engine.test_loop import BASE
+from tests.strategies import engine_configs
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-cached = configs().filter(lambda config: config.cache == "block")
+cached = engine_configs(BASE).filter(lambda config: config.cache == "block")
 
 
 def prefixed(seed: int, count: int, prefixes: int = 2, longest: int = 14) -> list[Request]:

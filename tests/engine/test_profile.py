@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.decode import Batch
+from lopa_dist.decode import ForwardBatch
 from lopa_dist.engine import profile
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.config import EngineConfig
@@ -69,7 +69,7 @@ def test_each_size_is_timed_with_the_back_end_that_is_fastest_there(
 ) -> None:
     timed = []
 
-    def seconds(runner: Runner, batch: Batch) -> float:
+    def seconds(runner: Runner, batch: ForwardBatch) -> float:
         name = "meta" if isinstance(runner.attention, Meta) else "torch"
         timed.append((name, len(batch.tokens)))
         return len(batch.tokens) if name == "torch" else 20.0

@@ -21,7 +21,8 @@ from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from tests.engine.ranks import on_ranks
-from tests.engine.test_loop import BASE, configs, random_requests, texts
+from tests.engine.test_loop import BASE, random_requests, texts
+from tests.strategies import engine_configs
 
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -40,7 +41,7 @@ def bounded(
 
 @QUICK
 @given(
-    config=configs(),
+    config=engine_configs(BASE),
     seed=st.integers(0, 10**6),
     max_rows=st.sampled_from([1, 20, 50]),
     spare=st.sampled_from([0, 9, 40]),
@@ -120,7 +121,10 @@ def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, i
 
 @QUICK
 @given(
-    config=configs(), seed=st.integers(0, 10**6), max_rows=st.sampled_from([None, 30]), ranks=st.sampled_from([1, 2])
+    config=engine_configs(BASE),
+    seed=st.integers(0, 10**6),
+    max_rows=st.sampled_from([None, 30]),
+    ranks=st.sampled_from([1, 2]),
 )
 def test_samples_of_one_prompt_share_its_room_and_nothing_else(
     small_model: Transformer, config: DecodeConfig, seed: int, max_rows: int | None, ranks: int

@@ -37,8 +37,9 @@ from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, ragged_arange
 from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
-from tests.engine.test_loop import BASE, configs, random_requests, texts
+from tests.engine.test_loop import BASE, random_requests, texts
 from tests.engine.test_prefix_cache import prefixed, run
+from tests.strategies import engine_configs
 
 
 class NanPadding(FusedTransformer):
@@ -126,7 +127,7 @@ def static_texts(
     return static_run(model, config, requests, comm, **options)[1]
 
 
-@given(config=configs(), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
+@given(config=engine_configs(BASE), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_same_text_as_the_eager_path_among_nan(
     small_model: Transformer, config: DecodeConfig, seed: int, temperature: float
@@ -143,7 +144,7 @@ def test_same_text_as_the_eager_path_among_nan(
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("boundary", ["fresh", "stale"])
-def test_leads_are_found_among_nan(
+def test_prefixes_are_found_among_nan(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch,
     attention: str, mode: str, sequences: int, temperature: float, boundary: str,
 ) -> None:  # fmt: skip
@@ -155,9 +156,9 @@ def test_leads_are_found_among_nan(
     recalled = []
     allocate = KVPool.allocate
 
-    def observed(pool: KVPool, sequence: int, tokens: int, lead: tuple[int, ...] = ()) -> bool:
-        recalled.append(lead in pool.shared and not pool.shared[lead].users)
-        return allocate(pool, sequence, tokens, lead)
+    def observed(pool: KVPool, sequence: int, tokens: int, prefix: tuple[int, ...] = ()) -> bool:
+        recalled.append(prefix in pool.prefixes and not pool.prefixes[prefix].ref_count)
+        return allocate(pool, sequence, tokens, prefix)
 
     monkeypatch.setattr(KVPool, "allocate", observed)
     assert static_texts(small_model, config, requests, sequences=sequences, prefix_cache=mode) == wanted
@@ -270,8 +271,8 @@ def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
 ) -> None:
     monkeypatch.setattr(Runners, "usual_rows", lambda *_: 1)
     grown: list[int] = []
-    make = KVPool.grown
-    monkeypatch.setattr(KVPool, "grown", lambda pool, held, rows: grown.append(rows) or make(pool, held, rows))
+    make = KVPool.grow
+    monkeypatch.setattr(KVPool, "grow", lambda pool, held, rows: grown.append(rows) or make(pool, held, rows))
     config = replace(BASE, branches=7)
     requests = random_requests(5, 6, BASE.max_new_tokens)
     assert static_texts(small_model, config, requests) == texts(small_model, config, requests)
