@@ -3,6 +3,8 @@
     python -m benchmarks.embedded                 # everything: 500 held-out problems a setting
     python -m benchmarks.embedded --part grid     # k x tau_conf of the published rule
     python -m benchmarks.embedded --part front    # score, alpha, tau_look, lookahead, and the control
+    python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
+    python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
@@ -20,10 +22,9 @@ import multiprocessing
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +44,6 @@ RESULTS = Path(__file__).parent / "results"
 BASE = {"block_size": 16, "max_new_tokens": 64, "branches": 0}
 BRANCHES, THRESHOLDS = (0, 1, 3, 7, 15), (0.95, 0.9, 0.8, 0.7)
 LEFT_TO_RIGHT = {"tau_conf": 1.0, "force": "leftmost", "max_active_blocks": 1}
-DEFAULT = Path(__file__).parent.parent / "conf" / "decode" / "embedded.yaml"
 
 Setting = dict[str, Any]
 
@@ -85,12 +85,37 @@ def front() -> list[tuple[str, Setting]]:
     return named
 
 
+def drafted(branches: int, drafts: int, **more: Any) -> Setting:
+    """Verified lookahead."""
+    return {"verify": "agreement", "branches": branches, "drafts": drafts, **more}
+
+
+def verified() -> list[tuple[str, Setting]]:
+    """Verified lookahead, plain decoding, the control and LoPA as published."""
+    return [
+        ("verified, draft rows", drafted(0, 12)),
+        ("plain", {"tau_conf": 0.9}),
+        ("control", {"extra_fill": 1}),
+        ("verified, both", drafted(1, 12)),
+        ("verified, branches", drafted(7, 1)),
+        ("control", {"extra_fill": 2}),
+        ("LoPA published", {"branches": 7}),
+    ]
+
+
+def depths() -> list[tuple[str, Setting]]:
+    """Branches x drafts of verified lookahead."""
+    grid_of = [(0, m) for m in (2, 4, 8, 12, 16)] + [(1, m) for m in (1, 4, 8, 12)] + [(3, m) for m in (1, 4, 8)]
+    return [("verified", drafted(k, m)) for k, m in [*grid_of, (7, 1), (7, 4)]]
+
+
 def final() -> list[tuple[str, Setting]]:
     """What the README quotes, on problems that no choice was made on."""
     return [
         ("left to right", dict(LEFT_TO_RIGHT)),
         ("plain", {"tau_conf": 0.9}),
-        ("LoPA default", cast(Setting, OmegaConf.to_container(OmegaConf.load(DEFAULT)))),
+        ("verified, draft rows", drafted(0, 12)),
+        ("verified, branches", drafted(7, 1)),
         ("LoPA published", {"branches": 7}),
         ("LoPA published", {"branches": 1}),
         ("control", {"extra_fill": 1}),
@@ -107,7 +132,14 @@ def eight_bits() -> list[tuple[str, Setting]]:
     ]
 
 
-PARTS = {"grid": (grid, 1), "front": (front, 1), "final": (final, 2), "eight_bits": (eight_bits, 1)}
+PARTS = {
+    "grid": (grid, 1),
+    "front": (front, 1),
+    "verified": (verified, 1),
+    "depths": (depths, 1),
+    "final": (final, 2),
+    "eight_bits": (eight_bits, 1),
+}
 
 
 def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
@@ -136,7 +168,9 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds,
         "reference_tpf": sum(g.filled for g in done) / (forwards + len(done)),
         "lookahead_wins": 1 - engine.statistics.wins[0] / max(1, sum(engine.statistics.wins.values())),
-        "rows_per_token": engine.statistics.records / tokens,
+        "rows_per_token": engine.statistics.rows / tokens,
+        "accepted_per_forward": engine.statistics.accepted_per_forward(),
+        "acceptance": engine.statistics.acceptance(),
         "problems": problems,
         "seed": seed,
     }
@@ -171,7 +205,6 @@ def run(jobs: list[tuple[str, Setting, int, int]], processes: int, console: Cons
     """Measure what is missing; every result is kept as soon as it is there."""
     kept = load()
     missing = [j for j in jobs if key(j[1], j[2], j[3]) not in kept["results"]]
-    missing.sort(key=lambda job: job[1].get("branches", 0))  # the quick ones first
     RESULTS.mkdir(exist_ok=True)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for i, (name, setting, result) in enumerate(pool.imap_unordered(work, missing), 1):
@@ -188,7 +221,16 @@ def run(jobs: list[tuple[str, Setting, int, int]], processes: int, console: Cons
 def show(rows: Iterable[dict[str, Any]], title: str, console: Console) -> None:
     """One table."""
     table = Table(title=title)
-    for column in ("decoding", "setting", "accuracy", "TPF", "tokens/s", "reference TPF", "lookahead wins"):
+    for column in (
+        "decoding",
+        "setting",
+        "accuracy",
+        "TPF",
+        "rows/token",
+        "tokens/s",
+        "reference TPF",
+        "lookahead wins",
+    ):
         table.add_column(column, justify="left" if column in ("decoding", "setting") else "right")
     for r in rows:
         setting = ", ".join(f"{k}={v}" for k, v in r["setting"].items() if BASE.get(k) != v)
@@ -196,6 +238,7 @@ def show(rows: Iterable[dict[str, Any]], title: str, console: Console) -> None:
         figures = (
             f"{r['accuracy']:.1%}",
             f"{r['tpf']:.2f}",
+            f"{r['rows_per_token']:.1f}",
             f"{r['tokens_per_s']:.0f}",
             f"{r['reference_tpf']:.2f}",
         )

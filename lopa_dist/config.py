@@ -52,7 +52,8 @@ class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
     These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks; and
-    branches, of which auto means as many as cost next to nothing (see `engine.profile`).
+    branches. With verify=agreement, auto means a branch for each branch rank of a replica: k is 0 where there is one.
+    With verify=confidence it means as many branches as cost next to nothing (see `engine.profile`).
     """
 
     branches: int | str = 7  # type: ignore[assignment]
@@ -72,22 +73,25 @@ class DecodeOptions(DecodeConfig):
 
     @property
     def max_branches(self) -> int:
-        """As for concrete options; with ``auto`` what the mesh is laid out for."""
+        """As for concrete options; with ``auto`` the most branch ranks that the mesh is laid out for."""
         return (AUTO_BRANCHES if isinstance(self.branches, str) else self.branches) + 1
 
 
 AUTO_BRANCHES = 7  # where no profile is at hand
 
 
-def concrete(decode: DecodeConfig, native: Native, branches: int = AUTO_BRANCHES) -> DecodeConfig:
-    """The options with every ``auto`` replaced by the model's own value, and that of the branches by `branches`.
+def concrete(decode: DecodeConfig, native: Native, branches: int | None = None) -> DecodeConfig:
+    """Return the options with every ``auto`` replaced by the model's own value, and that of the branches by `branches`.
+
+    Without `branches`, where neither ranks nor a profile are known, they are 0 with verify=agreement, else 7.
 
     Raises:
         ValueError: as `DecodeConfig`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     if values["branches"] == "auto":
-        values["branches"] = branches
+        usual = 0 if decode.verify == "agreement" else AUTO_BRANCHES
+        values["branches"] = usual if branches is None else branches
     # what goes with the user's choices, whatever the model
     causal = values["window_attention"] == "block_causal"
     if causal and values["prompt_attention"] == "auto" and native.prompt_attention == "joint":

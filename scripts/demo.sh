@@ -1,6 +1,6 @@
 #!/bin/sh
-# The main job three times over the same held-out problems, and one table: plain decoding, the control (one more token
-# a step, unverified) and LoPA with the embedded model's default setting.
+# The main job four times over the same held-out problems, and one table: plain decoding, the control (one more token a
+# step, unverified), LoPA as published, and verified lookahead, which is the embedded model's own setting.
 set -eu
 : "${BIN:=.venv/bin}" "${RANKS:=2}"
 folder="outputs/demo/$(date +%Y-%m-%d_%H-%M-%S)"
@@ -10,10 +10,16 @@ job() {
     echo
     echo "== $name: $* "
     OMP_NUM_THREADS=1 "$BIN/torchrun" --log-dir "$folder/$name/torchrun" --nproc-per-node "$RANKS" -m lopa_dist \
-        "hydra.run.dir=$folder/$name" "$@"
+        "hydra.run.dir=$folder/$name" task.limit=100 "$@"
 }
 job plain decode=embedded_plain
 job control decode=embedded_control
-job lopa decode=embedded
+job lopa decode=embedded_lopa
+job verified decode=embedded
 echo
 "$BIN/lopa-dist" report "$folder"
+echo
+echo "TPF: tokens a forward pass. rows/token: rows of the model computed for a token of the answer; a CPU pays for rows,"
+echo "a GPU with few sequences for forwards. Verified lookahead keeps lookahead tokens that the next forward predicts again,"
+echo "so it should be as accurate as plain decoding within the error of 100 problems, in a third of the forwards and half"
+echo "of the rows. The control and LoPA as published keep tokens that nothing verified."

@@ -33,13 +33,14 @@ def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
 def rows_of(named: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table, fastest last."""
     keys = differing([r for _, r in named])
-    head = ["run", *keys, "accuracy", "TPF", "tokens/s", "requests"]
+    head = ["run", *keys, "accuracy", "TPF", "rows/token", "tokens/s", "requests"]
     rows = []
     for name, report in sorted(named, key=lambda pair: pair[1]["tpf"]):
         accuracy = f"{report['accuracy']:.1%}" if "accuracy" in report else "-"
         knobs = [str(report["decode"][k]) for k in keys]
         speed = f"{report['tokens_per_s']['job']:.0f}"
-        rows.append([name, *knobs, accuracy, f"{report['tpf']:.2f}", speed, str(report["requests"])])
+        computed = f"{report['rows_per_token']:.1f}" if "rows_per_token" in report else "-"
+        rows.append([name, *knobs, accuracy, f"{report['tpf']:.2f}", computed, speed, str(report["requests"])])
     return head, rows
 
 
@@ -48,14 +49,18 @@ def compare(folder: Path, console: Console | None = None) -> None:
     named = load_reports(folder)
     head, rows = rows_of(named)
     about = sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named})
+    console = console or Console()
     shown = Table(title=", ".join(about))
-    skip = int(told_apart(named))
-    for i, column in enumerate(head[skip:], skip):
-        shown.add_column(column, justify="left" if i == 0 else "right")
+    knobs = range(1, head.index("accuracy"))
+    if told_apart(named):
+        columns = list(range(1, len(head)))
+    else:  # names say more than settings: on a narrow terminal these are left out
+        columns = [i for i in range(len(head)) if i not in knobs or console.width >= 120]
+    for i in columns:
+        shown.add_column(head[i], justify="left" if i == 0 else "right")
     short = short_names([row[0] for row in rows])
     for name, row in zip(short, rows, strict=True):
-        shown.add_row(*[name, *row[1:]][skip:])
-    console = console or Console()
+        shown.add_row(*([name, *row[1:]][i] for i in columns))
     console.print(shown)
     text = table(head, rows) + "\n"
     if all("accuracy" in report for _, report in named):

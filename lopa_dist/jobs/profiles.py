@@ -96,7 +96,8 @@ def settled(config: Config, shape: ModelConfig, device: torch.device, group: Gro
     options = native(shape, config.model.pattern)
     window, engine = usual_window(concrete(config.decode, options)), config.engine
     possible = candidates(device, shape.head_dim, DTYPES[choose_dtype(config.model, device)])
-    needed = "auto" in (config.decode.branches, engine.max_rows)
+    by_ranks = config.decode.verify == "agreement"  # then each branch rank has a branch, without a profile
+    needed = engine.max_rows == "auto" or (isinstance(config.decode.branches, str) and not by_ranks)
     told: list[Any] = []
     if needed or (engine.attention == "auto" and len(possible) > 1):  # there is something to look up
         profile = profile_of(config, device, window, needed) if group.world.rank == 0 else None
@@ -109,13 +110,16 @@ def settled(config: Config, shape: ModelConfig, device: torch.device, group: Gro
         max_rows=best if engine.max_rows == "auto" else engine.max_rows,
         attention=attention if engine.attention == "auto" else engine.attention,
     )
-    return replace(config, decode=concrete(config.decode, options, free), engine=engine)
+    branches = group.mesh.branch - 1 if by_ranks else free
+    return replace(config, decode=concrete(config.decode, options, branches), engine=engine)
 
 
 def followed(profile: Profile, config: Config, options: Native, mesh: Mesh, requests: int) -> tuple[int, int, str]:
     """The lookahead branches, rows of a step and attention that a profile says are best for a job."""
     sequences, most = in_flight(config.engine, requests, mesh.data), config.engine.max_rows
     free, best = profile.free_branches(sequences, mesh.branch), profile.best_rows()
+    if config.decode.verify == "agreement":
+        free = mesh.branch - 1
     if "auto" in (config.decode.branches, most):
         log.info(
             "by the profile, with %d in flight %d lookahead branches cost next to nothing; steps of %d rows are best",

@@ -98,8 +98,7 @@ def accepted_drafts(drafts: dict[str, Any]) -> str:
     return (
         f"Drafts: {drafts['m']} a branch; {drafts['accepted_per_forward']:.2f} accepted a forward. A draft is accepted "
         "if the model, in the context of the drafts before it, predicts the same token. Accepted with all before it, "
-        "by depth:\n\n"
-        + table([str(depth) for depth in range(1, len(shares) + 1)], [[f"{share:.0%}" for share in shares]])
+        "by depth:\n\n" + table(depths, [[f"{share:.0%}" for share in shares]])
     )
 
 

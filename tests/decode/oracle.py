@@ -139,7 +139,7 @@ class Oracle:
         return self.tokens[pos] == self.config.mask_id
 
     def window_masks(self) -> list[int]:
-        """The anchor's masked positions in [finished, end), ascending."""
+        """The anchor's masked positions in [complete, end), ascending."""
         return [pos for pos in range(self.complete, self.end) if self.masked(pos)]
 
     def _fillable(self) -> list[int]:

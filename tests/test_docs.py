@@ -1,0 +1,28 @@
+"""What the documentation quotes is what the code says, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.decode.oracle import Oracle
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def test_the_quoted_step_is_the_oracles() -> None:
+    page = (ROOT / "docs/lopa-step.md").read_text()
+    for function in (Oracle.step, Oracle._longest_agreement):
+        assert textwrap.dedent(inspect.getsource(function)).rstrip() in page, "copy it anew into docs/lopa-step.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
