@@ -1,4 +1,4 @@
-"""How long a forward takes by its rows, t(M), and what follows from it (XY-Serve, section 4; our spec 7.5).
+"""How long a forward takes by its rows, t(M), and what follows from it (XY-Serve, section 4).
 
 Below the knee of t(M) a step costs what reading the weights costs, whatever its rows: there lookahead branches are
 free. Above it a step costs in proportion. A profile is measured once for a model on a device.

@@ -1,4 +1,4 @@
-"""The lines of `results.jsonl`, one a request (DESIGN section 4)."""
+"""The lines of `results.jsonl`, one a request."""
 
 from __future__ import annotations
 

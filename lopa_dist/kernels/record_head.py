@@ -26,7 +26,7 @@ PAD_ROWS = 16  # see decode.layout.ROW_TILE; a GPU's library is called for whole
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen and how sure the model is of it (spec section 1)."""
+    """How a token is chosen and how sure the model is of it."""
 
     confidence: str = "neg_entropy"
     temperature: float = 0.0
@@ -205,7 +205,7 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
 
 
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Drop what nucleus and top-k sampling exclude, ``[H, V]`` (spec section 1, b and c).
+    """Drop what nucleus and top-k sampling exclude, ``[H, V]``.
 
     top-p drops every token whose preceding mass already exceeds it, never the best one; top-k keeps ties at the k-th.
     """
