@@ -285,6 +285,44 @@ def picture(results: list[dict[str, Any]]) -> str:
     return draw(RESULTS / "embedded.png", paint, (7.2, 4.6))
 
 
+STYLES = {
+    "plain": ("o", "#1f2933", "plain decoding"),
+    "control 1": ("^", "#94a3b8", "control: +1 a step, unverified"),
+    "control 2": ("v", "#94a3b8", "control: +2 a step, unverified"),
+    "LoPA published": ("s", "#dc2626", "LoPA as published, k = 7"),
+    "verified, branches": ("P", "#059669", "verified, 7 branches of one draft"),
+    "verified, draft rows": ("D", "#2563eb", "verified, 12 drafts in rows (the default)"),
+    "verified, both": ("X", "#7c3aed", "verified, 1 branch and 12 drafts in each"),
+}
+
+
+def comparison(results: list[dict[str, Any]]) -> str:
+    """Accuracy against tokens per forward, and against rows per token: the part `verified`, with standard errors."""
+
+    def paint(panels: Any) -> None:
+        for axes, figure, label in zip(
+            panels, ("tpf", "rows_per_token"), ("tokens per forward", "rows per token"), strict=True
+        ):
+            for r in results:
+                name = f"{r['name']} {r['setting']['extra_fill']}" if r["name"] == "control" else r["name"]
+                marker, color, words = STYLES[name]
+                error = 100 * (r["accuracy"] * (1 - r["accuracy"]) / r["problems"]) ** 0.5
+                axes.errorbar(r[figure], 100 * r["accuracy"], error, fmt=marker, color=color, capsize=2, label=words)
+            axes.set(ylabel="accuracy, %")
+            axes.margins(0.1)
+        panels[0].set(xlabel="tokens per forward")
+        panels[1].set(xlabel="rows per token")
+        panels[0].set_title("more is better", fontsize=9)
+        panels[1].set(title="less is better", xscale="log", ylabel="")
+        panels[1].title.set_fontsize(9)
+        panels[1].xaxis.set_major_formatter("{x:.0f}")
+        panels[1].xaxis.set_minor_formatter("{x:.0f}")
+        handles, names = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+
+    return draw(RESULTS / "verified.png", paint, (9.6, 4.6), panels=2)
+
+
 def main() -> None:
     """Run the chosen parts and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -303,6 +341,8 @@ def main() -> None:
         kept = run(jobs, options.processes, console)["results"]
         rows = [{**kept[key(s, n, seed)], "name": label} for label, s, n, seed in jobs]
         show(rows, f"{name}: {options.problems} held-out problems, seed {seed}", console)
+        if name == "verified":
+            console.print(f"picture: {RESULTS / comparison(rows)}")
     everything = list(load()["results"].values())
     if {"plain", "control", "nested"} <= {r["name"] for r in everything}:
         console.print(f"picture: {RESULTS / picture(everything)}")

@@ -1,9 +1,9 @@
 #!/bin/bash
 # A sweep: one job for every combination, then one table and the speed-accuracy plot.
 #
-#   launch/sweep.sh decode.branches=0,3,7,15 decode.tau_conf=0.8,0.9,0.95
+#   launch/sweep.sh decode.drafts=4,8,12,16 decode.tau_conf=0.8,0.9,0.95
 #   launch/sweep.sh launcher=slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=8 \
-#       hydra.launcher.tasks_per_node=8 model=d2f_dream_base task=gsm8k decode.branches=0,3,7,15
+#       hydra.launcher.tasks_per_node=8 model=d2f_dream_base task=gsm8k decode=lopa decode.branches=0,3,7,15
 #   launch/sweep.sh --dry-run ...
 #
 # Where Slurm is, jobs go through it (launcher=slurm); else they run here, one after the other. Run it again with the same
