@@ -47,6 +47,7 @@ from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import resolve
 from lopa_dist.parallel.stop import Stop, Stopped, Wish
 from lopa_dist.tasks.task import Item, Task
+from lopa_dist.whole import named
 
 log = logging.getLogger("lopa_dist")
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
@@ -331,7 +332,8 @@ class Job:
             from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
             plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
-        (folder / "report.md").write_text(report_markdown(report, plots))
+        with named(folder / "report.md"):
+            (folder / "report.md").write_text(report_markdown(report, plots))
         write_report(folder, report)  # the last: a job that finds it has nothing more to do
         if wandb_log is not None:
             wandb_log.finish(report, engine, plots)
