@@ -11,6 +11,7 @@ venv=$1 torch=$2
 shift 2
 python=${PYTHON:-python3}
 uv=$(command -v uv || true)
+tool=$(basename "${uv:-pip}")
 
 say() { echo "$(date +%H:%M:%S) $*"; }
 
@@ -40,9 +41,9 @@ if [ ! -x "$venv/bin/python" ]; then
     fi
 fi
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-    say "installing $torch with ${uv:-pip} (the largest package: a minute or more)"
+    say "installing $torch with $tool (the largest package: a minute or more)"
     add_torch
 fi
-say "installing $* with ${uv:-pip} (some 150 packages: a minute or two)"
+say "installing $* with $tool (some 150 packages: a minute or two)"
 add "$@"
 say "installed in $venv"
