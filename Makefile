@@ -13,10 +13,7 @@ install: $(STAMP)
 # CPU torch unless a GPU is there: the default wheel of torch brings gigabytes of CUDA packages.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "lopa_dist needs Python 3.10 or newer; PYTHON=... make chooses one"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 -m venv failed: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
-	@echo "installing into $(VENV) (once; a few minutes)"
-	@sh scripts/install-torch.sh $(BIN)/pip
-	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@PYTHON=$(PYTHON) sh scripts/install.sh $(VENV) torch==2.13.0 -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)

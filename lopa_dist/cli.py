@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 import os
 import re
@@ -77,9 +78,20 @@ def job(raw: DictConfig) -> Any:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         sys.stderr.write(f"lopa-dist: {error}{go_on}\n")
         sys.exit(STOPPED)
-    except (LaunchError, OSError, ValueError) as error:
+    except OSError as error:
+        again = f"start it again with {typed('hydra.run.dir', folder)}"
+        raise UserError(no_room(error, again) or str(error)) from error
+    except (LaunchError, ValueError) as error:
         raise UserError(str(error)) from error
     return summary(report, folder) if report else None
+
+
+def no_room(error: OSError, then: str) -> str:
+    """What to say of a full disk, or of a quota that is used up, and what to do `then`; nothing of other errors."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    where = f" in {Path(error.filename).parent}" if error.filename else ""
+    return f"{error.strerror}{where}: make room there, then {then}; finished requests are kept"
 
 
 class UserError(Exception):
@@ -278,7 +290,9 @@ def main() -> None:
                 signal.signal(number, signal.SIG_DFL)  # only a job can go on
             try:
                 return COMMANDS[arguments[0]](arguments[1:])
-            except (ValueError, NotImplementedError, OSError) as error:
+            except OSError as error:
+                raise UserError(no_room(error, "give the same command again") or str(error)) from error
+            except (ValueError, NotImplementedError) as error:
                 raise UserError(str(error)) from error
         check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
@@ -296,6 +310,8 @@ def main() -> None:
         sys.exit(f"lopa-dist: {composition(error)}")
     except (OSError, ValueError) as error:  # logging.config turns that of the log file into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and (full := no_room(cause, "start it again")):
+            sys.exit(f"lopa-dist: {full}")
         if not isinstance(cause, OSError) or cause.filename is None:
             raise
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"

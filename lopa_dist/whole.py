@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever kills their writer."""
+"""Files that are there whole or not at all, whatever kills their writer, and errors that say which file failed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def named(file: Path) -> Iterator[None]:
+    """Errors of writing `file` bear its name: the system does not say where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
 
 
 @contextmanager
@@ -17,9 +27,10 @@ def whole(file: Path, mark: str = "") -> Iterator[Path]:
     """
     partial = file.with_name(f"{file.name}{mark}.partial")
     try:
-        yield partial
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
+        with named(file):
+            yield partial
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

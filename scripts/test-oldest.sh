@@ -3,8 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv-oldest
-test -x $venv/bin/pip || "${PYTHON:-python3}" -m venv $venv
+mkdir -p $venv
 sed -nE 's/^ *"(torch|triton)>=([0-9.]+).*/\1==\2.*/p' pyproject.toml >$venv/oldest.txt
-sh scripts/install-torch.sh $venv/bin/pip "$(grep ^torch $venv/oldest.txt)"
-$venv/bin/pip install --quiet --disable-pip-version-check -c $venv/oldest.txt -e '.[dev]'
+sh scripts/install.sh $venv "$(grep ^torch $venv/oldest.txt)" -c $venv/oldest.txt -e '.[dev]'
 exec $venv/bin/python -m pytest "$@"

@@ -103,15 +103,32 @@ start() {
     exit 1
 }
 
+# Slurm's processes that watch over the steps of this cluster's jobs: they outlive the daemons and do not give up.
+steps() {
+    local pid
+    for pid in $(pgrep -x slurmstepd); do
+        [ "$(readlink "/proc/$pid/cwd")" = "$(readlink -f "$D")/log" ] && echo "$pid"
+    done
+    true
+}
+
 stop() {
     [ -d "$D" ] || return 0
     scancel --user root 2>/dev/null || true
+    for _ in $(seq 100); do # twice KillWait; only a daemon that runs ends its steps
+        [ -z "$(steps)" ] && break
+        sleep 0.1
+    done
     for pid in "$D"/run/*.pid; do alive "$pid" && kill "$(cat "$pid")"; done
     for _ in $(seq 50); do
         local left=0
         for pid in "$D"/run/*.pid; do alive "$pid" && left=1; done
         [ "$left" = 0 ] && break
         sleep 0.1
+    done
+    for pid in $(steps); do
+        for child in $(pgrep -P "$pid"); do kill -KILL -- "-$child" 2>/dev/null || kill -KILL "$child" 2>/dev/null || true; done
+        kill -KILL "$pid" 2>/dev/null || true
     done
     rm -rf "$D"
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
 import sys
@@ -315,6 +317,22 @@ def test_a_run_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(
         SystemExit, match=rf"the run folder cannot be written \(.*{name}.*\); give another hydra\.run\.dir"
     ):
+        cli.main()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    """As soon as the first request is finished: the journal is written, but the disk does not take it."""
+
+    def fsync(descriptor: int) -> None:
+        if "/journal/0" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("lopa_dist.jobs.journal.os.fsync", fsync)
+    settings = ["task.limit=1", "logging.wandb.mode=disabled", "parallel.threads=1"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path}", *settings])
+    message = f"{os.strerror(number)} in {tmp_path}/journal: make room there, then start it again with hydra.run.dir="
+    with pytest.raises(SystemExit, match=f"^lopa-dist: {message}{tmp_path}; finished requests are kept$"):
         cli.main()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from lopa_dist.whole import whole
+from lopa_dist.whole import named, whole
 
 
 def test_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
@@ -52,3 +54,19 @@ def test_two_writers_at_once(tmp_path: Path) -> None:
         assert file.read_text() == "two"
         one.write_text("one")
     assert file.read_text() == "one"
+
+
+def test_errors_of_writing_name_the_file(tmp_path: Path) -> None:
+    def write() -> None:
+        with whole(tmp_path / "a.json") as partial, partial.open("w"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/a\.json'"):
+        write()
+
+    def read() -> None:
+        with named(tmp_path / "a.json"):
+            (tmp_path / "b.json").read_text()
+
+    with pytest.raises(FileNotFoundError, match=r"b\.json"):
+        read()

@@ -1,4 +1,4 @@
-"""Writing the embedded model as a Dream checkpoint: config.json, model.safetensors, tokenizer files."""
+"""Writing the embedded model as a Dream checkpoint: its two configurations, model.safetensors, tokenizer files."""
 
 from __future__ import annotations
 
@@ -39,10 +39,21 @@ def dream_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
+def generation_config(config: ModelConfig) -> dict[str, object]:
+    """The `generation_config.json` without which the published implementations of Dream do not load a checkpoint."""
+    return {
+        "bos_token_id": config.eos_ids[0],
+        "eos_token_id": config.eos_ids[0],
+        "mask_token_id": config.mask_id,
+        "pad_token_id": config.pad_id,
+    }
+
+
 def save(folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerFast) -> None:
     """Write the checkpoint folder; weights are rounded to bf16 once."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dream_config(config), indent=2) + "\n")
+    for name, content in (("config", dream_config(config)), ("generation_config", generation_config(config))):
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     kept = {name: w for name, w in weights.items() if not (config.tied and name == "lm_head.weight")}
     rounded = {name: w.detach().to(torch.bfloat16).contiguous() for name, w in kept.items()}
     save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})

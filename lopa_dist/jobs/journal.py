@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.batch_output import LINES, NAME
 from lopa_dist.parallel.launcher import Start
-from lopa_dist.whole import whole
+from lopa_dist.whole import named, whole
 
 RESULTS = ("report.json", "report.md", "results.jsonl", NAME, LINES)
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
@@ -138,9 +138,10 @@ class Writer:
 
     def write(self, entry: dict[str, Any]) -> None:
         """Append one entry and make sure it is on disk."""
-        self.file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with named(Path(self.file.name)):
+            self.file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            self.file.flush()
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """No more entries."""

@@ -47,6 +47,7 @@ from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import resolve
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.tasks.task import Item, Task
+from lopa_dist.whole import named
 
 log = logging.getLogger("lopa_dist")
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
@@ -175,8 +176,8 @@ class Job:
         """Say what begins."""
         config, mesh = self.config, self.group.mesh
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), branches %d%s, %s windows of %d-token blocks, "
-            "cache %s, data %d x branch %d x tensor %d ranks, into %s",
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), branches %d%s, %s windows of %d-token "
+            "blocks, cache %s, data %d x branch %d x tensor %d ranks, into %s",
             self.task.name, len(self.items), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.dtype if config.model.quantization == "none" else f"{self.dtype} and {config.model.quantization}",
@@ -326,7 +327,8 @@ class Job:
             from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
             plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
-        (folder / "report.md").write_text(report_markdown(report, plots))
+        with named(folder / "report.md"):
+            (folder / "report.md").write_text(report_markdown(report, plots))
         write_report(folder, report)  # the last: a job that finds it has nothing more to do
         if wandb_log is not None:
             wandb_log.finish(report, engine, plots)

@@ -7,9 +7,10 @@ from functools import partial
 
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.embedded.checkpoint import dream_config, generation_config
 from lopa_dist.embedded.tokenizer import build
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
@@ -27,6 +28,13 @@ def test_format() -> None:
     reference = Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in config.items() if k != "model_type"}))
     missing, unexpected = reference.load_state_dict(load_file(EMBEDDED / "model.safetensors"), strict=False)
     assert (missing, unexpected) == ([], [])
+
+
+def test_other_projects_find_what_they_ask_for(embedded_model: Transformer) -> None:
+    """Dream's own code refuses a folder without generation_config.json."""
+    for name, wanted in (("config", dream_config), ("generation_config", generation_config)):
+        assert json.loads((EMBEDDED / f"{name}.json").read_text()) == wanted(embedded_model.config)
+    assert GenerationConfig.from_pretrained(EMBEDDED).eos_token_id == embedded_model.config.eos_ids[0]
 
 
 def test_tokenizer_is_the_one_that_the_code_builds(embedded_tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,4 +1,4 @@
-"""Two repairs of Triton's interpreter, without which it cannot run our kernels."""
+"""Repairs of Triton's interpreter, without which it cannot run our kernels, or not with the same bits on every CPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     import triton.language as tl
     from triton.runtime import interpreter
 
-    create_dot = interpreter.InterpreterBuilder.create_dot
+    def numbers(handle: Any, dtype: Any) -> np.ndarray:
+        """A matrix's elements as `dtype`; the interpreter keeps bfloat16 as integers, and would multiply those."""
+        if handle.dtype.scalar == tl.bfloat16:
+            return (handle.data.astype(np.uint32) << 16).view(np.float32).astype(dtype)
+        return handle.data.astype(dtype)
 
-    def widened(handle: Any) -> Any:
-        """Bfloat16 as fp32: the interpreter keeps it as integers, and would multiply those."""
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    def dot(self: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+        """Every element is added up in the order of its columns, in no way that depends on the shape, as on a GPU.
 
-    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return create_dot(self, widened(a), widened(b), *rest)
+        The interpreter's own product is numpy's, whose library (BLAS) chooses an order by the matrix's shape and the
+        CPU: a row would then have other bits in a taller tile, whatever the kernel does.
+        """
+        dtype = sums.data.dtype
+        left, right = numbers(a, dtype), numbers(b, dtype)
+        product = np.zeros_like(sums.data)
+        for k in range(left.shape[1]):
+            product += left[:, k, None] * right[k]
+        return interpreter.TensorHandle(product + sums.data, sums.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = dot
 

@@ -356,3 +356,13 @@ def test_loading_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) ->
     assert size == pytest.approx(stored, rel=0.01)
     assert taken > 0.9 * stored  # else nothing was measured
     assert taken < 1.2 * stored
+
+
+def test_nothing_is_drawn_for_weights_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device that would import torch._dynamo, a third of a small job's start."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("random numbers for an embedding that is read from a file")
+
+    monkeypatch.setattr(torch.nn.init, "normal_", fail)
+    load_model(EMBEDDED, torch.float32, CPU)

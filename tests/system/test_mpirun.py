@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
-    start = [str(MPIRUN), "-n", str(ranks)] if ranks > 1 else []
+    start = [str(MPIRUN), "-n", str(ranks)]
     fixed = ["task.limit=20", "decode.branches=3", "logging.wandb.mode=disabled", "logging.plots=false"]
     command = [*start, sys.executable, "-m", "lopa_dist", *fixed, f"hydra.run.dir={folder}", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -31,11 +31,6 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line)["text"] for line in (folder / "results.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return job(tmp_path_factory.mktemp("one"), 1)
 
 
 @pytest.mark.parametrize(

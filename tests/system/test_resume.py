@@ -14,13 +14,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.system.conftest import REQUESTS, Lines
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 KILLS = int(os.environ.get("LOPA_KILLS", "3"))
-REQUESTS = 300 if "LOPA_KILLS" in os.environ else 60
 
 
 def start(folder: Path, *extra: str, ranks: int = 2) -> subprocess.Popen[str]:
@@ -48,7 +48,7 @@ def finish(job: subprocess.Popen[str], folder: Path) -> str:
     return printed
 
 
-def results(folder: Path) -> list[dict[str, Any]]:
+def results(folder: Path) -> Lines:
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "latency_s"} for line in lines]
 
@@ -62,16 +62,7 @@ def wait_for(folder: Path, count: int, job: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    job = start(folder, ranks=1)
-    printed = finish(job, folder)
-    assert job.returncode == 0, printed[-3000:]
-    return results(folder)
-
-
-def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
+def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, plain: Lines) -> None:
     rng = random.Random(0)
     for kill in range(KILLS):
         before = entries(tmp_path)
@@ -91,10 +82,10 @@ def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, undistu
     printed = finish(job, tmp_path)
     assert job.returncode == 0, printed[-3000:]
     assert "were done before" in printed
-    assert results(tmp_path) == undisturbed
+    assert results(tmp_path) == plain
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["attempts"] == KILLS + 1
-    assert report["forwards"] == sum(line["usage"]["forwards"] for line in undisturbed)
+    assert report["forwards"] == sum(line["usage"]["forwards"] for line in plain)
     names = [json.loads(line).get("id") for part in (tmp_path / "journal").glob("*.jsonl")
              for line in part.read_text().split("\n") if line and line.endswith("}")]  # fmt: skip
     finished = [name for name in names if name]
@@ -103,7 +94,7 @@ def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, undistu
 
 @pytest.mark.parametrize(("ranks", "number", "grace"), [(1, "USR1", 20), (2, "TERM", 0)])
 def test_a_signal_stops_in_order_and_the_job_goes_on(
-    tmp_path: Path, undisturbed: list[dict[str, Any]], ranks: int, number: str, grace: int
+    tmp_path: Path, plain: Lines, ranks: int, number: str, grace: int
 ) -> None:
     job = start(tmp_path, f"job.grace_s={grace}", ranks=ranks)
     wait_for(tmp_path, 5, job)
@@ -113,11 +104,11 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(
     assert job.returncode == 75 if ranks == 1 else job.returncode != 0  # torchrun has a status of its own
     some = results(tmp_path)
     assert 5 <= len(some) < REQUESTS
-    assert [line for line in undisturbed if line in some] == some
+    assert [line for line in plain if line in some] == some
     again = start(tmp_path, ranks=1)
     printed = finish(again, tmp_path)
     assert again.returncode == 0, printed[-3000:]
-    assert results(tmp_path) == undisturbed
+    assert results(tmp_path) == plain
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -157,7 +148,7 @@ def children(process: int) -> list[int]:
     ]
 
 
-def test_torchrun_restarts_go_on(tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
+def test_torchrun_restarts_go_on(tmp_path: Path, plain: Lines) -> None:
     overrides = [
         f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false",
         "parallel.threads=1", "logging.progress=never", "parallel.timeout_s=10", "job.resume=new",
@@ -175,4 +166,4 @@ def test_torchrun_restarts_go_on(tmp_path: Path, undisturbed: list[dict[str, Any
     printed = finish(job, tmp_path)
     assert job.returncode == 0, printed[-3000:]
     (folder,) = tmp_path.glob("outputs/*/*")
-    assert results(folder) == undisturbed
+    assert results(folder) == plain

@@ -1,4 +1,4 @@
-"""The main job under torchrun: the same text from 1 process, 2 ranks and 4 ranks."""
+"""The main job under torchrun: the same text from 2 and from 4 ranks as from 1 process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from tests.system.conftest import Lines, alone
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 
 def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
     """Run and return the result lines."""
-    launcher = [sys.executable, "-m"]
-    if ranks > 1:
-        launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
     command = [
-        *launcher, "lopa_dist", f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "lopa_dist",
+        f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
         "logging.plots=false", "parallel.threads=1", *overrides,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -29,40 +29,47 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-SETTINGS = {
-    "full and greedy": ("decode.branches=3", "task.limit=100"),
-    "full, split weights": ("decode.branches=3", "task.limit=12"),  # gathers in every layer: slow here
-    "block-causal and sampled": (
-        "decode.branches=3", "task.limit=24", "decode.window_attention=block_causal", "decode.prompt_attention=self",
-        "decode.temperature=0.8", "decode.top_p=0.95",
-    ),
-}  # fmt: skip
-MESHES = {
-    "full and greedy": [(1, 4, 1)],
-    "full, split weights": [(1, 2, 2)],
-    "block-causal and sampled": [(1, 2, 1), (1, 1, 2), (2, 1, 1)],
-}
-"""Data x branch x tensor; tests/engine/test_loop.py has all of them under all settings, with threads for ranks."""
+SAMPLED = [
+    "decode.branches=3", "task.limit=8", "decode.window_attention=block_causal", "decode.prompt_attention=self",
+    "decode.temperature=0.8", "decode.top_p=0.95",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_same_text_at_any_world_size(tmp_path: Path, name: str) -> None:
-    alone = job(tmp_path / "alone", 1, *SETTINGS[name])
-    assert f"task.limit={len(alone)}" in SETTINGS[name]
-    for data, branch, tensor in MESHES[name]:
-        folder, ranks = tmp_path / f"{data}{branch}{tensor}", data * branch * tensor
-        axes = (f"parallel.data={data}", f"parallel.branch={branch}", f"parallel.tensor={tensor}")
-        for one, other in zip(alone, job(folder, ranks, *SETTINGS[name], *axes), strict=True):
-            assert one["text"] == other["text"]
-            assert one["usage"] == other["usage"]
-        report = json.loads((folder / "report.json").read_text())
-        assert report["world"] == {
-            "size": ranks, "data": data, "branch": branch, "tensor": tensor, "backend": "gloo", "launcher": "torchrun",
-        }  # fmt: skip
-        sent = report["comm_bytes_per_step"]
-        assert (sent["all_gather"] > 0) == (branch > 1)
-        assert (sent["commit"] > 0) == (branch > 1 and "full" in name)
-        assert (sent["tensor"] > 0) == (tensor > 1)
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    """8 requests with tokens drawn at random, and windows that see no later block."""
+    return alone(tmp_path_factory.mktemp("sampled"), *SAMPLED)
+
+
+@pytest.mark.parametrize(("data", "branch", "tensor"), [(1, 4, 1), (1, 2, 2)])
+def test_four_ranks_greedy(tmp_path: Path, lookahead: Lines, data: int, branch: int, tensor: int) -> None:
+    """Full windows, whose K/V the winner's rank sends; a few sequences at a time, so that others have to wait."""
+    few = ["task.limit=20" if tensor == 1 else "task.limit=8", "decode.branches=3", "engine.max_sequences=6"]
+    compare(tmp_path, lookahead, data, branch, tensor, *few)
+
+
+@pytest.mark.parametrize(("data", "branch", "tensor"), [(1, 2, 1), (1, 1, 2), (2, 1, 1)])
+def test_two_ranks_sampled(tmp_path: Path, sampled: Lines, data: int, branch: int, tensor: int) -> None:
+    compare(tmp_path, sampled, data, branch, tensor, *SAMPLED)
+
+
+def compare(folder: Path, alone: Lines, data: int, branch: int, tensor: int, *overrides: str) -> None:
+    """Data x branch x tensor; tests/engine/test_loop.py has all of them under all settings, with threads for ranks."""
+    axes = (f"parallel.data={data}", f"parallel.branch={branch}", f"parallel.tensor={tensor}")
+    ranks = data * branch * tensor
+    found = job(folder, ranks, *overrides, *axes)
+    assert f"task.limit={len(found)}" in overrides
+    for one, other in zip(alone, found, strict=False):
+        assert one["text"] == other["text"]
+        assert one["usage"] == other["usage"]
+    report = json.loads((folder / "report.json").read_text())
+    assert report["world"] == {
+        "size": ranks, "data": data, "branch": branch, "tensor": tensor, "backend": "gloo", "launcher": "torchrun",
+    }  # fmt: skip
+    sent = report["comm_bytes_per_step"]
+    assert (sent["all_gather"] > 0) == (branch > 1)
+    assert (sent["commit"] > 0) == (branch > 1 and "decode.window_attention=block_causal" not in overrides)
+    assert (sent["tensor"] > 0) == (tensor > 1)
 
 
 def test_slurm_script_runs_the_same_job_without_slurm(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Installs into a virtual environment, with uv where it is there and with pip otherwise; the environment is made first.
+#
+#   scripts/install.sh VENV TORCH WHAT...        e.g. scripts/install.sh .venv torch==2.13.0 -e '.[dev]'
+#
+# TORCH comes first: the CPU build unless an NVIDIA GPU is there. The usual index of packages may only hold the CUDA build
+# (2 GB, and it runs on CPUs too); TORCH_INDEX_URL, set to PyTorch's CPU wheel index, avoids it. uv asks PyTorch itself.
+# PYTHON is the interpreter (default python3).
+set -eu
+venv=$1 torch=$2
+shift 2
+python=${PYTHON:-python3}
+uv=$(command -v uv || true)
+tool=$(basename "${uv:-pip}")
+
+say() { echo "$(date +%H:%M:%S) $*"; }
+
+# Of pip only errors are shown: its warnings are about the machine's indexes and other projects' packages.
+add() {
+    if [ -n "$uv" ]; then "$uv" pip install --python "$venv/bin/python" "$@"
+    else "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@"; fi
+}
+
+add_torch() {
+    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then add "$torch"
+    elif [ -n "${TORCH_INDEX_URL:-}" ]; then add --index-url "$TORCH_INDEX_URL" "$torch"
+    elif [ -n "$uv" ]; then
+        add --torch-backend cpu "$torch" || { say "PyTorch's own index gives no torch: taking it from the usual one"; add "$torch"; }
+    else add "$torch"; fi
+}
+
+if [ ! -x "$venv/bin/python" ]; then
+    say "making the virtual environment $venv"
+    if [ -n "$uv" ]; then "$uv" venv --quiet --seed --python "$python" "$venv"
+    else
+        "$python" -m venv "$venv" || {
+            rm -rf "$venv"
+            echo "python3 -m venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2
+            exit 1
+        }
+    fi
+fi
+if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    say "installing $torch with $tool (the largest package: a minute or more)"
+    add_torch
+fi
+say "installing $* with $tool (some 150 packages: a minute or two)"
+add "$@"
+say "installed in $venv"
