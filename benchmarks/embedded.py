@@ -300,9 +300,7 @@ def comparison(results: list[dict[str, Any]]) -> str:
     """Accuracy against tokens per forward, and against rows per token: the part `verified`, with standard errors."""
 
     def paint(panels: Any) -> None:
-        for axes, figure, label in zip(
-            panels, ("tpf", "rows_per_token"), ("tokens per forward", "rows per token"), strict=True
-        ):
+        for axes, figure in zip(panels, ("tpf", "rows_per_token"), strict=True):
             for r in results:
                 name = f"{r['name']} {r['setting']['extra_fill']}" if r["name"] == "control" else r["name"]
                 marker, color, words = STYLES[name]

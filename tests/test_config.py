@@ -9,6 +9,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -31,9 +32,13 @@ def test_defaults_are_the_embedded_model_on_its_problems() -> None:
     assert config.decode.block_size == 16
 
 
-def test_other_models_bring_the_published_decoding() -> None:
-    config = composed("model=dream_instruct")
-    assert (config.decode.branches, config.decode.max_new_tokens, config.decode.block_size) == (7, 512, "auto")
+def test_other_models_bring_verified_lookahead_and_lopa_stays_as_published() -> None:
+    decode = composed("model=dream_instruct").decode
+    assert (decode.verify, decode.drafts, decode.branches) == ("agreement", 12, "auto")
+    assert (decode.max_new_tokens, decode.block_size) == (512, "auto")
+    decode = composed("model=dream_instruct", "decode=lopa").decode
+    assert (decode.verify, decode.drafts, decode.branches) == ("confidence", 0, 7)
+    assert composed("experiment=table5_gsm8k", "model=d2f_dream_base").decode.verify == "confidence"
     assert composed("model=dream_instruct", "decode=vanilla").decode.branches == 0
     assert composed("model=dream_instruct", "decode.branches=2").decode.branches == 2
 
@@ -47,7 +52,29 @@ def test_a_path_alone_is_a_model_of_its_own(
     cli.main()
     shown = capsys.readouterr().out
     assert "pattern: auto" in shown
-    assert "branches: 7" in shown
+    assert "drafts: 12" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"verify": "agreement"}, "decode.drafts of 1 or more"),
+        ({"drafts": 2}, "decode.verify=agreement"),
+        ({"verify": "agreement", "drafts": 2, "extra_fill": 1}, "decode.extra_fill=1 needs decode.verify=confidence"),
+        ({"verify": "agreement", "drafts": -1}, "decode.drafts=-1"),
+        ({"verify": "both"}, "confidence, agreement"),
+    ],
+)
+def test_verification_that_makes_no_sense_is_refused(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        DecodeConfig(**given)
+
+
+@pytest.mark.parametrize(("branches", "wanted"), [("auto", 3), (1, 1)])
+def test_each_branch_rank_has_a_branch_of_verified_lookahead(branches: int | str, wanted: int) -> None:
+    decode = composed("decode=embedded", f"decode.branches={branches}").decode
+    assert concrete(decode, PATTERNS["d2f"], 3).branches == wanted
+    assert concrete(decode, PATTERNS["d2f"]).branches == (0 if branches == "auto" else 1)
 
 
 @pytest.mark.parametrize("group", ["model", "task", "decode", "parallel", "engine", "logging", "experiment"])

@@ -92,6 +92,20 @@ def test_page_and_plots(finished: tuple[Path, dict[str, Any]]) -> None:
         assert f"({name}.png)" in page
 
 
+def test_report_says_what_became_of_the_drafts(tmp_path: Path) -> None:
+    job = config(TaskConfig(limit=4), plots=True, branches=0, verify="agreement", drafts=6)
+    report = run(job, tmp_path, World("python"))
+    drafts = report["drafts"]
+    assert drafts["m"] == 6
+    assert 1 <= len(drafts["acceptance"]) <= 6
+    assert all(0 <= share <= 1 for share in drafts["acceptance"])
+    assert 0 < drafts["accepted_per_forward"] <= 6
+    assert report["rows_per_token"] == report["rows"] / report["completion_tokens"]
+    page = (tmp_path / "report.md").read_text()
+    assert f"{drafts['accepted_per_forward']:.2f} accepted a forward" in page
+    assert "(acceptance.png)" in page
+
+
 def test_wandb_offline_file_holds_config_steps_and_figures(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, report = finished
     logged = wandb_file.read(folder)
@@ -228,7 +242,7 @@ def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]
         (tmp_path / name / "report.json").write_text(json.dumps(other))
     compare(tmp_path)
     text = (tmp_path / "comparison.md").read_text()
-    assert "| run | branches | accuracy | TPF | tokens/s | requests |" in text
+    assert "| run | branches | accuracy | TPF | rows/token | tokens/s | requests |" in text
     assert text.index("plain") < text.index("lopa")
     assert (tmp_path / "pareto.png").exists()
     with pytest.raises(ValueError, match=r"no report\.json"):

@@ -18,7 +18,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.trace import LOOKAHEAD, Recorder, Trace, result, show, trace
+from lopa_dist.jobs.trace import BONUS, LOOKAHEAD, Recorder, Trace, result, show, trace
 from lopa_dist.jobs.trace_page import write_page
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -58,6 +58,33 @@ def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> 
     assert any(step.winner for step in recorder.steps)
     for step in recorder.steps:
         assert list(step.filled.values()).count(LOOKAHEAD) == (1 if step.winner else 0)
+
+
+def test_accepted_drafts_rejected_ones_and_what_took_their_place(small_model: Transformer) -> None:
+    recorder = Recorder()
+    decode = DecodeConfig(
+        branches=1,
+        block_size=8,
+        max_new_tokens=20,
+        tau_conf=0.95,
+        verify="agreement",
+        drafts=2,
+        prompt_attention="blocks",
+    )
+    [generation] = Engine(small_model, decode, Solo(), EngineConfig(1), on_step=recorder).generate(
+        [Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)]
+    )
+    assert recorder.tokens[: len(generation.tokens)] == generation.tokens
+    assert sum(step.accepted for step in recorder.steps) > 0
+    for step in recorder.steps:
+        kinds = list(step.filled.values())
+        assert kinds.count(LOOKAHEAD) == step.accepted <= step.drafts
+        assert kinds.count(BONUS) == (1 if step.accepted < step.drafts else 0)
+        assert (step.rejected is None) == (step.accepted == step.drafts)
+        if step.rejected:
+            position, text = step.rejected
+            assert step.filled[position] == BONUS
+            assert text != str(recorder.tokens[position])
 
 
 def test_every_position_is_filled_once_and_gives_the_text(folder: Path, found: Trace) -> None:

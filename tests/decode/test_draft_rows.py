@@ -1,0 +1,120 @@
+"""Rows of drafts hold what they should and see what the definition says, whatever the drafts' positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, State, Vocabulary, layout
+
+MASK, EOS, SIZE = 999, 998, 4
+
+
+@st.composite
+def drafted(draw: st.DrawFn) -> tuple[State, int]:
+    """One to three sequences behind their prefill, with chains of drafts anywhere that they may be; and the ranks."""
+    attention = draw(st.sampled_from(["full", "full", "block_causal"]))
+    cache = draw(st.sampled_from(["block", "none", *(["dual"] if attention == "full" else [])]))
+    config = DecodeConfig(
+        verify="agreement",
+        drafts=draw(st.integers(2, 6)),
+        branches=draw(st.integers(0, 2)),
+        block_size=SIZE,
+        max_new_tokens=16,
+        window_attention=attention,
+        prompt_attention=draw(st.sampled_from(["self", "blocks"])),
+        cache=cache,
+        canvas="whole" if cache == "dual" else "growing",
+    )
+    slots = draw(st.integers(1, 3))
+    state = State.empty(config, Vocabulary(MASK, (EOS,), draw(st.booleans())), slots, 9, torch.device("cpu"))
+    for slot in range(slots):
+        prompt = [100 + i for i in range(draw(st.integers(1, 9)))]
+        state.admit(slot, prompt, 16, 0)
+        known = int(state.known[slot])
+        complete = draw(st.sampled_from([0, 0, SIZE, 2 * SIZE]))
+        end = min(complete + SIZE * draw(st.integers(1, 3)), int(state.limit[slot]))
+        state.answers[slot, known : max(known, complete)] = torch.arange(200 + known, 200 + max(known, complete))
+        open_ = list(range(max(complete, known), end))
+        masks = sorted(draw(st.sets(st.sampled_from(open_), min_size=1)) | {open_[0]})
+        for position in open_:
+            state.answers[slot, position] = MASK if position in masks else 200 + position
+        state.complete[slot], state.end[slot], state.masked[slot] = complete, end, len(masks)
+        state.committed[slot] = complete if draw(st.booleans()) else max(0, complete - SIZE)
+        state.first_masked[slot] = int(masks[0] == complete)
+        first_block = [p for p in masks if p < complete + SIZE]
+        places = draw(st.permutations(first_block if attention == "block_causal" else masks))
+        places = places[: config.max_chain]
+        if draw(st.integers(0, 5)) == 0:
+            places = []
+        for i, position in enumerate(places):
+            state.chain[:, slot, i] = torch.tensor([position, 300 + position])
+        state.drafts[slot] = len(places)
+        state.branches[slot] = max(1, -(-len(places) // config.drafts))
+        for branch in range(1, config.max_branches):
+            for i, position in enumerate(places[: branch * config.drafts]):
+                state.edits[:, slot, branch, i] = torch.tensor([position, 300 + position])
+    return state, draw(st.sampled_from([1, 2]))
+
+
+def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) -> None:
+    """One segment of a window: its rows' tokens and positions, and what each row sees."""
+    config, shift = state.config, int(state.vocabulary.shift)
+    slot, branch = int(batch.sequence[g]), int(batch.branch[g])
+    prompt, begin = int(host.prompt[slot]), int(batch.begin[slot])
+    assert batch.drafts is not None
+    t = int(batch.drafts.extra[slot])
+    start, rows = int(batch.start[g]), int(batch.rows[g]) - 2 * t
+    chain = state.chain[:, slot, : int(state.drafts[slot])].T.tolist()
+    edits, mine = dict(chain[: branch * config.drafts]), chain[branch * config.drafts :][: config.drafts]
+
+    def token_at(position: int) -> int:
+        return int(edits.get(position, int(state.canvas[slot, state.origin + position])))
+
+    def visible_end(position: int) -> int:
+        of_its_block = (position // SIZE + 1) * SIZE
+        if position < 0:
+            return 0 if config.prompt_attention == "self" else of_its_block
+        return of_its_block if config.window_attention == "block_causal" else begin + rows
+
+    place = {begin + o: int(r) for o, r in enumerate(batch.packed(np.full(rows, g), np.arange(rows)))}
+    token_row = {i: start + t - i for i in range(1, t + 1)}  # of the i-th draft
+    check_row = {i: start + t + rows + i - 2 for i in range(2, t + 2)}
+    assert sorted([*place.values(), *token_row.values(), *check_row.values()]) == list(
+        range(start, start + rows + 2 * t)
+    )
+
+    def check(row: int, token: int, position: int, sees: set[int]) -> None:
+        assert int(batch.tokens[row]) == token
+        assert int(batch.positions[row]) == prompt + position
+        assert set(range(start + int(batch.lo[row]), start + int(batch.hi[row]))) == sees
+
+    for position, row in place.items():
+        seen = {r for p, r in place.items() if p < visible_end(position)}
+        check(row, token_at(position), position, seen)
+    for i in range(1, min(t, len(mine) - 1) + 1):
+        places = [position for position, _ in mine[:i]]
+        seen = {r for p, r in place.items() if p < visible_end(places[-1]) and p not in places}
+        seen |= {token_row[j] for j in range(1, i + 1)}
+        check(token_row[i], mine[i - 1][1], places[-1], seen)
+        predicting = mine[i][0] - shift
+        token = dict(mine[:i]).get(predicting, token_at(predicting)) if predicting >= begin else None
+        if token is not None:
+            check(check_row[i + 1], token if shift else MASK, predicting, seen)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=drafted())
+def test_rows_hold_and_see_what_the_definition_says(case: tuple[State, int]) -> None:
+    state, ranks = case
+    host = state.to_host()
+    for rank in range(ranks):
+        batch = layout(state, host, rank, ranks)
+        assert (batch.drafts is None) == bool((host.drafts < 2).all())
+        if batch.drafts is not None:
+            for g in np.nonzero(batch.branch >= 0)[0].tolist():
+                check_segment(state, host, batch, g)
+            assert len(batch.head_rows) == len(batch.head_slots) == len(batch.head_sequence)
+            assert len(set(batch.head_slots.tolist())) == len(batch.head_slots), "two predictions for one place"
