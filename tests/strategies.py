@@ -14,9 +14,18 @@ from lopa_dist.decode import DecodeConfig
 def verification(draw: st.DrawFn) -> dict[str, Any]:
     """Options of verification that go together, with a number of branches."""
     branches = draw(st.sampled_from([0, 1, 3, 7]))
-    if draw(st.booleans()):
-        return {"branches": branches, "verify": "agreement", "drafts": draw(st.sampled_from(DRAFTS))}
-    return {"branches": branches, "extra_fill": draw(st.sampled_from([0, 0, 1, 2]))}
+    verify = draw(st.sampled_from(["confidence", "agreement", "agreement", "plain_subset", "plain_exact"]))
+    options: dict[str, Any] = {"branches": branches, "verify": verify, "lookahead": "nested"}
+    if verify == "agreement":
+        options["drafts"] = draw(st.sampled_from(DRAFTS))
+    elif verify != "confidence":
+        options["branches"] = max(1, branches)
+    else:
+        options["lookahead"] = draw(st.sampled_from(["single", "nested"]))
+        options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))
+    options["fill"] = draw(st.sampled_from(["threshold", "threshold", "threshold", "factor", "frechet"]))
+    options["fill_level"] = draw(st.sampled_from([0.25, 0.5, 1.0]))
+    return options
 
 
 DRAFTS = [1, 2, 3, 5, 16]
@@ -37,7 +46,6 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
         tau_add=draw(eighths),
         tau_act=draw(eighths),
         tau_conf=draw(st.sampled_from([0.02, 0.25, 0.5, 0.75, 0.875, 0.95])),
-        lookahead=draw(st.sampled_from(["single", "nested"])),
         tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
         alpha=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
         score=draw(st.sampled_from(["mean", "lowest_fraction", "sliding_window", "gain"])),
@@ -70,7 +78,6 @@ def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
         tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),
         tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
         confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
-        lookahead=draw(st.sampled_from(["single", "nested"])),
         force=draw(st.sampled_from(["block", "window", "leftmost"])),
         window_attention=attention,
         prompt_attention=draw(st.sampled_from(["self", "blocks", *(["joint"] if full else [])])),

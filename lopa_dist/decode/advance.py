@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.lopa import Winner
 from lopa_dist.decode.state import Records, State, arange
+from lopa_dist.decode.winner import Winner
 
 
 def advance(state: State, winner: Winner) -> None:
@@ -35,11 +35,8 @@ def advance(state: State, winner: Winner) -> None:
     window = write(window, winner.position - state.complete[:, None], winner.token)
     masked = (window == mask_id) & inside
 
-    # activation: a block that is nearly full lets the next one be forced; everything before the window is complete.
-    # Nothing filled is ever masked again, so a block that was nearly full remains so: there is no need to remember it
-    total = (end[:, None] - span[:, ::size]).clamp(0, size)  # [S, blocks] positions of each block, 0 behind the last
-    nearly = (total - masked.view(by_block).sum(2)) / total >= config.tau_act
-    full = torch.cat([running[:, None], nearly[:, :-1]], 1)  # [S, blocks]
+    total = block_lengths(config, end, span)
+    full = active_blocks(config, masked, total, running)
 
     # fill
     stuck = None if winner.accepted is None else state.drafts == 0  # a step with drafts always fills one
@@ -85,6 +82,27 @@ def advance(state: State, winner: Winner) -> None:
     state.set_window(state.window(width)._replace(token=window, masked=masked))
 
 
+def block_lengths(config: DecodeConfig, end: Tensor, span: Tensor) -> Tensor:
+    """Return how many positions each block of the windows has, ``[S, blocks]``; 0 behind the last one."""
+    return (end[:, None] - span[:, :: config.block_size]).clamp(0, config.block_size)
+
+
+def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: Tensor) -> Tensor:
+    """Return the fully active blocks ``[S, blocks]``: the first one, and those behind a block that is nearly full.
+
+    Everything before the window is complete. Nothing that was filled is ever masked again, so a block that was nearly
+    full remains so, and there is no need to remember it.
+
+    Args:
+        config: `tau_act` is read.
+        masked: ``[S, W]`` bool.
+        total: ``[S, blocks]`` from `block_lengths`.
+        running: ``[S]`` bool.
+    """
+    nearly = (total - masked.view(*total.shape, -1).sum(2)) / total >= config.tau_act
+    return torch.cat([running[:, None], nearly[:, :-1]], 1)
+
+
 def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
     """Return the windows' tokens ``[S, W]`` with `token` ``[S, F]`` written at `offset`; negative offsets: nowhere."""
     width = window.shape[1]
@@ -114,7 +132,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """
     slots, width = masked.shape
     size = config.block_size
-    passed = masked & (records.probability > config.tau_conf)
+    passed = masked & surest(config, records.probability, masked)
     ranked = torch.where(masked, records.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)
@@ -132,6 +150,20 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         extra = torch.zeros_like(rest).scatter_(1, rank[:, : config.extra_fill], True)
         chosen = chosen | extra & rest
     return chosen
+
+
+def surest(config: DecodeConfig, probability: Tensor, masked: Tensor) -> Tensor:
+    """Return which positions ``[S, W]`` are sure enough to be filled without verification (`DecodeConfig.fill`)."""
+    if config.fill == "threshold":
+        return probability > config.tau_conf
+    ranked, rank = torch.where(masked, probability, -torch.inf).double().sort(dim=1, descending=True, stable=True)
+    n = arange(ranked.shape[1], ranked.device) + 1
+    if config.fill == "factor":
+        enough = (n + 1) * (1 - ranked) < config.fill_level
+    else:
+        enough = (ranked.cumsum(1) - n + 1).clamp(min=0) - (1 - ranked) > config.fill_level
+    most = (enough * n).amax(1, keepdim=True)  # the largest n that is enough
+    return torch.zeros_like(masked).scatter(1, rank, n <= most)
 
 
 def first_max(x: Tensor) -> Tensor:

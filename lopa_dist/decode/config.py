@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from lopa_dist.checks import require
 
 CHOICES = {
-    "verify": ("confidence", "agreement"),
+    "verify": ("confidence", "agreement", "plain_subset", "plain_exact"),
+    "fill": ("threshold", "factor", "frechet"),
     "confidence": ("probability", "margin", "neg_entropy"),
     "lookahead": ("single", "nested"),
     "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
@@ -46,6 +47,15 @@ class DecodeConfig:
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
       the first draft that was not accepted. Only what `tau_conf` fills besides is unverified.
+    - plain_subset, plain_exact: of nested branches, those that steps of plain decoding would have made; a part of what
+      such a step fills, or all of it (FreeDave, arXiv 2510.00294).
+
+    `fill` says how many tokens are filled without verification, the most probable ones first:
+
+    - threshold: all with a probability above `tau_conf`.
+    - factor: n, while ``(n + 1) (1 - p_n) < fill_level`` for the n-th probability (Fast-dLLM, arXiv 2505.22618).
+    - frechet: n, the most for which the least probability that all n are right, ``max(0, p_1 + ... + p_n - n + 1)``,
+      exceeds ``1 - p_n`` by more than `fill_level` (arXiv 2606.02955).
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
@@ -60,6 +70,8 @@ class DecodeConfig:
     tau_add: float = 0.1  # share of the last block that must be filled before a block is appended
     tau_act: float = 0.95  # share of a block that must be filled before the next one is fully active
     tau_conf: float = 0.9  # a token is filled when its probability is above this
+    fill: str = "threshold"  # how many tokens are filled unverified (see above)
+    fill_level: float = 0.25  # of factor and frechet
     confidence: str = "neg_entropy"  # ranks positions and scores branches; the fill threshold is probability
     lookahead: str = "single"  # branch j fills the j-th best remaining position, or (nested) the j best
     tau_look: float = 0.0  # least probability of a lookahead token
@@ -102,6 +114,8 @@ class DecodeConfig:
         for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "alpha", "score_fraction", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
+        if not 0 <= self.fill_level < math.inf:
+            raise ValueError(f"decode.fill_level={self.fill_level}: must be 0 or a number above it")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
@@ -120,9 +134,13 @@ class DecodeConfig:
             )
 
     def _check_verification(self) -> None:
-        if self.verify == "confidence" and self.drafts:
+        if self.verify != "agreement" and self.drafts:
             raise ValueError(
-                f"decode.drafts={self.drafts} needs decode.verify=agreement: confidence chooses among whole branches"
+                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole branches"
+            )
+        if self.verify.startswith("plain") and self.lookahead != "nested":
+            raise ValueError(
+                f"decode.verify={self.verify} needs decode.lookahead=nested: each branch continues another"
             )
         if self.verify == "agreement":
             if not self.drafts:

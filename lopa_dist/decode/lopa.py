@@ -7,26 +7,17 @@ part of the step (`advance`) writes the tokens that the winner brings, and fills
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from lopa_dist.decode.advance import active_blocks, block_lengths, fill
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import Records, State, arange
+from lopa_dist.decode.winner import Winner
 
 ALL_FILLED = 1.0  # confidence of a branch that leaves nothing masked
-
-
-class Winner(NamedTuple):
-    """What verification decides for every sequence."""
-
-    branch: Tensor  # [S] the branch that wins
-    records: Records  # [S, W] that branch's predictions, over the windows
-    position: Tensor  # [S, F] where it brings tokens; -1: nothing
-    token: Tensor  # [S, F] the tokens there
-    scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
-    accepted: Tensor | None = None  # [S] drafts that were accepted (by_agreement)
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -77,7 +68,51 @@ def by_agreement(state: State, records: Records) -> Winner:
     return Winner(branch, winner, torch.where(brought, position, -1), token, accepted=accepted)
 
 
-VERIFY: dict[str, Callable[[State, Records], Winner]] = {"confidence": by_confidence, "agreement": by_agreement}
+def by_plain_steps(state: State, records: Records, exact: bool) -> Winner:
+    """FreeDave: a branch is accepted if it is what a step of plain decoding makes of a branch that was accepted.
+
+    Branch 0 is accepted. From the last accepted branch b, what plain decoding would fill next is known from its own
+    records. The deepest branch that holds nothing but such tokens is accepted next, and so on (arXiv 2510.00294).
+
+    Args:
+        state, records: as for `verify`; the branches are nested.
+        exact: a branch must hold all that the plain step fills, not only a part of it. Where blocks are filled one
+            after the other, the text then is plain decoding's own.
+    """
+    config, (slots, branches, width) = state.config, records.packed.shape[1:]
+    window = state.window(width)
+    position, token = state.edits[:, :, -1]  # [S, E] of the last branch: those of all branches, in order
+    edited = (state.edit_position[..., None] == window.span[:, None, None]).any(2)  # [S, K, W]
+    masked = (window.masked[:, None] & ~edited).flatten(0, 1)  # of the branches, [S K, W]
+    total, running = block_lengths(config, state.end, window.span), state.done == 0
+    of_branches = arange(slots * branches, window.span.device) // branches
+    full = active_blocks(config, masked, total[of_branches], running[of_branches])
+    own = Records(records.packed.flatten(1, 2))
+    chosen = fill(config, own, state.fillable(masked), full).view(slots, branches, width)
+
+    offset = (position - state.complete[:, None]).clamp(0, width - 1)[:, None].expand(-1, branches, -1)  # [S, K, E]
+    steps = arange(branches, window.span.device)
+    holds = steps[1:] <= steps[:, None]  # [K, E] what branch b holds already
+    same = chosen.gather(2, offset) & (records.token.gather(2, offset) == token[:, None])
+    depth = (holds | same).cumprod(2)  # [S, K, E] whether the first j tokens all are in branch b's plain step
+    depth = depth * (steps[1:] < state.branches[:, None, None])
+    if exact:
+        depth = depth * (chosen.sum(2)[..., None] == steps[1:] - steps[:, None])
+    follower = torch.maximum((depth * steps[1:]).amax(2), steps)  # [S, K] the deepest branch that follows b, or b
+    for _ in range(branches.bit_length()):  # followers of followers
+        follower = follower.gather(1, follower)
+    branch = follower[:, 0]
+    each = arange(slots, window.span.device)
+    brings, tokens = state.edits[:, each, branch].unbind()
+    return Winner(branch, Records(records.packed[:, each, branch]), brings, tokens)
+
+
+VERIFY: dict[str, Callable[[State, Records], Winner]] = {
+    "confidence": by_confidence,
+    "agreement": by_agreement,
+    "plain_subset": partial(by_plain_steps, exact=False),
+    "plain_exact": partial(by_plain_steps, exact=True),
+}
 """The rules of verification, by their names in `DecodeConfig.verify`."""
 
 

@@ -29,7 +29,9 @@ class OracleConfig:
     """The `decode` options, and the facts of the model (mask, EOS, logit shift)."""
 
     branches: int = 7  # k, the number of LOOKAHEAD branches
-    verify: str = "confidence"  # confidence | agreement
+    verify: str = "confidence"  # confidence | agreement | plain_subset | plain_exact
+    fill: str = "threshold"  # threshold | factor | frechet
+    fill_level: float = 0.25
     drafts: int = 0  # tokens that each branch verifies (agreement)
     window_attention: str = "full"  # full | block_causal
     block_size: int = 32
@@ -57,7 +59,8 @@ class OracleConfig:
     def __post_init__(self) -> None:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
-            "verify": ("confidence", "agreement"),
+            "verify": ("confidence", "agreement", "plain_subset", "plain_exact"),
+            "fill": ("threshold", "factor", "frechet"),
             "lookahead": ("single", "nested"),
             "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
             "force": ("block", "window", "leftmost"),
@@ -184,6 +187,9 @@ class Oracle:
         # 1, 2. Verify: which branch wins, and which tokens it brings.
         if self.config.verify == "agreement":
             winner, brought = self._longest_agreement(seen, verified or {})
+        elif self.config.verify != "confidence":
+            winner = self._last_plain_step(seen)
+            brought = dict(self.edits[winner])
         else:  # Ties: the lookahead of smallest index, the anchor last.
             self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
             order = [*range(1, len(self.edits)), 0]
@@ -204,14 +210,12 @@ class Oracle:
         for pos, token in filled.items():
             self._write(pos, token)
 
-        # 5. Activate: after the edits, before the fill; sticky, not chained.
+        # 5. Activate: after the edits, before the fill.
         blocks = self._blocks()
-        for i, block in enumerate(blocks[:-1]):
-            if self._progress(block) >= self.config.tau_act:
-                self.full.add(i + 1)
+        self._activate()
 
         # 6. Fill from the winner's records. All choices are made before anything is written.
-        chosen = self._choose_fill(record, forced=self.config.verify == "confidence" or not self.chain)
+        chosen = self._choose_fill(record, forced=not self.chain)  # with drafts, a token is filled already
         first = self.complete  # where the cache now ends
         if self.config.boundary == "fill" and self.config.shift and committing and self.masked(first):
             chosen = [first]  # Fast-dLLM: the forward that fills the cache decides the next token, and nothing else
@@ -270,6 +274,31 @@ class Oracle:
         self.accepted.append(len(self.chain))
         return min(len(self.chain) // max(1, self.config.drafts), len(self.edits) - 1), brought
 
+    def _last_plain_step(self, seen: Sequence[Mapping[int, Record]]) -> int:
+        """The last branch that a row of plain steps leads to, each from the one before; the anchor is the first."""
+        best, found = 0, True
+        while found:
+            found = False
+            tokens, full = list(self.tokens), set(self.full)
+            for pos, token in self.edits[best].items():
+                self.tokens[pos] = token
+            self._activate()
+            step = {pos: seen[best][pos][0] for pos in self._choose_fill(seen[best], forced=True)}
+            self.tokens, self.full = tokens, full
+            for j in range(len(self.edits) - 1, best, -1):
+                new = {pos: token for pos, token in self.edits[j].items() if pos not in self.edits[best]}
+                subset = all(step.get(pos) == token for pos, token in new.items())
+                if subset and (self.config.verify == "plain_subset" or len(new) == len(step)):
+                    best, found = j, True
+                    break
+        return best
+
+    def _activate(self) -> None:
+        """A block that is nearly full lets the next one be fully active; sticky, not chained."""
+        for i, block in enumerate(self._blocks()[:-1]):
+            if self._progress(block) >= self.config.tau_act:
+                self.full.add(i + 1)
+
     def _choose_fill(self, record: Mapping[int, Record], forced: bool) -> list[int]:
         """The positions to fill: above the threshold, forced, and extra ones."""
         config = self.config
@@ -280,6 +309,17 @@ class Oracle:
         masked = self._fillable()
         # The threshold is on the probability and strict, in semi and fully active blocks alike.
         chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
+        if config.fill != "threshold":
+            ranked = sorted(masked, key=lambda pos: -record[pos][1])  # stable: ties by position
+            most = 0
+            for n in range(1, len(ranked) + 1):
+                p = [record[pos][1] for pos in ranked[:n]]
+                if config.fill == "factor":
+                    enough = (n + 1) * (1 - p[-1]) < config.fill_level
+                else:
+                    enough = max(0.0, sum(p) - (n - 1)) - (1 - p[-1]) > config.fill_level
+                most = n if enough else most
+            chosen = sorted(ranked[:most])
         if not forced:  # drafts were verified: at least one token is filled already
             pass
         elif config.force == "block":  # each fully active block without a fill; semi-active never

@@ -1,0 +1,20 @@
+"""What verification hands to the rest of the step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lopa_dist.decode.state import Records
+
+
+class Winner(NamedTuple):
+    """What verification decides for every sequence."""
+
+    branch: Tensor  # [S] the branch that wins
+    records: Records  # [S, W] that branch's predictions, over the windows
+    position: Tensor  # [S, F] where it brings tokens; -1: nothing
+    token: Tensor  # [S, F] the tokens there
+    scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
+    accepted: Tensor | None = None  # [S] drafts that were accepted (by_agreement)
