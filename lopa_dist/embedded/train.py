@@ -1,4 +1,4 @@
-"""Train the embedded model: ``python -m lopa_dist.embedded.train [train.minutes=60 ...]``.
+"""Train an embedded model: ``python -m lopa_dist.embedded.train [train.data=lists train.minutes=60 ...]``.
 
 Masked diffusion from scratch in D2F's style (see `noise`): Muon on the matrices, AdamW on the rest, the learning rate
 held and then decayed to zero, which does the work of averaging weights. Resumable: run it again with the same
@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,13 @@ from omegaconf import OmegaConf
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from lopa_dist.checks import require
 from lopa_dist.embedded import checkpoint, noise, tokenizer
+from lopa_dist.embedded.list_examples import ListExamples
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.tasks import list_problems
+from lopa_dist.tasks.word_problems import Split
 from lopa_dist.whole import whole
 
 
@@ -46,6 +50,7 @@ class Shape:
 class TrainConfig:
     """The recipe. Progress, and so the schedule, is the larger share used up of `steps` and `minutes`."""
 
+    data: str = "word_problems"  # or lists
     folder: str = "outputs/embedded"
     steps: int = 20_000
     minutes: float = 60.0
@@ -54,7 +59,7 @@ class TrainConfig:
     adam_lr: float = 0.003
     warmup: int = 100  # steps
     hold: float = 0.4  # share of the run before the learning rate begins to fall
-    drills: tuple[float, float] = (0.3, 0.1)  # share of drills at the start and at the end
+    drills: tuple[float, float] = (0.3, 0.1)  # word problems: share of drills at the start and at the end
     report_every: int = 100
     save_every: int = 500
     seed: int = 0
@@ -127,31 +132,40 @@ class Loss(torch.nn.Module):
         return loss, logits.argmax(-1) == targets[:, 1:]
 
 
+def tokenizer_of(config: TrainConfig) -> Any:
+    """The tokenizer of the kind of data."""
+    return tokenizer.build(list_problems.vocabulary() if config.data == "lists" else None)
+
+
+def source_of(config: TrainConfig, words: Any, split: Split, seed: int) -> noise.Source:
+    """The examples of the kind of data; held-out ones are never drills."""
+    if config.data == "lists":
+        return ListExamples(words, split, seed)
+    return noise.Examples(words, split, seed, config.drills if split == "train" else (0.0, 0.0))
+
+
 class Batches:
     """Batches made by a background thread, one ahead of the training step."""
 
-    def __init__(self, source: noise.Examples, config: TrainConfig, ids: ModelConfig, seed: int) -> None:
+    def __init__(self, source: noise.Source, config: TrainConfig, ids: ModelConfig, seed: int) -> None:
         self.source, self.config, self.ids = source, config, ids
         self.rng = np.random.default_rng(seed)
-        self.drills = config.drills[0]
-        self.pools: dict[int, list[noise.Example]] = {length: [] for length in noise.LENGTHS}
+        self.progress = 0.0  # of the training, as the source takes it
+        self.pools: dict[int, list[noise.Example]] = {length: [] for length in source.lengths}
         self.queue: queue.Queue[noise.Batch] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()
 
     def make(self) -> noise.Batch:
         """Collect examples until one of the static lengths has a full batch."""
         while True:
-            example = self.source.drill() if self.source.rng.random() < self.drills else self.source.story()
-            fitting = [n for n in noise.LENGTHS if len(example.tokens) <= n]
-            if not fitting:
-                continue  # a drill behind a long story
-            pool = self.pools[fitting[0]]
+            example = self.source.draw(self.progress)
+            length = next(n for n in self.source.lengths if len(example.tokens) <= n)
+            pool = self.pools[length]
             pool.append(example)
-            if len(pool) == self.config.tokens // fitting[0]:
-                self.pools[fitting[0]] = []
-                return noise.masked_batch(
-                    pool, fitting[0], self.ids.mask_id, self.ids.pad_id, self.source.period, self.rng
-                )
+            if len(pool) == self.config.tokens // length:
+                self.pools[length] = []
+                source, ids = self.source, self.ids
+                return noise.masked_batch(pool, length, ids.mask_id, ids.pad_id, source.period, self.rng, source.right)
 
     def _fill(self) -> None:
         while True:
@@ -180,7 +194,8 @@ def train(config: TrainConfig) -> Path:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
-    words = tokenizer.build()
+    require("train.data", config.data, ("word_problems", "lists"))
+    words = tokenizer_of(config)
     ids = model_config(config.shape, words)
     model = Transformer(ids).to(device)
     for name, p in model.named_parameters():
@@ -203,8 +218,9 @@ def train(config: TrainConfig) -> Path:
     loss_of: Any = Loss(model)
     if config.compile:
         loss_of = torch.compile(loss_of, dynamic=False)
-    batches = Batches(noise.Examples(words, "train", config.seed + step), config, ids, config.seed + step)
-    held_out = Batches(noise.Examples(words, "held_out", 1), replace(config, drills=(0.0, 0.0)), ids, 1)
+    batches = Batches(source_of(config, words, "train", config.seed + step), config, ids, config.seed + step)
+    held_out = Batches(source_of(config, words, "held_out", 1), config, ids, 1)
+    held_out.progress = 1.0
     began = time.monotonic() - used
 
     def save_state() -> None:
@@ -242,7 +258,7 @@ def train(config: TrainConfig) -> Path:
             factor = learning_rate(progress, step, config)
             steppers[0].param_groups[0]["lr"] = config.muon_lr * factor
             steppers[1].param_groups[0]["lr"] = config.adam_lr * factor
-            batches.drills = config.drills[0] + (config.drills[1] - config.drills[0]) * min(1.0, progress / 0.6)
+            batches.progress = progress
             batch = batches.queue.get()
             loss, _, _ = run(batch)
             loss.backward()
@@ -269,7 +285,7 @@ def train(config: TrainConfig) -> Path:
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 tokens, mean_loss, interval = 0, 0.0, time.monotonic()
-                status = f"loss {entry['loss']:.3f}  held-out numbers {right:.1%}  {entry['tokens_per_s']} tokens/s"
+                status = f"loss {entry['loss']:.3f}  held-out right {right:.1%}  {entry['tokens_per_s']} tokens/s"
                 display.update(bar, completed=progress, status=status)
             if step % config.save_every == 0:
                 save_state()
