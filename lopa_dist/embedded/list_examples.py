@@ -11,14 +11,15 @@ from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import Split
 
 CANVAS = 128  # tokens of the longest answer, its end-of-text included
-CURRICULUM = ((0.15, 12), (0.3, 30))  # until this share of the training, lists have at most so many items
+CURRICULUM = ((0.15, 8), (0.6, 16), (0.8, 30))  # until this share of the training, lists have at most so many items
 
 
 class ListExamples:
     """A seeded source of examples over `tokenizer`."""
 
-    lengths: tuple[int, ...] = (64, 128, 192, 256)
+    lengths: tuple[int, ...] = (64, 128, 256)
     right = 0.4
+    near = 6.0
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, split: Split, seed: int) -> None:
         self.rng = random.Random(f"list-examples-{split}-{seed}")

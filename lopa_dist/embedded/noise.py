@@ -58,6 +58,7 @@ class Source(Protocol):
     lengths: tuple[int, ...]  # static sequence lengths, so that compiled training sees few shapes
     period: int  # the token that ends a sentence, or an item of a list
     right: float  # share of left parts with which a right part is known, too
+    near: float  # how much more masks weigh that have a known token next to them, or one token further
 
     def draw(self, progress: float) -> Example:
         """One example; `progress` (0 to 1) is the share of the training that is over."""
@@ -68,6 +69,7 @@ class Examples:
 
     lengths: tuple[int, ...] = LENGTHS
     right = 0.0
+    near = 1.0
 
     def __init__(
         self,
@@ -147,10 +149,11 @@ def masked_batch(
     period_id: int,
     rng: np.random.Generator,
     right: float = 0.0,
+    near: float = 1.0,
 ) -> Batch:
     """Choose groups, mask ratios and masks for `examples`, padded to `length`.
 
-    `period_id` ends their sentences; `right` is the share of left parts with which a right part is known, too.
+    `period_id` ends their sentences; `right` and `near` are those of `Source`.
     """
     n, blocks = len(examples), length // UNIT
     targets = np.full((n, length), pad_id, np.int64)
@@ -215,6 +218,9 @@ def masked_batch(
     share = (holes / np.maximum(total, 1))[inside]
     filler = (targets == pad_id) & (np.roll(targets, 1, 1) == pad_id)  # all but the first EOS
     importance = np.where(filler, 0.1, np.where(named | following, 4.0, np.where(fact >= 0, 2.0, 1.0)))
+    known = np.pad(~masked & (offset < canvas), ((0, 0), (2, 2)))
+    beside = known[:, :-4] | known[:, 1:-3] | known[:, 3:-1] | known[:, 4:]
+    importance = importance * np.where(beside & ~filler, near, 1.0)
     weights = masked / np.maximum(share, MIN_RATIO) * importance
     numbers = masked & np.where(told, result, ~filler)
     return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, numbers)

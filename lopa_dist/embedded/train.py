@@ -28,6 +28,8 @@ from torch import Tensor
 from lopa_dist.checks import require
 from lopa_dist.embedded import checkpoint, noise, tokenizer
 from lopa_dist.embedded.list_examples import ListExamples
+from lopa_dist.embedded.start import prepare_to_copy
+from lopa_dist.kernels.rope import rope_table
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks import list_problems
@@ -51,6 +53,7 @@ class TrainConfig:
     """The recipe. Progress, and so the schedule, is the larger share used up of `steps` and `minutes`."""
 
     data: str = "word_problems"  # or lists
+    copying: bool = False  # begin with weights from which copying is found soon (`start`)
     folder: str = "outputs/embedded"
     steps: int = 20_000
     minutes: float = 60.0
@@ -106,8 +109,14 @@ class Loss(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-        """All [B, L]. Returns (loss, right [B, L-1] whether the argmax is the target at positions 1..L-1)."""
+    def forward(
+        self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tables [L, 1, D], the others [B, L]; gives (loss, right [B, L-1]: is the argmax the target at 1..L-1).
+
+        The tables are arguments because compiled code would compute them anew for every head of every layer, which
+        took a third of a step on a CPU.
+        """
         rows, length = tokens.shape
         config = self.model.config
         group = config.heads // config.kv_heads
@@ -123,8 +132,8 @@ class Loss(torch.nn.Module):
             mixed = (share.flatten(2, 3) @ v).view(rows, config.kv_heads, group, length, -1)
             return mixed.permute(0, 3, 1, 2, 4).reshape(rows * length, config.heads, -1)
 
-        positions = torch.arange(length, device=tokens.device).expand(rows, length).reshape(-1)
-        hidden = self.model(tokens.reshape(-1), positions, attend).view(rows, length, -1)[:, :-1]
+        rope = cos.repeat(rows, 1, 1), sin.repeat(rows, 1, 1)
+        hidden = self.model.rotated(tokens.reshape(-1), rope, attend).view(rows, length, -1)[:, :-1]
         logits = F.linear(hidden, self.model.head_weight).float()
         losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
         weight = weights[:, 1:]
@@ -165,7 +174,9 @@ class Batches:
             if len(pool) == self.config.tokens // length:
                 self.pools[length] = []
                 source, ids = self.source, self.ids
-                return noise.masked_batch(pool, length, ids.mask_id, ids.pad_id, source.period, self.rng, source.right)
+                return noise.masked_batch(
+                    pool, length, ids.mask_id, ids.pad_id, source.period, self.rng, source.right, source.near
+                )
 
     def _fill(self) -> None:
         while True:
@@ -201,6 +212,8 @@ def train(config: TrainConfig) -> Path:
     for name, p in model.named_parameters():
         if p.ndim == 2:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name or "lm_head" in name else p.shape[1] ** -0.5)
+    if config.copying:
+        prepare_to_copy(model)
     steppers = optimizers(model, config)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,9 +228,12 @@ def train(config: TrainConfig) -> Path:
         if log_file.exists():  # steps behind the saved state are run again
             kept = [line for line in log_file.read_text().splitlines() if json.loads(line)["step"] <= step]
             log_file.write_text("".join(line + "\n" for line in kept))
-    loss_of: Any = Loss(model)
-    if config.compile:
-        loss_of = torch.compile(loss_of, dynamic=False)
+    held_out_loss = Loss(model)  # never compiled: it runs seldom
+    loss_of: Any = torch.compile(held_out_loss, dynamic=False) if config.compile else held_out_loss
+    tables = {
+        n: rope_table(torch.arange(n, device=device), ids.head_dim, ids.rope_theta, torch.float32)
+        for n in source_of(config, words, "train", 0).lengths
+    }
     batches = Batches(source_of(config, words, "train", config.seed + step), config, ids, config.seed + step)
     held_out = Batches(source_of(config, words, "held_out", 1), config, ids, 1)
     held_out.progress = 1.0
@@ -233,11 +249,11 @@ def train(config: TrainConfig) -> Path:
         with whole(state_file) as file:
             torch.save(state, file)
 
-    def run(batch: noise.Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def run(batch: noise.Batch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
         arrays = (batch.inputs, batch.targets, batch.weights, batch.hi)
         tensors = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss, right = loss_of(*tensors)
+            loss, right = loss_of(*tensors, *tables[batch.inputs.shape[1]])
         return loss, right, torch.from_numpy(batch.numbers[:, 1:]).to(device)
 
     columns = (
@@ -260,7 +276,7 @@ def train(config: TrainConfig) -> Path:
             steppers[1].param_groups[0]["lr"] = config.adam_lr * factor
             batches.progress = progress
             batch = batches.queue.get()
-            loss, _, _ = run(batch)
+            loss, _, _ = run(batch, loss_of)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for stepper in steppers:
@@ -271,7 +287,7 @@ def train(config: TrainConfig) -> Path:
             mean_loss += float(loss.detach())
             if step % config.report_every == 0:
                 with torch.no_grad():
-                    seen = [run(held_out.queue.get()) for _ in range(2)]
+                    seen = [run(held_out.queue.get(), held_out_loss) for _ in range(2)]
                 right = sum(int((r & n).sum()) for _, r, n in seen) / max(1, sum(int(n.sum()) for *_, n in seen))
                 entry = {
                     "step": step,

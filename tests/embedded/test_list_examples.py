@@ -73,6 +73,22 @@ def test_left_parts_and_gaps_are_seen_often_and_no_row_is_wasted() -> None:
     assert empty / len(examples) < 0.1
 
 
+def test_masks_beside_known_tokens_weigh_more() -> None:
+    source = ListExamples(WORDS, "train", 2)
+    examples = [e for e in (source.draw(0.0) for _ in range(100)) if len(e.tokens) <= 64]
+    plain, near = (
+        masked_batch(examples, 64, MASK, EOS, COMMA, np.random.default_rng(0), source.right, weight)
+        for weight in (1.0, source.near)
+    )
+    assert (plain.inputs == near.inputs).all()
+    for row, example in enumerate(examples):
+        known = [plain.inputs[row, i] != MASK for i in range(len(example.tokens))]
+        for i in np.flatnonzero(plain.weights[row]):
+            filler = example.tokens[i] == example.tokens[i - 1] == EOS
+            beside = any(known[max(0, i - 2) : i + 3]) and not filler
+            assert near.weights[row, i] == pytest.approx(plain.weights[row, i] * (source.near if beside else 1))
+
+
 def test_kinds_of_data() -> None:
     lists, stories = TrainConfig(data="lists"), TrainConfig()
     assert isinstance(source_of(lists, tokenizer_of(lists), "train", 0), ListExamples)
