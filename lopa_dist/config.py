@@ -44,7 +44,8 @@ class ModelOptions:
 
 CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
 FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")
-TASKS = ("arithmetic", "batch", "gsm8k", "math", *CODE_TASKS)
+EMBEDDED_TASKS = ("arithmetic", "lists")
+TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS)
 
 
 @dataclass
@@ -105,7 +106,7 @@ def concrete(decode: DecodeConfig, native: Native, branches: int | None = None) 
 class TaskConfig:
     """What is generated. `limit` requests are run (null: all); with task=batch it counts lines, not samples."""
 
-    name: str = "arithmetic"  # arithmetic, batch, gsm8k, math, humaneval, humaneval_plus, mbpp, mbpp_plus
+    name: str = "arithmetic"  # arithmetic, lists, batch, gsm8k, math, humaneval, humaneval_plus, mbpp, mbpp_plus
     limit: int | None = 200
     input: str | None = None  # a file, a folder, - (standard input) or hf://owner/name:config:split; null: the hub's
     column: str | None = None  # batch: which column of a dataset holds the prompts
@@ -114,10 +115,10 @@ class TaskConfig:
     fewshot_as_multiturn: bool = True  # chat: every example a turn of its own, or all in the user's one
     allow_code_execution: bool | None = None  # humaneval, mbpp and +: run the model's code; false: generate only
     code_timeout_s: float = 10.0  # for one program and its tests, which run beside decoding
-    split: str = "held_out"  # arithmetic: held_out or train problems
+    split: str = "held_out"  # arithmetic, lists: held_out or train problems
     shard: int = 0  # which part of the requests: every `shards`-th, from this one on
     shards: int = 1  # parts; a job each, joined by `lopa-dist merge`
-    problem_seed: int = 1  # arithmetic: which stream of problems; 2 is the final test, not for tuning
+    problem_seed: int = 1  # arithmetic, lists: which stream of problems; 2 is the final test, not for tuning
 
     def __post_init__(self) -> None:
         require("task.name", self.name, TASKS)
@@ -130,13 +131,13 @@ class TaskConfig:
         if self.fewshot is not None:
             require_count("task.fewshot", self.fewshot, 0)
         require_seconds("task.code_timeout_s", self.code_timeout_s)
-        if self.input and self.name == "arithmetic":
+        if self.input and self.name in EMBEDDED_TASKS:
             raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
         if self.input == "-" and self.name != "batch":
             raise ValueError("task.input=-: only task=batch reads standard input; name a file")
         if self.name == "batch" and not self.input:
             raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
-        if self.name == "arithmetic" and self.limit is None:
+        if self.name in EMBEDDED_TASKS and self.limit is None:
             raise ValueError("task.limit: the embedded problems have no end; give a number")
         for key, names in (
             ("column", ("batch",)),

@@ -1,17 +1,19 @@
-"""Training examples: stories with holes.
+"""Training examples: stories and lists with holes.
 
 Follows D2F's recipe from scratch: block-wise mask ratios that do not decrease along the answer, under attention that
 is causal between groups of blocks and full within a group. One block a group is the block-causal window, all blocks
 in one group the full window, and clean leading blocks are the cache. Three additions teach on purpose what random holes
 teach slowly: *fact masking* hides every copy of a computed number, of the name, or all operations, so that they must be
 computed or read from the question; *left parts* show what decoding from left to right sees; *drills* are canvases of
-unrelated equations whose results alone are hidden.
+unrelated equations whose results alone are hidden. Lists, which mark no facts, have left parts alone; with some of
+these a right part is known, too.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from lopa_dist.tasks import word_problems as wp
 
 BLOCK_SIZES = (16, 32)
 UNIT = 16  # canvases are multiples of the smallest block
-LENGTHS = (96, 128)  # static sequence lengths, so that compiled training sees few shapes
+LENGTHS = (96, 128)  # of stories and drills
 MIN_RATIO = 0.15  # clamp of the 1/t weight
 NAME, OPERATION, FACTS = 5, 6, 7  # facts of an answer; 0 to 4 are the results of its computations
 LEFT, AT_SENTENCE = 0.35, 0.6  # share of stories that keep a left part, and of these that end where a sentence ends
@@ -47,13 +49,36 @@ class Batch:
     targets: NDArray[np.int64]
     weights: NDArray[np.float32]
     hi: NDArray[np.int64]
-    numbers: NDArray[np.bool_]  # masked results of computations: what "number accuracy" counts
+    numbers: NDArray[np.bool_]  # what accuracy counts: masked results of computations; without facts, all masked tokens
+
+
+class Source(Protocol):
+    """Where examples come from: one kind of data."""
+
+    lengths: tuple[int, ...]  # static sequence lengths, so that compiled training sees few shapes
+    period: int  # the token that ends a sentence, or an item of a list
+    right: float  # share of left parts with which a right part is known, too
+    near: float  # how much more masks weigh that have a known token next to them, or one token further
+
+    def draw(self, progress: float) -> Example:
+        """One example; `progress` (0 to 1) is the share of the training that is over."""
 
 
 class Examples:
-    """A seeded source of examples over `tokenizer`."""
+    """A seeded source of word problems over `tokenizer`; `drills` is their share at the start and at the end."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, split: wp.Split, seed: int) -> None:
+    lengths: tuple[int, ...] = LENGTHS
+    right = 0.0
+    near = 1.0
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        split: wp.Split,
+        seed: int,
+        drills: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        self.drills = drills
         self.rng = random.Random(f"examples-{split}-{seed}")
         self.problems = wp.problems(split, self.rng.randrange(1 << 30))
         self.ids = dict(tokenizer.get_vocab())
@@ -65,6 +90,14 @@ class Examples:
     def encode(self, text: str) -> list[int]:
         """Ids of words separated by single spaces, each with its leading space (a dictionary look-up, no library)."""
         return [self.ids["▁" + w] for w in text.split()]
+
+    def draw(self, progress: float) -> Example:
+        """A story or a drill that fits the lengths."""
+        share = self.drills[0] + (self.drills[1] - self.drills[0]) * min(1.0, progress / 0.6)
+        while True:
+            example = self.drill() if self.rng.random() < share else self.story()
+            if len(example.tokens) <= self.lengths[-1]:  # or a drill behind a long story
+                return example
 
     def story(self) -> Example:
         """Question and worded answer."""
@@ -109,9 +142,19 @@ class Examples:
 
 
 def masked_batch(
-    examples: list[Example], length: int, mask_id: int, pad_id: int, period_id: int, rng: np.random.Generator
+    examples: list[Example],
+    length: int,
+    mask_id: int,
+    pad_id: int,
+    period_id: int,
+    rng: np.random.Generator,
+    right: float = 0.0,
+    near: float = 1.0,
 ) -> Batch:
-    """Choose groups, mask ratios and masks for `examples`, padded to `length`; `period_id` ends their sentences."""
+    """Choose groups, mask ratios and masks for `examples`, padded to `length`.
+
+    `period_id` ends their sentences; `right` and `near` are those of `Source`.
+    """
     n, blocks = len(examples), length // UNIT
     targets = np.full((n, length), pad_id, np.int64)
     fact = np.full((n, length), -1)
@@ -150,10 +193,12 @@ def masked_batch(
     hidden = rng.random((n, FACTS)) < rng.choice([0.15, 0.4, 1.0], (n, 1))
     facts = (fact >= 0) & np.take_along_axis(hidden, np.clip(fact, 0, FACTS - 1), 1)
     result = (fact >= 0) & (fact < NAME)
+    told = (fact >= 0).any(1, keepdims=True)
     chance = rng.random((n, 1))
-    masked = np.where(chance < 0.2, facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
+    masked = np.where(told & (chance < 0.2), facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
     named = fact == NAME
-    masked = np.where(rng.random((n, 1)) < 0.15, named, masked)  # copying needs rows of its own to be learned at all
+    alone = told & (rng.random((n, 1)) < 0.15)  # copying names needs rows of its own to be learned at all
+    masked = np.where(alone, named, masked)
     # a left part known and nothing behind it: what a decoder sees that fills the leftmost mask first. The first word
     # of a sentence says whether another step comes, which nothing else teaches so directly
     cut = (rng.random((n, 1)) * canvas).astype(int)
@@ -161,7 +206,9 @@ def masked_batch(
     sentence = np.argmax(np.where(begins, rng.random((n, length)), -1.0), 1)[:, None] - prompt
     cut = np.where(rng.random((n, 1)) < AT_SENTENCE, sentence, cut)
     left = ~drill & (rng.random((n, 1)) < LEFT)
-    masked = np.where(left, offset >= cut, masked)
+    stop = cut + 1 + (rng.random((n, 1)) * (canvas - cut)).astype(int)  # where a right part begins that is known, too
+    stop = np.where(rng.random((n, 1)) < right, stop, canvas)
+    masked = np.where(left, (offset >= cut) & (offset < stop), masked)
     masked = np.where(drill, result, masked) & answer
     following = left & (offset == cut)  # the one that such a decoder takes
 
@@ -171,5 +218,9 @@ def masked_batch(
     share = (holes / np.maximum(total, 1))[inside]
     filler = (targets == pad_id) & (np.roll(targets, 1, 1) == pad_id)  # all but the first EOS
     importance = np.where(filler, 0.1, np.where(named | following, 4.0, np.where(fact >= 0, 2.0, 1.0)))
+    known = np.pad(~masked & (offset < canvas), ((0, 0), (2, 2)))
+    beside = known[:, :-4] | known[:, 1:-3] | known[:, 3:-1] | known[:, 4:]
+    importance = importance * np.where(beside & ~filler, near, 1.0)
     weights = masked / np.maximum(share, MIN_RATIO) * importance
-    return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, masked & result)
+    numbers = masked & np.where(told, result, ~filler)
+    return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, numbers)

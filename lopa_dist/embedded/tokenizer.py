@@ -1,6 +1,8 @@
-"""The embedded model's tokenizer: whole words of its little world, single bytes for everything else."""
+"""The embedded models' tokenizers: whole words of a model's little world, single bytes for everything else."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -17,14 +19,16 @@ CHAT_TEMPLATE = (
 )
 
 
-def build() -> PreTrainedTokenizerFast:
-    """A unigram tokenizer in which every word of `word_problems.vocabulary` (with its leading space) is one token.
+def build(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """A unigram tokenizer in which every word of `vocabulary` (with its leading space) is one token.
+
+    Null is the vocabulary of the word problems.
 
     A word is one piece of a high score; single bytes score so low that they are used only where no word fits. Any text
     survives encoding and decoding, because bytes cover what words do not (but U+2581, which stands for the space).
     """
     specials = [EOS, MASK, USER, ASSISTANT, UNKNOWN]
-    words = [" " + w for w in word_problems.vocabulary()] + [" "]
+    words = [" " + w for w in (word_problems.vocabulary() if vocabulary is None else vocabulary)] + [" "]
     pieces = [(t, 0.0) for t in specials]
     pieces += [(f"<0x{b:02X}>", -20.0) for b in range(256)]
     pieces += [(w.replace(" ", "▁"), -1.0) for w in words]

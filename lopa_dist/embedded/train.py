@@ -1,4 +1,4 @@
-"""Train the embedded model: ``python -m lopa_dist.embedded.train [train.minutes=60 ...]``.
+"""Train an embedded model: ``python -m lopa_dist.embedded.train [train.data=lists train.minutes=60 ...]``.
 
 Masked diffusion from scratch in D2F's style (see `noise`): Muon on the matrices, AdamW on the rest, the learning rate
 held and then decayed to zero, which does the work of averaging weights. Resumable: run it again with the same
@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,15 @@ from omegaconf import OmegaConf
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from lopa_dist.checks import require
 from lopa_dist.embedded import checkpoint, noise, tokenizer
+from lopa_dist.embedded.list_examples import ListExamples
+from lopa_dist.embedded.start import prepare_to_copy
+from lopa_dist.kernels.rope import rope_table
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.tasks import list_problems
+from lopa_dist.tasks.word_problems import Split
 from lopa_dist.whole import whole
 
 
@@ -46,6 +52,8 @@ class Shape:
 class TrainConfig:
     """The recipe. Progress, and so the schedule, is the larger share used up of `steps` and `minutes`."""
 
+    data: str = "word_problems"  # or lists
+    copying: bool = False  # begin with weights from which copying is found soon (`start`)
     folder: str = "outputs/embedded"
     steps: int = 20_000
     minutes: float = 60.0
@@ -54,7 +62,7 @@ class TrainConfig:
     adam_lr: float = 0.003
     warmup: int = 100  # steps
     hold: float = 0.4  # share of the run before the learning rate begins to fall
-    drills: tuple[float, float] = (0.3, 0.1)  # share of drills at the start and at the end
+    drills: tuple[float, float] = (0.3, 0.1)  # word problems: share of drills at the start and at the end
     report_every: int = 100
     save_every: int = 500
     seed: int = 0
@@ -101,8 +109,14 @@ class Loss(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-        """All [B, L]. Returns (loss, right [B, L-1] whether the argmax is the target at positions 1..L-1)."""
+    def forward(
+        self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tables [L, 1, D], the others [B, L]; gives (loss, right [B, L-1]: is the argmax the target at 1..L-1).
+
+        The tables are arguments because compiled code would compute them anew for every head of every layer, which
+        took a third of a step on a CPU.
+        """
         rows, length = tokens.shape
         config = self.model.config
         group = config.heads // config.kv_heads
@@ -118,8 +132,8 @@ class Loss(torch.nn.Module):
             mixed = (share.flatten(2, 3) @ v).view(rows, config.kv_heads, group, length, -1)
             return mixed.permute(0, 3, 1, 2, 4).reshape(rows * length, config.heads, -1)
 
-        positions = torch.arange(length, device=tokens.device).expand(rows, length).reshape(-1)
-        hidden = self.model(tokens.reshape(-1), positions, attend).view(rows, length, -1)[:, :-1]
+        rope = cos.repeat(rows, 1, 1), sin.repeat(rows, 1, 1)
+        hidden = self.model.rotated(tokens.reshape(-1), rope, attend).view(rows, length, -1)[:, :-1]
         logits = F.linear(hidden, self.model.head_weight).float()
         losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
         weight = weights[:, 1:]
@@ -127,30 +141,41 @@ class Loss(torch.nn.Module):
         return loss, logits.argmax(-1) == targets[:, 1:]
 
 
+def tokenizer_of(config: TrainConfig) -> Any:
+    """The tokenizer of the kind of data."""
+    return tokenizer.build(list_problems.vocabulary() if config.data == "lists" else None)
+
+
+def source_of(config: TrainConfig, words: Any, split: Split, seed: int) -> noise.Source:
+    """The examples of the kind of data; held-out ones are never drills."""
+    if config.data == "lists":
+        return ListExamples(words, split, seed)
+    return noise.Examples(words, split, seed, config.drills if split == "train" else (0.0, 0.0))
+
+
 class Batches:
     """Batches made by a background thread, one ahead of the training step."""
 
-    def __init__(self, source: noise.Examples, config: TrainConfig, ids: ModelConfig, seed: int) -> None:
+    def __init__(self, source: noise.Source, config: TrainConfig, ids: ModelConfig, seed: int) -> None:
         self.source, self.config, self.ids = source, config, ids
         self.rng = np.random.default_rng(seed)
-        self.drills = config.drills[0]
-        self.pools: dict[int, list[noise.Example]] = {length: [] for length in noise.LENGTHS}
+        self.progress = 0.0  # of the training, as the source takes it
+        self.pools: dict[int, list[noise.Example]] = {length: [] for length in source.lengths}
         self.queue: queue.Queue[noise.Batch] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()
 
     def make(self) -> noise.Batch:
         """Collect examples until one of the static lengths has a full batch."""
         while True:
-            example = self.source.drill() if self.source.rng.random() < self.drills else self.source.story()
-            fitting = [n for n in noise.LENGTHS if len(example.tokens) <= n]
-            if not fitting:
-                continue  # a drill behind a long story
-            pool = self.pools[fitting[0]]
+            example = self.source.draw(self.progress)
+            length = next(n for n in self.source.lengths if len(example.tokens) <= n)
+            pool = self.pools[length]
             pool.append(example)
-            if len(pool) == self.config.tokens // fitting[0]:
-                self.pools[fitting[0]] = []
+            if len(pool) == self.config.tokens // length:
+                self.pools[length] = []
+                source, ids = self.source, self.ids
                 return noise.masked_batch(
-                    pool, fitting[0], self.ids.mask_id, self.ids.pad_id, self.source.period, self.rng
+                    pool, length, ids.mask_id, ids.pad_id, source.period, self.rng, source.right, source.near
                 )
 
     def _fill(self) -> None:
@@ -180,12 +205,15 @@ def train(config: TrainConfig) -> Path:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
-    words = tokenizer.build()
+    require("train.data", config.data, ("word_problems", "lists"))
+    words = tokenizer_of(config)
     ids = model_config(config.shape, words)
     model = Transformer(ids).to(device)
     for name, p in model.named_parameters():
         if p.ndim == 2:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name or "lm_head" in name else p.shape[1] ** -0.5)
+    if config.copying:
+        prepare_to_copy(model)
     steppers = optimizers(model, config)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -200,11 +228,15 @@ def train(config: TrainConfig) -> Path:
         if log_file.exists():  # steps behind the saved state are run again
             kept = [line for line in log_file.read_text().splitlines() if json.loads(line)["step"] <= step]
             log_file.write_text("".join(line + "\n" for line in kept))
-    loss_of: Any = Loss(model)
-    if config.compile:
-        loss_of = torch.compile(loss_of, dynamic=False)
-    batches = Batches(noise.Examples(words, "train", config.seed + step), config, ids, config.seed + step)
-    held_out = Batches(noise.Examples(words, "held_out", 1), replace(config, drills=(0.0, 0.0)), ids, 1)
+    held_out_loss = Loss(model)  # never compiled: it runs seldom
+    loss_of: Any = torch.compile(held_out_loss, dynamic=False) if config.compile else held_out_loss
+    tables = {
+        n: rope_table(torch.arange(n, device=device), ids.head_dim, ids.rope_theta, torch.float32)
+        for n in source_of(config, words, "train", 0).lengths
+    }
+    batches = Batches(source_of(config, words, "train", config.seed + step), config, ids, config.seed + step)
+    held_out = Batches(source_of(config, words, "held_out", 1), config, ids, 1)
+    held_out.progress = 1.0
     began = time.monotonic() - used
 
     def save_state() -> None:
@@ -217,11 +249,11 @@ def train(config: TrainConfig) -> Path:
         with whole(state_file) as file:
             torch.save(state, file)
 
-    def run(batch: noise.Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def run(batch: noise.Batch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
         arrays = (batch.inputs, batch.targets, batch.weights, batch.hi)
         tensors = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss, right = loss_of(*tensors)
+            loss, right = loss_of(*tensors, *tables[batch.inputs.shape[1]])
         return loss, right, torch.from_numpy(batch.numbers[:, 1:]).to(device)
 
     columns = (
@@ -242,9 +274,9 @@ def train(config: TrainConfig) -> Path:
             factor = learning_rate(progress, step, config)
             steppers[0].param_groups[0]["lr"] = config.muon_lr * factor
             steppers[1].param_groups[0]["lr"] = config.adam_lr * factor
-            batches.drills = config.drills[0] + (config.drills[1] - config.drills[0]) * min(1.0, progress / 0.6)
+            batches.progress = progress
             batch = batches.queue.get()
-            loss, _, _ = run(batch)
+            loss, _, _ = run(batch, loss_of)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for stepper in steppers:
@@ -255,7 +287,7 @@ def train(config: TrainConfig) -> Path:
             mean_loss += float(loss.detach())
             if step % config.report_every == 0:
                 with torch.no_grad():
-                    seen = [run(held_out.queue.get()) for _ in range(2)]
+                    seen = [run(held_out.queue.get(), held_out_loss) for _ in range(2)]
                 right = sum(int((r & n).sum()) for _, r, n in seen) / max(1, sum(int(n.sum()) for *_, n in seen))
                 entry = {
                     "step": step,
@@ -269,7 +301,7 @@ def train(config: TrainConfig) -> Path:
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 tokens, mean_loss, interval = 0, 0.0, time.monotonic()
-                status = f"loss {entry['loss']:.3f}  held-out numbers {right:.1%}  {entry['tokens_per_s']} tokens/s"
+                status = f"loss {entry['loss']:.3f}  held-out right {right:.1%}  {entry['tokens_per_s']} tokens/s"
                 display.update(bar, completed=progress, status=status)
             if step % config.save_every == 0:
                 save_state()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from lopa_dist.config import CODE_TASKS, Config
+from lopa_dist.config import CODE_TASKS, EMBEDDED_TASKS, Config
 from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.code_task import CodeRunner
 from lopa_dist.tasks.gsm8k import GSM8K
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
+from lopa_dist.tasks.lists import Lists
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.minerva_math import MinervaMath
 from lopa_dist.tasks.rows import check
@@ -21,9 +22,10 @@ def make_task(config: Config) -> Task:
         ValueError: a source that cannot be read, a library that is not there, code that may not be run.
     """
     task = config.task
-    if task.name == "arithmetic":
+    if task.name in EMBEDDED_TASKS:
         assert task.limit is not None  # checked by TaskConfig
-        return Arithmetic(task.limit, "train" if task.split == "train" else "held_out", task.problem_seed)
+        kind = Arithmetic if task.name == "arithmetic" else Lists
+        return kind(task.limit, "train" if task.split == "train" else "held_out", task.problem_seed)
     if task.input:
         check(task.input)
     if task.name == "batch":
@@ -40,5 +42,5 @@ def make_task(config: Config) -> Task:
         return HumanEval(runner, task.input, task.limit)
     if task.name == "humaneval_plus":
         return HumanEvalPlus(runner, task.input, task.limit)
-    kind = MBPP if task.name == "mbpp" else MBPPPlus
-    return kind(runner, task.input, task.limit, *examples)
+    mbpp = MBPP if task.name == "mbpp" else MBPPPlus
+    return mbpp(runner, task.input, task.limit, *examples)

@@ -131,9 +131,15 @@ class Transformer(nn.Module):
         Behind the last layer's attention only these are computed, which is all that a prediction needs: the other rows
         are there for their K/V.
         """
-        x = self.model.embed_tokens(tokens)
-        dtype = torch.float32 if self.config.rope_fp32 else x.dtype
+        dtype = torch.float32 if self.config.rope_fp32 else self.model.embed_tokens.weight.dtype
         rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        return self.rotated(tokens, rope, attend, rows)
+
+    def rotated(
+        self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """As `forward`, with the table of the positions made beforehand."""
+        x = self.model.embed_tokens(tokens)
         *layers, last = self.model.layers
         for layer in layers:
             x = layer(x, rope, attend)

@@ -1,0 +1,48 @@
+"""Training examples of list problems: the question, one right answer of possibly many, and nothing that marks facts."""
+
+from __future__ import annotations
+
+import random
+
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.embedded.noise import UNIT, Example
+from lopa_dist.tasks import list_problems as lp
+from lopa_dist.tasks.word_problems import Split
+
+CANVAS = 128  # tokens of the longest answer, its end-of-text included
+CURRICULUM = ((0.15, 8), (0.6, 16), (0.8, 30))  # until this share of the training, lists have at most so many items
+
+
+class ListExamples:
+    """A seeded source of examples over `tokenizer`."""
+
+    lengths: tuple[int, ...] = (64, 128, 256)
+    right = 0.4
+    near = 6.0
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, split: Split, seed: int) -> None:
+        self.rng = random.Random(f"list-examples-{split}-{seed}")
+        self.split = split
+        self.ids = dict(tokenizer.get_vocab())
+        self.eos = tokenizer.eos_token_id
+        self.period = self.ids["▁,"]
+
+    def draw(self, progress: float) -> Example:
+        """One example; `progress` (0 to 1) is the share of the training that is over."""
+        longest = next((items for until, items in CURRICULUM if progress < until), lp.LONGEST)
+        while True:
+            problem = lp.random_problem(self.rng, self.rng.choice(lp.FAMILIES), longest)
+            if lp.split_of(problem.question) == self.split:
+                return self.example(problem)
+
+    def example(self, problem: lp.Problem) -> Example:
+        """A problem as tokens; now and then with one more block of filler, as a decoder with larger blocks sees."""
+        words = [self.ids["▁" + word] for word in problem.question.split()]
+        prompt = [self.ids["<|user|>"], *words, self.ids["<|assistant|>"]]
+        body = [self.ids["▁" + word] for word in problem.answer.split()]
+        canvas = -(-(len(body) + 1) // UNIT) * UNIT
+        if self.rng.random() < 0.1:
+            canvas = min(canvas + UNIT, CANVAS)
+        body += [self.eos] * (canvas - len(body))
+        return Example(prompt + body, len(prompt), canvas, [-1] * (len(prompt) + canvas), drill=False)

@@ -1,0 +1,56 @@
+"""Initial weights from which copying is found soon.
+
+From random weights a small model needs many thousands of steps to copy from its prompt: one layer has to find the
+neighbour of each token before another can gain anything by looking for a like neighbour in the prompt. So the heads of
+the first layer begin with looking at fixed distances, what a head reads begins as what it writes, layers two and three
+begin with looking for rows like their own, and the output layer with naming the token that a row holds. Everything is
+trained from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+
+from lopa_dist.models.transformer import Layer, Transformer
+
+DISTANCES = (-1, 1, -2, 2)  # of the first layer's heads, in turn
+FAST = 4  # frequencies by which a head tells distances: the fastest
+SHARPNESS = 6.0
+EMBEDDING, HEAD = 0.5, 0.05  # standard deviations
+
+
+@torch.no_grad()
+def prepare_to_copy(model: Transformer) -> None:
+    """Set the weights as above.
+
+    Raises:
+        ValueError: heads that share K and V, which cannot write what each of them reads.
+    """
+    config, layers = model.config, cast(Iterable[Layer], model.model.layers)
+    if config.kv_heads != config.heads:
+        raise ValueError(
+            f"train.shape.kv_heads={config.kv_heads}: train.copying needs train.shape.heads={config.heads}"
+        )
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING)
+    model.lm_head.weight.copy_(model.model.embed_tokens.weight * (HEAD / EMBEDDING))
+    attentions = [layer.self_attn for layer in layers]
+    for i, attention in enumerate(attentions):
+        torch.nn.init.orthogonal_(attention.v_proj.weight)
+        attention.o_proj.weight.copy_(attention.v_proj.weight.T)
+        if i in (1, 2):
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+            projection.bias.zero_()
+    first, half = attentions[0], config.head_dim // 2
+    speed = config.rope_theta ** (-torch.arange(FAST, dtype=torch.float32) / half)
+    for head in range(config.heads):
+        angle = DISTANCES[head % len(DISTANCES)] * speed
+        start = head * config.head_dim
+        first.q_proj.bias[start : start + FAST] = SHARPNESS * angle.cos()
+        first.q_proj.bias[start + half : start + half + FAST] = SHARPNESS * angle.sin()
+        first.k_proj.bias[start : start + FAST] = SHARPNESS
+    first.q_proj.weight.mul_(0.1)
+    first.k_proj.weight.mul_(0.1)

@@ -1,0 +1,203 @@
+"""Seeded problems on lists and small Latin squares, where tokens that are filled together must fit each other.
+
+The families are those of ParallelBench's waiting lines and puzzles (arXiv 2510.04767). Copying, reversing and sorting
+have one right answer. The others have many, and a model that knows them all is sure of few tokens: every item may come
+first in a shuffled list, and the item to insert may stand anywhere, but only once. Whether tokens are right depends on
+each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+from lopa_dist.tasks.word_problems import Split
+
+FAMILIES = ("copy", "reverse", "sort", "shuffle", "insert", "remove", "replace", "latin")
+NUMBERS = range(100)
+LENGTHS = {"short": range(3, 10), "medium": range(10, 30), "long": range(30, 61)}
+"""Items of a list; each kind is as likely as another."""
+LONGEST = 60
+SYMBOLS = ("a", "b", "c", "d")
+BLANK, ROW_END = "_", "/"
+BLANKS = range(4, 13)  # of the 16 cells of a square
+HELD_OUT_SHARE = 20  # one question in so many is held out
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, and one right answer of possibly many."""
+
+    family: str
+    question: str
+    answer: str
+
+
+def listed(items: list[int]) -> str:
+    """``"3 , 17 , 5"``."""
+    return " , ".join(map(str, items))
+
+
+def unlisted(text: str) -> list[int] | None:
+    """The numbers of a list as `listed` writes it, with any spaces; null where `text` is something else."""
+    items = [item.strip() for item in text.split(",")]
+    return [int(i) for i in items] if all(i.isascii() and i.isdigit() for i in items) else None
+
+
+def grid(cells: Sequence[str]) -> str:
+    """16 cells as ``"a b c d / b a d c / ..."``."""
+    return f" {ROW_END} ".join(" ".join(cells[i : i + 4]) for i in range(0, 16, 4))
+
+
+def ungrid(text: str) -> list[str] | None:
+    """The cells of a square as `grid` writes it; null where `text` has another shape."""
+    rows = [row.split() for row in text.split(ROW_END)]
+    return [cell for row in rows for cell in row] if [len(row) for row in rows] == [4] * 4 else None
+
+
+def all_squares() -> Iterator[tuple[str, ...]]:
+    """The 576 Latin squares of order 4, row by row."""
+    partial: list[tuple[str, ...]] = [()]
+    for _ in range(4):
+        pairs = product(partial, permutations(SYMBOLS))
+        partial = [cells + row for cells, row in pairs if not any(row[i] in cells[i::4] for i in range(4))]
+    yield from partial
+
+
+SQUARES = tuple(all_squares())
+
+
+def latin(rng: random.Random) -> Problem:
+    """A square with blanks, and the square that it was made from."""
+    cells = rng.choice(SQUARES)
+    blank = set(rng.sample(range(16), rng.choice(BLANKS)))
+    given = [BLANK if i in blank else cell for i, cell in enumerate(cells)]
+    return Problem("latin", f"complete : {grid(given)}", grid(cells))
+
+
+def random_length(rng: random.Random, longest: int) -> int:
+    """Items of a list: first its kind, then the length."""
+    kinds = [range(lengths.start, min(lengths.stop, longest + 1)) for lengths in LENGTHS.values()]
+    return rng.choice(rng.choice([lengths for lengths in kinds if lengths]))
+
+
+def list_problem(rng: random.Random, family: str, length: int) -> Problem:
+    """A list of distinct numbers, what to do with it, and one right result, all right ones equally likely."""
+    *items, new = rng.sample(NUMBERS, length + 1)
+    result, place = list(items), rng.randrange(length)
+    order = family
+    if family == "reverse":
+        result.reverse()
+    elif family == "sort":
+        result.sort()
+    elif family == "shuffle":
+        rng.shuffle(result)
+    elif family == "insert":
+        order = f"insert {new} anywhere"
+        result.insert(rng.randrange(length + 1), new)
+    elif family == "remove":
+        order = "remove any"
+        del result[place]
+    elif family == "replace":
+        order = f"replace any by {new}"
+        result[place] = new
+    return Problem(family, f"{order} : {listed(items)}", listed(result))
+
+
+def random_problem(rng: random.Random, family: str, longest: int = LONGEST) -> Problem:
+    """A problem of `family` on at most `longest` items (at least 3), of either side of the split."""
+    return latin(rng) if family == "latin" else list_problem(rng, family, random_length(rng, longest))
+
+
+def split_of(question: str) -> Split:
+    """Which side of the split a question is on: by a hash of it, so the same in every process and version."""
+    digest = hashlib.sha256(question.encode()).digest()
+    return "held_out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
+
+
+def problems(split: Split, seed: int) -> Iterator[Problem]:
+    """An endless stream of problems of one side of the split, the families in turn.
+
+    Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.
+    """
+    rng = random.Random(f"lists-{split}-{seed}")
+    while True:
+        for family in FAMILIES:
+            problem = random_problem(rng, family)
+            while split_of(problem.question) != split:
+                problem = random_problem(rng, family)
+            yield problem
+
+
+def is_copy(items: list[int], new: int | None, answer: list[int]) -> bool:
+    """The list as it is."""
+    return answer == items
+
+
+def is_reversed(items: list[int], new: int | None, answer: list[int]) -> bool:
+    """The list from its end."""
+    return answer == items[::-1]
+
+
+def is_sorted(items: list[int], new: int | None, answer: list[int]) -> bool:
+    """The list from its smallest number."""
+    return answer == sorted(items)
+
+
+def is_permutation(items: list[int], new: int | None, answer: list[int]) -> bool:
+    """The same items in any order, that of the question included."""
+    return sorted(answer) == sorted(items)
+
+
+def is_inserted(items: list[int], new: int | None, answer: list[int]) -> bool:
+    """The list with `new` at one place."""
+    return any(answer == [*items[:i], new, *items[i:]] for i in range(len(items) + 1))
+
+
+def is_removed(items: list[int], new: int | None, answer: list[int]) -> bool:
+    """The list without one of its items."""
+    return any(answer == items[:i] + items[i + 1 :] for i in range(len(items)))
+
+
+def is_replaced(items: list[int], new: int | None, answer: list[int]) -> bool:
+    """The list with `new` instead of one of its items."""
+    return any(answer == [*items[:i], new, *items[i + 1 :]] for i in range(len(items)))
+
+
+CHECKS: dict[str, Callable[[list[int], int | None, list[int]], bool]] = {
+    "copy": is_copy,
+    "reverse": is_reversed,
+    "sort": is_sorted,
+    "shuffle": is_permutation,
+    "insert": is_inserted,
+    "remove": is_removed,
+    "replace": is_replaced,
+}
+
+
+def is_completed(given: list[str], answer: list[str]) -> bool:
+    """A Latin square that keeps the given cells."""
+    rows = [answer[i : i + 4] for i in range(0, 16, 4)]
+    lines = rows + [answer[i::4] for i in range(4)]
+    kept = all(g in (BLANK, a) for g, a in zip(given, answer, strict=True))
+    return kept and all(sorted(line) == list(SYMBOLS) for line in lines)
+
+
+def is_right(question: str, text: str) -> bool:
+    """Whether `text` is one of the right answers to `question`."""
+    order, _, rest = question.partition(" : ")
+    if order == "complete":
+        given, cells = ungrid(rest), ungrid(text)
+        return given is not None and cells is not None and is_completed(given, cells)
+    items, answer = unlisted(rest), unlisted(text)
+    new = next((int(word) for word in order.split() if word.isdigit()), None)
+    return items is not None and answer is not None and CHECKS[order.split()[0]](items, new, answer)
+
+
+def vocabulary() -> list[str]:
+    """Every word that a question or an answer can hold, sorted."""
+    words = {"complete", "anywhere", "any", "by", ":", ",", BLANK, ROW_END, *SYMBOLS, *CHECKS}
+    return sorted(words | {str(n) for n in NUMBERS})

@@ -1,0 +1,50 @@
+"""Weights that make copying easy to find: the first layer looks at neighbours, a row names its token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lopa_dist.embedded import tokenizer
+from lopa_dist.embedded.start import DISTANCES, prepare_to_copy
+from lopa_dist.embedded.train import Shape, model_config
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.tasks import list_problems as lp
+
+
+def prepared(kv_heads: int = 4) -> Transformer:
+    torch.manual_seed(0)
+    config = model_config(Shape(128, 3, 4, kv_heads, 64), tokenizer.build(lp.vocabulary()))
+    model = Transformer(config)
+    prepare_to_copy(model)
+    return model
+
+
+def test_heads_of_the_first_layer_look_at_fixed_distances_wherever_they_stand() -> None:
+    model, shares = prepared(), []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        share = (torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5).softmax(-1)
+        shares.append(share)
+        return torch.einsum("hqk,khd->qhd", share, v)
+
+    with torch.no_grad():
+        model(torch.randint(270, 370, (200,)), torch.arange(200), attend)
+    for head, distance in enumerate(DISTANCES):
+        assert shares[0][head].diagonal(distance).min() > 0.7
+
+
+def test_a_layer_writes_what_it_reads() -> None:
+    model = prepared()
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        product = attention.o_proj.weight @ attention.v_proj.weight
+        assert torch.allclose(product, torch.eye(128), atol=1e-5)
+    tokens = model.model.embed_tokens.weight
+    assert (model.model.norm(tokens) @ model.head_weight.T).argmax(-1).tolist() == list(range(len(tokens)))
+
+
+def test_shared_kv_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="kv_heads=2"):
+        prepared(kv_heads=2)

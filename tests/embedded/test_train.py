@@ -1,0 +1,32 @@
+"""The trainer runs, resumes and writes a checkpoint that loads, for every kind of data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lopa_dist.embedded.train import Shape, TrainConfig, tokenizer_of, train
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.tokenizer import load_tokenizer
+
+
+@pytest.mark.parametrize(("data", "copying"), [("word_problems", False), ("lists", False), ("lists", True)])
+def test_training_runs_and_resumes(data: str, copying: bool, tmp_path: Path) -> None:
+    config = TrainConfig(
+        data, copying, str(tmp_path), steps=3, tokens=256, report_every=1, device="cpu", compile=False, threads=1,
+        shape=Shape(32, 3, 2, 2, 32),
+    )  # fmt: skip
+    train(config)
+    folder = train(replace(config, steps=5))
+    log = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in log] == [1, 2, 3, 4, 5]
+    assert all(0 < entry["loss"] < 20 for entry in log)
+    report = json.loads((tmp_path / "training.json").read_text())
+    assert (report["steps"], report["config"]["data"]) == (5, data)
+    model = load_model(folder, torch.float32, torch.device("cpu"))
+    assert (model.config.hidden_size, model.config.layers) == (32, 3)
+    assert load_tokenizer(folder).get_vocab() == tokenizer_of(config).get_vocab()
