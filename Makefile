@@ -21,7 +21,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@sh scripts/test-packages.sh
-	@$(BIN)/python -m pytest
+	@status=0; \
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup -m "not system" || status=1; \
+	$(BIN)/python -m pytest -m system || status=1; \
+	exit $$status
 
 test-oldest:
 	@PYTHON=$(PYTHON) sh scripts/test-oldest.sh

@@ -3,7 +3,8 @@
     python -m benchmarks.host_time
 
 Prints medians over steps, in milliseconds and as a share of the forward, with the tokens a second that many in flight
-give, for one thread and for all cores; writes benchmarks/results/host_time.json.
+give, for one thread and for all cores, and writes benchmarks/results/host_time.json. The ways of decoding take turns,
+run by run, so that they share whatever else the machine does meanwhile.
 Host time is all of a step but the model's forward, the preparation of its attention included.
 """
 
@@ -15,6 +16,7 @@ import platform
 import statistics
 import time
 from itertools import product
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,6 +35,12 @@ from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 RUNS = {1: 12, 8: 4, 64: 2}  # by sequences in flight
+DECODINGS: dict[str, dict[str, Any]] = {
+    "plain": {"branches": 0},
+    "control": {"branches": 0, "extra_fill": 1},
+    "LoPA, k = 7": {"branches": 7, "score": "gain"},
+    "verified, 12 drafts": {"branches": 0, "verify": "agreement", "drafts": 12},
+}
 
 
 class Steps:
@@ -57,28 +65,38 @@ def main() -> None:
         for item in Arithmetic(64).items()
     ]
     ids = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
-    rows = []
-    for threads, k, sequences in product(sorted({1, len(os.sched_getaffinity(0))}), (0, 7), RUNS):
+    rows: list[dict[str, Any]] = []
+    for threads, sequences in product(sorted({1, len(os.sched_getaffinity(0))}), RUNS):
         torch.set_num_threads(threads)
-        config = DecodeConfig(branches=k, block_size=16, max_new_tokens=64)
-        steps: list[dict[str, float]] = []
-        rates = []
-        for run in range(RUNS[sequences]):
+        steps: dict[str, list[dict[str, float]]] = {name: [] for name in DECODINGS}
+        rates: dict[str, list[float]] = {name: [] for name in DECODINGS}
+        for run, name in product(range(RUNS[sequences]), DECODINGS):
+            config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
             chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
-            engine = Engine(model, config, Solo(), EngineConfig(sequences), on_step=Steps(steps))
+            engine = Engine(model, config, Solo(), EngineConfig(sequences), on_step=Steps(steps[name]))
             requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
             began = time.perf_counter()
             tokens = sum(len(generation.tokens) for generation in engine.generate(requests))
-            rates.append(tokens / (time.perf_counter() - began))
-        median = {phase: statistics.median(step[phase] for step in steps) for phase in PHASES}
-        host = statistics.median(sum(step.values()) - step["forward"] for step in steps)
-        about = {"threads": threads, "k": k, "sequences": sequences, "steps": len(steps)}
-        rows.append({**about, "tokens_per_s": statistics.median(rates), "host_ms": host, **median})
+            rates[name].append(tokens / (time.perf_counter() - began))
+        for name in DECODINGS:
+            median = {phase: statistics.median(step[phase] for step in steps[name]) for phase in PHASES}
+            host = statistics.median(sum(step.values()) - step["forward"] for step in steps[name])
+            about = {"threads": threads, "decoding": name, "sequences": sequences, "steps": len(steps[name])}
+            rate = statistics.median(rates[name])
+            rows.append({**about, "tokens_per_s": rate, "host_ms": host, **median})
     table = Table(title="Milliseconds a step (median of steps), and tokens a second (median of runs)")
-    for name in ("threads", "k", "sequences", "tokens/s", "host (all but forward)", "share of forward", *PHASES):
-        table.add_column(name, justify="right")
+    for column in (
+        "threads",
+        "decoding",
+        "sequences",
+        "tokens/s",
+        "host (all but forward)",
+        "share of forward",
+        *PHASES,
+    ):
+        table.add_column(column, justify="right")
     for r in rows:
-        shown = (str(r["threads"]), str(r["k"]), str(r["sequences"]), f"{r['tokens_per_s']:.0f}")
+        shown = (str(r["threads"]), str(r["decoding"]), str(r["sequences"]), f"{r['tokens_per_s']:.0f}")
         share = f"{r['host_ms'] / r['forward']:.0%}"
         table.add_row(*shown, f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in PHASES))
     Console().print(table)

@@ -75,7 +75,7 @@ def forward(model: Transformer, pool: KVPool, parts: list[Part], attention: str)
     pool.reserve(int(rows.sum()))
     slots = np.array([p.slot for p in parts])
     hi = torch.cat([p.hi for p in parts]).numpy()
-    segments = Segments(start, rows, pool.bases[slots], shared, pool.scratch + start, hi)
+    segments = Segments(start, rows, pool.base[slots], shared, pool.scratch + start, hi)
     groups = plan(segments, model.config.heads // model.config.kv_heads, CPU)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
