@@ -18,6 +18,8 @@ from lopa_dist.tasks.task import Cancelled
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
 
+pytestmark = pytest.mark.xdist_group("sandbox")  # what its processes leave behind is counted
+
 FULL = confinement()
 QUICK = Limits(wall_s=1.0)
 FORGE = (
@@ -94,8 +96,6 @@ def test_endless_loop(namespaces: bool) -> None:
 def test_fork_bomb_is_limited(namespaces: bool) -> None:
     program = """
 import os, time
-
-pytestmark = pytest.mark.xdist_group("sandbox")  # what its processes leave behind is counted
 n = 0
 try:
     while n < 200:
