@@ -5,6 +5,7 @@
     python -m benchmarks.embedded --part front    # score, alpha, tau_look, lookahead, and the control
     python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
     python -m benchmarks.embedded --part depths   # branches x drafts
+    python -m benchmarks.embedded --part baselines    # rules of others
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
@@ -109,6 +110,17 @@ def depths() -> list[tuple[str, Setting]]:
     return [("verified", drafted(k, m)) for k, m in [*grid_of, (7, 1), (7, 4)]]
 
 
+def baselines() -> list[tuple[str, Setting]]:
+    """Rules of others: how many tokens to fill unverified, and branches that are plain steps (FreeDave)."""
+    steps = {"branches": 7, "lookahead": "nested"}
+    return [
+        ("factor", {"fill": "factor", "fill_level": 1.0}),
+        ("Frechet", {"fill": "frechet", "fill_level": 0.25}),
+        ("FreeDave, subset", {"verify": "plain_subset", **steps}),
+        ("FreeDave, exact match", {"verify": "plain_exact", **steps}),
+    ]
+
+
 def final() -> list[tuple[str, Setting]]:
     """What the README quotes, on problems that no choice was made on."""
     return [
@@ -137,6 +149,7 @@ PARTS = {
     "front": (front, 1),
     "verified": (verified, 1),
     "depths": (depths, 1),
+    "baselines": (baselines, 1),
     "final": (final, 2),
     "eight_bits": (eight_bits, 1),
 }

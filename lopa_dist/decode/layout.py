@@ -205,7 +205,7 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     if batch.stale is not None:
         first = packed[..., 0]
         torch.where(batch.stale[:, None], state.boundary.packed[..., None], first, out=first)
-    if state.config.verify == "confidence":
+    if not state.config.drafts:
         return Records(packed)
     return Records(packed, unpack_drafts(state, batch, packed, parts[:, :, masked:]))
 
