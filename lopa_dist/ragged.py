@@ -1,4 +1,4 @@
-"""What the host works out in numpy, ragged shapes above all, and its way to the device."""
+"""What the host works out in numpy, ragged shapes above all, and how it gets to the device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ Ints = NDArray[np.int64]
 
 
 def ragged_arange(counts: Ints) -> Ints:
-    """``[0..counts[0]), [0..counts[1]), ...`` in one array."""
+    """Return ``[0..counts[0]), [0..counts[1]), ...`` in one array."""
     ends = counts.cumsum()
     return np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
 
 
 def pinned(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array as a tensor on the host, where copies to the device need not be waited for."""
+    """Return an array as a tensor on the host from which copies to a GPU need not be waited for."""
     host = torch.from_numpy(array)
     return host.pin_memory() if device.type == "cuda" else host
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array on the device. The host does not wait, as it does with a plain copy, for what a GPU still has to do."""
+    """Return an array on the device. The host does not wait, as with a plain copy, for what a GPU still has to do."""
     return pinned(array, device).to(device, non_blocking=True)
+
+
+def together(device: torch.device, **arrays: Ints) -> dict[str, Tensor]:
+    """Return several arrays on the device, by their names; one transfer takes them all."""
+    sent = to_device(np.concatenate(list(arrays.values())), device)
+    return dict(zip(arrays, sent.split([len(array) for array in arrays.values()]), strict=True))

@@ -35,8 +35,8 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import ROW_TILE, DraftRows, ForwardBatch
-from lopa_dist.decode.state import HostState, State
-from lopa_dist.ragged import Ints, ragged_arange, to_device
+from lopa_dist.decode.state import HostState, State, arange
+from lopa_dist.ragged import Ints, ragged_arange, together
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -99,52 +99,46 @@ def add_draft_rows(
     slot = (branch[of_check] // ranks * batch.columns + column)[kept]
     where = (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra)
 
-    # on the device, in one transfer
     into_window = start - batch.first  # plus a position: the row in the order of positions
-    parts = (
-        moved, mask_row, into_window[of_mask], in_chain[of_mask] + mask_draft,
-        token_row, in_chain[of_token] + token_draft, host.prompt[sequence[of_token]],
-        check_row, in_chain[of_check] + check_draft, host.prompt[sequence[of_check]], check_draft,
-        (sequence * config.max_branches + branch)[of_check], into_window[of_check], start[of_check],
-        (start + rows - 1)[of_check], np.flatnonzero(kept), sequence[of_check][kept], slot, where, batch.begin,
+    on = together(
+        device, moved=moved, mask_row=mask_row, mask_window=into_window[of_mask], mask=in_chain[of_mask] + mask_draft,
+        token_row=token_row, token=in_chain[of_token] + token_draft, token_prompt=host.prompt[sequence[of_token]],
+        check_row=check_row, check=in_chain[of_check] + check_draft, check_prompt=host.prompt[sequence[of_check]],
+        check_draft=check_draft, branch=(sequence * config.max_branches + branch)[of_check],
+        check_window=into_window[of_check], first_row=start[of_check], last_row=(start + rows - 1)[of_check],
+        kept=np.flatnonzero(kept), kept_sequence=sequence[of_check][kept], slot=slot, where=where, begin=batch.begin,
     )  # fmt: skip
-    sent = to_device(np.concatenate(parts), device).split([len(part) for part in parts])
-    (
-        moved_, mask_row_, mask_window, mask_chain, token_row_, token_chain, token_prompt, check_row_, check_chain,
-        check_prompt, check_draft_, check_branch, check_window, check_first, check_last, kept_, kept_sequence, slot_,
-        where_, begin_,
-    ) = sent  # fmt: skip
     position, draft = state.chain.flatten(1)
 
     # window rows
-    masks = mask_window + position[mask_chain]
-    count = torch.zeros_like(moved_).index_fill_(0, masks, 1).cumsum_(0)
-    packed_row = (moved_ - count).index_copy_(0, masks, mask_row_)
+    masks = on["mask_window"] + position[on["mask"]]
+    count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
+    packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 
     # verification rows: the predicting position, and the token that it has in the context of the drafts before
-    predicting = position[check_chain] - shift
+    predicting = position[on["check"]] - shift
     if shift:
-        earlier = state.chain.view(2, -1, m)[:, check_branch]  # [2, n, m] drafts of the same branch
-        hit = (earlier[0] == predicting[:, None]) & (torch.arange(m, device=device) < check_draft_[:, None])
-        there = torch.minimum(torch.maximum(check_window + predicting, check_first), check_last)
+        earlier = state.chain.view(2, -1, m)[:, on["branch"]]  # [2, n, m] drafts of the same branch
+        hit = (earlier[0] == predicting[:, None]) & (arange(m, device) < on["check_draft"][:, None])
+        there = torch.minimum(torch.maximum(on["check_window"] + predicting, on["first_row"]), on["last_row"])
         tokens = torch.where(hit.any(1), (earlier[1] * hit).sum(1), batch.tokens[there])
     else:
         tokens = torch.full_like(predicting, state.vocabulary.mask_id)
 
-    into = torch.cat([packed_row, token_row_, check_row_])
-    in_order = len(moved_)
-    rows_of = (batch.tokens[:in_order], draft[token_chain], tokens)
+    into = torch.cat([packed_row, on["token_row"], on["check_row"]])
+    in_order = len(moved)
+    rows_of = (batch.tokens[:in_order], draft[on["token"]], tokens)
     at = (
         batch.positions[:in_order],
-        position[token_chain] + token_prompt,
-        (predicting + check_prompt).clamp(min=0),
+        position[on["token"]] + on["token_prompt"],
+        (predicting + on["check_prompt"]).clamp(min=0),
     )
     head_rows = packed_row[batch.head_rows.clamp(min=0)]
     if batch.prefill and batch.prefill.reads_kept:
         head_rows = torch.where(batch.head_rows < 0, batch.head_rows, head_rows)
     keys = batch.head_keys
     if keys is not None:
-        keys = torch.cat([keys, state.noise_keys(kept_sequence, position[check_chain[kept_]])])
+        keys = torch.cat([keys, state.noise_keys(on["kept_sequence"], position[on["check"][on["kept"]]])])
     return replace(
         batch,
         start=packed_start,
@@ -153,11 +147,11 @@ def add_draft_rows(
         hi=hi,
         tokens=scattered(rows_of, into, padded),
         positions=scattered(at, into, padded),
-        head_rows=torch.cat([head_rows, check_row_[kept_]]),
-        head_slots=torch.cat([batch.head_slots, slot_]),
+        head_rows=torch.cat([head_rows, on["check_row"][on["kept"]]]),
+        head_slots=torch.cat([batch.head_slots, on["slot"]]),
         head_sequence=np.append(batch.head_sequence, sequence[of_check][kept]),
         head_keys=keys,
-        drafts=DraftRows(extra, start, packed_row, where_, begin_),
+        drafts=DraftRows(extra, start, packed_row, on["where"], on["begin"]),
     )
 
 

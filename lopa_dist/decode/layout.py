@@ -16,7 +16,7 @@ from lopa_dist.decode.draft_rows import add_draft_rows, drafts_with_rows
 from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
 from lopa_dist.decode.prefill import SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
 from lopa_dist.decode.state import HostState, Records, State
-from lopa_dist.ragged import Ints, ragged_arange, to_device
+from lopa_dist.ragged import Ints, ragged_arange, to_device, together
 
 
 def layout(
@@ -87,13 +87,20 @@ def layout(
 
     # on the device, in one transfer
     edited = sequence * config.max_branches + np.maximum(branch, 0)
-    parts = (cells, absolutes, edited, start - first, entry, bases, slot)
-    sent = to_device(np.concatenate(parts), device)
-    at_cells, positions, which, offsets, entries, at_bases, slots = sent.split([len(part) for part in parts])
-    tokens = state.canvas.view(-1).index_select(0, at_cells)
-    at, token = state.edits.flatten(1, 2).index_select(1, which)  # [G, E]
-    tokens.scatter_(0, torch.where(at >= 0, at + offsets[:, None], padded).view(-1), token.view(-1))
-    found = where[entries]
+    on = together(
+        device,
+        cells=cells,
+        positions=absolutes,
+        edited=edited,
+        offset=start - first,
+        entry=entry,
+        base=bases,
+        slot=slot,
+    )
+    tokens = state.canvas.view(-1).index_select(0, on["cells"])
+    at, token = state.edits.flatten(1, 2).index_select(1, on["edited"])  # [G, E]
+    tokens.scatter_(0, torch.where(at >= 0, at + on["offset"][:, None], padded).view(-1), token.view(-1))
+    found = where[on["entry"]]
     head_sequence = sequence.repeat(wanted)
     keys = None
     if state.sampled.any():
@@ -101,9 +108,11 @@ def layout(
         keys = state.noise_keys(of, state.complete[of] + found % width)
     stale = stale_boundary(state, host)
     batch = ForwardBatch(
-        sequence, branch, start, rows, shared, first, lo, hi, tail, begin, stop, prefill, tokens[:padded],
-        positions[:padded], at_bases + found, slots, head_sequence, keys, -(-config.max_branches // ranks), columns,
-        where, width, to_device(stale, device) if stale.any() else None, None,
+        sequence=sequence, branch=branch, start=start, rows=rows, shared=shared, first=first, lo=lo, hi=hi, tail=tail,
+        begin=begin, stop=stop, prefill=prefill, tokens=tokens[:padded], positions=on["positions"][:padded],
+        head_rows=on["base"] + found, head_slots=on["slot"], head_sequence=head_sequence, head_keys=keys,
+        local_branches=-(-config.max_branches // ranks), columns=columns, where=where, width=width,
+        stale=to_device(stale, device) if stale.any() else None, drafts=None,
     )  # fmt: skip
     return add_draft_rows(state, host, batch, extra, mine, ranks) if extra.any() else batch
 
