@@ -1,13 +1,14 @@
-"""What branch ranks are worth: the embedded model with k = 7 on 1, 2 and 4 ranks of this machine, one thread each.
+"""What branch ranks are worth: the embedded model on 1, 2 and 4 ranks of this machine, one thread each.
 
-    python -m benchmarks.branch_scaling
+    python -m benchmarks.branch_scaling                     # LoPA with k = 7: the same branches on more ranks
+    python -m benchmarks.branch_scaling --decoding verified # verified lookahead: a branch of 12 drafts for each rank
     python -m benchmarks.branch_scaling --rounds 1 --problems 16     # a quick look
 
 Starts the main job through torchrun, again and again with the rank counts in turn, and takes medians, because machines
 have moods. Beside the speed-up stands its ceiling: two independent single-rank jobs at once, which send nothing; where
 these take longer than one alone, the cores share something (a physical core, memory, other people's work). The latency
 model (`latency_model.py`) is fitted from measured collectives and projected to Dream-7B on more ranks. Writes
-benchmarks/results/branch_scaling.json and .png.
+benchmarks/results/branch_scaling.json and .png, or branch_scaling_verified.json and .png.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def start(folder: Path, ranks: int, sequences: int, problems: int) -> subprocess.Popen[bytes]:
+DECODINGS = {
+    "lopa": ["decode=embedded_lopa", "decode.score=gain", "decode.branches=7"],
+    "verified": ["decode=embedded"],
+}
+
+
+def start(folder: Path, ranks: int, sequences: int, problems: int, decoding: str) -> subprocess.Popen[bytes]:
     """The main job; one rank needs no torchrun."""
     launcher = [*TORCHRUN, str(ranks)] if ranks > 1 else []
     command = [
-        sys.executable, *launcher, "-m", "lopa_dist", "decode.branches=7", f"parallel.branch={ranks}",
+        sys.executable, *launcher, "-m", "lopa_dist", *DECODINGS[decoding], f"parallel.branch={ranks}",
         "parallel.threads=1", f"task.limit={problems}", f"engine.max_sequences={sequences}", f"hydra.run.dir={folder}",
         "logging.wandb.mode=disabled", "logging.plots=false", "logging.progress=never",
     ]  # fmt: skip
@@ -60,18 +67,18 @@ def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
     return report
 
 
-def measure(rounds: int, sequences: int, problems: int, console: Console) -> list[dict[str, Any]]:
+def measure(rounds: int, sequences: int, problems: int, decoding: str, console: Console) -> list[dict[str, Any]]:
     """Reports of all rounds: of every rank count, and of two single ranks at once (ranks: "two alone")."""
     found = []
     with tempfile.TemporaryDirectory() as temporary:
         for turn in range(rounds):
             for ranks in RANKS:
                 folder = Path(temporary) / f"{turn}-{ranks}"
-                report = finish(start(folder, ranks, sequences, problems), folder)
+                report = finish(start(folder, ranks, sequences, problems, decoding), folder)
                 found.append({"ranks": ranks, **report})
                 console.print(f"round {turn + 1}: {ranks} ranks, {sequences} in flight: {report['decode_s']:.2f} s")
             folders = [Path(temporary) / f"{turn}-alone-{i}" for i in (0, 1)]
-            jobs = [start(folder, 1, sequences, problems) for folder in folders]
+            jobs = [start(folder, 1, sequences, problems, decoding) for folder in folders]
             both = [finish(job, folder) for job, folder in zip(jobs, folders, strict=True)]
             found.append({"ranks": "two alone", "decode_s": max(r["decode_s"] for r in both)})
             console.print(f"round {turn + 1}: two single ranks at once: {found[-1]['decode_s']:.2f} s")
@@ -97,6 +104,7 @@ def summarise(reports: list[dict[str, Any]], sequences: int) -> list[dict[str, A
             "speed_up": alone / median(ranks, "decode_s"),
             "ceiling": 2 * alone / median("two alone", "decode_s") if ranks == 2 else None,
             "tokens_per_s": median(ranks, "tokens_per_s", "job"),
+            "tpf": median(ranks, "tpf"),
             "steps": median(ranks, "steps"),
             "step_ms": {p: median(ranks, "step_ms", p) for p in (*PHASES, "total")},
             "bytes_per_step": {w: median(ranks, "comm_bytes_per_step", w) for w in ("all_gather", "commit")},
@@ -126,14 +134,16 @@ def project(link: Link, branches: int, sequences: int) -> list[dict[str, Any]]:
 
 def show_measured(rows: list[dict[str, Any]], console: Console) -> None:
     """The table of one number of sequences in flight."""
-    table = Table(title=f"Embedded model, k = 7, {rows[0]['sequences']} in flight: ms a step, one thread a rank")
-    for name in ("ranks", *PHASES, "step", "tokens/s", "speed-up", "ceiling", "gathered B/step", "committed B/step"):
+    table = Table(title=f"Embedded model, {rows[0]['sequences']} in flight: ms a step, one thread a rank")
+    sizes = ("gathered B/step", "committed B/step")
+    for name in ("ranks", *PHASES, "step", "TPF", "tokens/s", "speed-up", "ceiling", *sizes):
         table.add_column(name, justify="right")
     for r in rows:
         times = [f"{r['step_ms'][p]:.2f}" for p in (*PHASES, "total")]
         sent = [f"{r['bytes_per_step'][w]:,.0f}" for w in ("all_gather", "commit")]
         ceiling = f"{r['ceiling']:.2f}" if r["ceiling"] else ""
-        table.add_row(str(r["ranks"]), *times, f"{r['tokens_per_s']:.0f}", f"{r['speed_up']:.2f}", ceiling, *sent)
+        speeds = (f"{r['tpf']:.2f}", f"{r['tokens_per_s']:.0f}", f"{r['speed_up']:.2f}")
+        table.add_row(str(r["ranks"]), *times, *speeds, ceiling, *sent)
     console.print(table)
 
 
@@ -152,7 +162,7 @@ def show_projected(name: str, link: Link, rows: list[dict[str, Any]], console: C
     console.print(table)
 
 
-def picture(rows: list[dict[str, Any]], cores: int) -> str:
+def picture(rows: list[dict[str, Any]], cores: int, name: str) -> str:
     """Where a step's time goes, by ranks, for each number of sequences in flight."""
     colors = dict(zip(PHASES, ("#2563eb", "#f59e0b", "#10b981", "#dc2626", "#94a3b8"), strict=True))
 
@@ -170,10 +180,10 @@ def picture(rows: list[dict[str, Any]], cores: int) -> str:
         names = [f"{r['ranks']}{how}\n{r['sequences']} in flight" for r, how in zip(rows, shared, strict=True)]
         axes.set_xticks(places, names, fontsize=8)
         axes.set(ylabel="time of a step, % of one rank", ylim=(0, 1.15 * max(100.0, bottom.max())))
-        axes.set_title(f"Branch ranks, one thread each, on {cores} cores: embedded model, k = 7")
+        axes.set_title(f"Branch ranks, one thread each, on {cores} cores: embedded model")
         axes.legend(frameon=False, fontsize=8, ncols=len(PHASES), loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
-    return draw(RESULTS / "branch_scaling.png", paint, (7.2, 4.4))
+    return draw(RESULTS / f"{name}.png", paint, (7.2, 4.4))
 
 
 def main() -> None:
@@ -182,7 +192,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--problems", type=int, default=64)
     parser.add_argument("--sequences", type=int, nargs="+", default=[16, 1], help="in flight at once")
+    parser.add_argument("--decoding", choices=list(DECODINGS), default="lopa")
     options = parser.parse_args()
+    name = "branch_scaling" if options.decoding == "lopa" else f"branch_scaling_{options.decoding}"
     console = Console(width=None if sys.stdout.isatty() else 150)
     load = os.getloadavg()[0]  # before anything of ours: how busy others keep the machine
     if load > 0.5:
@@ -190,7 +202,7 @@ def main() -> None:
     rows = []
     for sequences in options.sequences:
         problems = options.problems if sequences > 1 else max(4, options.problems // 4)
-        rows += summarise(measure(options.rounds, sequences, problems, console), sequences)
+        rows += summarise(measure(options.rounds, sequences, problems, options.decoding, console), sequences)
     messages = collectives(2)
     # one hop of a ring of two, and of a tree of two: both collectives are one message then
     link = fit({size: statistics.mean(times[size] for times in messages.values()) for size in messages["all_gather"]})
@@ -210,6 +222,7 @@ def main() -> None:
         "torch": torch.__version__,
         "rounds": options.rounds,
         "problems": options.problems,
+        "decoding": DECODINGS[options.decoding],
         "measured": rows,
         "collectives_2_ranks_s": messages,
         "projection": {
@@ -220,8 +233,8 @@ def main() -> None:
         },
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "branch_scaling.json").write_text(json.dumps(report, indent=1) + "\n")
-    console.print(f"picture: {RESULTS / picture(rows, cores)}")
+    (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    console.print(f"picture: {RESULTS / picture(rows, cores, name)}")
 
 
 if __name__ == "__main__":
