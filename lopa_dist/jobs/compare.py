@@ -68,14 +68,21 @@ def compare(folder: Path, console: Console | None = None) -> None:
 
         curves = curves_of(named)
 
-        def paint(panels: Any) -> None:
-            left, right = panels
-            pareto(left, curves, lambda r: float(r["tpf"]), "tokens per forward (TPF)")
-            pareto(right, curves, lambda r: float(r["tokens_per_s"]["job"]), "tokens/s of the job")
-            right.set_ylabel("")
-            left.legend(frameon=False, fontsize=8)
+        speeds: dict[str, Callable[[dict[str, Any]], float]] = {
+            "tokens per forward (TPF)": lambda r: float(r["tpf"]),
+            "tokens/s of the job": lambda r: float(r["tokens_per_s"]["job"]),
+        }
+        if all(report.get("rows_per_token") for _, report in named):
+            speeds["tokens per 100 rows"] = lambda r: 100 / float(r["rows_per_token"])
 
-        text += f"\n![pareto]({draw(folder / 'pareto.png', paint, (9.6, 4.2), panels=2)})\n"
+        def paint(panels: Any) -> None:
+            for axes, (axis, speed) in zip(panels, speeds.items(), strict=True):
+                pareto(axes, curves, speed, axis, named_points=not told_apart(named))
+                axes.set_ylabel("accuracy, %" if axes is panels[0] else "")
+            panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
+
+        count = len(speeds)
+        text += f"\n![pareto]({draw(folder / 'pareto.png', paint, (4.8 * count, 4.4), panels=count)})\n"
     (folder / "comparison.md").write_text(text)
     console.print(f"Tables and plots: {folder}")
 
@@ -112,8 +119,13 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
     return curves
 
 
-def pareto(axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str, Any]], float], axis: str) -> None:
-    """Accuracy against a speed: a curve over k for each setting, and the front of what nothing beats in both."""
+def pareto(
+    axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str, Any]], float], axis: str, named_points: bool
+) -> None:
+    """Draw accuracy against a speed: a curve over k for each setting, and the front of what nothing beats in both.
+
+    With `named_points` the names beside the points say what they are, and the legend leaves the settings out.
+    """
     points = sorted((speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve)
     front = [p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)]
     style: dict[str, Any] = {
@@ -126,8 +138,10 @@ def pareto(axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str,
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
         line = "-" if len(found) > 2 else ""  # two points make no curve
-        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, label=curve, zorder=2)
+        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2)[0].set_label(
+            "_" if named_points else curve
+        )
         for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
             axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
-    axes.set(title=f"Accuracy against {axis}", xlabel=axis, ylabel="accuracy, %")
+    axes.set(xlabel=axis)
     axes.margins(0.12)

@@ -207,7 +207,9 @@ def show(found: Trace, console: Console) -> None:
         console.print(Text(head, style="bold"))
         if step.rejected:
             position, text = step.rejected
-            console.print(Text(f"  rejected: {text.strip()!r}, for {found.texts[position].strip()!r}", style="dim"))
+            console.print(
+                Text(f"  rejected: {text.strip()!r}; the model said {found.texts[position].strip()!r}", style="dim")
+            )
         line = Text()
         for position in range(step.end):
             kind = step.filled.get(position)
