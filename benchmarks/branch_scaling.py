@@ -1,7 +1,7 @@
 """What branch ranks are worth: the embedded model on 1, 2 and 4 ranks of this machine, one thread each.
 
     python -m benchmarks.branch_scaling                     # LoPA with k = 7: the same branches on more ranks
-    python -m benchmarks.branch_scaling --decoding verified # verified lookahead: a branch of 12 drafts for each rank
+    python -m benchmarks.branch_scaling --decoding verified # verified lookahead: a branch of 10 drafts for each rank
     python -m benchmarks.branch_scaling --rounds 1 --problems 16     # a quick look
 
 Starts the main job through torchrun, again and again with the rank counts in turn, and takes medians, because machines

@@ -94,7 +94,7 @@ def drafted(branches: int, drafts: int, **more: Any) -> Setting:
 def verified() -> list[tuple[str, Setting]]:
     """Verified lookahead, plain decoding, the control and LoPA as published."""
     return [
-        ("verified, draft rows", drafted(0, 12)),
+        ("verified, draft rows", drafted(0, 10)),
         ("plain", {"tau_conf": 0.9}),
         ("control", {"extra_fill": 1}),
         ("verified, both", drafted(1, 12)),
@@ -126,7 +126,7 @@ def final() -> list[tuple[str, Setting]]:
     return [
         ("left to right", dict(LEFT_TO_RIGHT)),
         ("plain", {"tau_conf": 0.9}),
-        ("verified, draft rows", drafted(0, 12)),
+        ("verified, draft rows", drafted(0, 10)),
         ("verified, branches", drafted(7, 1)),
         ("LoPA published", {"branches": 7}),
         ("LoPA published", {"branches": 1}),
@@ -308,7 +308,7 @@ STYLES = {
     "control 2": ("v", "#94a3b8", "control: +2 a step, unverified"),
     "LoPA published": ("s", "#dc2626", "LoPA as published, k = 7"),
     "verified, branches": ("P", "#059669", "verified, 7 branches of one draft"),
-    "verified, draft rows": ("D", "#2563eb", "verified, 12 drafts in rows (the default)"),
+    "verified, draft rows": ("D", "#2563eb", "verified, 10 drafts in rows (the default)"),
     "verified, both": ("X", "#7c3aed", "verified, 1 branch and 12 drafts in each"),
 }
 

@@ -39,7 +39,7 @@ DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
     "control": {"branches": 0, "extra_fill": 1},
     "LoPA, k = 7": {"branches": 7, "score": "gain"},
-    "verified, 12 drafts": {"branches": 0, "verify": "agreement", "drafts": 12},
+    "verified, 10 drafts": {"branches": 0, "verify": "agreement", "drafts": 10},
 }
 
 

@@ -34,7 +34,7 @@ def test_defaults_are_the_embedded_model_on_its_problems() -> None:
 
 def test_other_models_bring_verified_lookahead_and_lopa_stays_as_published() -> None:
     decode = composed("model=dream_instruct").decode
-    assert (decode.verify, decode.drafts, decode.branches) == ("agreement", 12, "auto")
+    assert (decode.verify, decode.drafts, decode.branches) == ("agreement", 10, "auto")
     assert (decode.max_new_tokens, decode.block_size) == (512, "auto")
     decode = composed("model=dream_instruct", "decode=lopa").decode
     assert (decode.verify, decode.drafts, decode.branches) == ("confidence", 0, 7)
@@ -52,7 +52,7 @@ def test_a_path_alone_is_a_model_of_its_own(
     cli.main()
     shown = capsys.readouterr().out
     assert "pattern: auto" in shown
-    assert "drafts: 12" in shown
+    assert "drafts: 10" in shown
 
 
 @pytest.mark.parametrize(
