@@ -309,7 +309,7 @@ STYLES = {
     "LoPA published": ("s", "#dc2626", "LoPA as published, k = 7"),
     "verified, branches": ("P", "#059669", "verified, 7 branches of one draft"),
     "verified, draft rows": ("D", "#2563eb", "verified, 10 drafts in rows (the default)"),
-    "verified, both": ("X", "#7c3aed", "verified, 1 branch and 12 drafts in each"),
+    "verified, both": ("X", "#7c3aed", "verified, 1 lookahead branch, 12 drafts in each"),
 }
 
 
@@ -330,8 +330,8 @@ def comparison(results: list[dict[str, Any]]) -> str:
         panels[0].set_title("more is better", fontsize=9)
         panels[1].set(title="less is better", xscale="log", ylabel="")
         panels[1].title.set_fontsize(9)
-        panels[1].xaxis.set_major_formatter("{x:.0f}")
-        panels[1].xaxis.set_minor_formatter("{x:.0f}")
+        panels[1].set_xticks([10, 20, 50, 100], ["10", "20", "50", "100"])
+        panels[1].xaxis.set_minor_formatter("")
         handles, names = panels[0].get_legend_handles_labels()
         panels[0].figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
 

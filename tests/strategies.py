@@ -18,9 +18,7 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
     options: dict[str, Any] = {"branches": branches, "verify": verify, "lookahead": "nested"}
     if verify == "agreement":
         options["drafts"] = draw(st.sampled_from(DRAFTS))
-    elif verify != "confidence":
-        options["branches"] = max(1, branches)
-    else:
+    elif verify == "confidence":
         options["lookahead"] = draw(st.sampled_from(["single", "nested"]))
         options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))
     options["fill"] = draw(st.sampled_from(["threshold", "threshold", "threshold", "factor", "frechet"]))

@@ -60,7 +60,10 @@ def test_a_path_alone_is_a_model_of_its_own(
     [
         ({"verify": "agreement"}, "decode.drafts of 1 or more"),
         ({"drafts": 2}, "decode.verify=agreement"),
-        ({"verify": "agreement", "drafts": 2, "extra_fill": 1}, "decode.extra_fill=1 needs decode.verify=confidence"),
+        (
+            {"verify": "agreement", "drafts": 2, "extra_fill": 1},
+            "decode.extra_fill=1 cannot go with decode.verify=agreement",
+        ),
         ({"verify": "agreement", "drafts": -1}, "decode.drafts=-1"),
         ({"verify": "both"}, "confidence, agreement"),
     ],

@@ -39,7 +39,7 @@ def advance(state: State, winner: Winner) -> None:
     full = active_blocks(config, masked, total, running)
 
     # fill
-    stuck = None if winner.accepted is None else state.drafts == 0  # a step with drafts always fills one
+    stuck = None if winner.accepted is None else (winner.position < 0).all(1)  # with drafts, one token is brought
     chosen = fill(config, records, state.fillable(masked), full, stuck)
     if config.boundary == "fill" and state.vocabulary.shift and config.cache != "none":
         # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
@@ -63,7 +63,7 @@ def advance(state: State, winner: Winner) -> None:
         append &= (end - complete + size - 1) // size < config.max_active_blocks
     new_end = torch.minimum(torch.add(end, append, alpha=size), state.limit)
 
-    # finished: nothing left to fill, or an EOS with nothing masked before it
+    # done: nothing left to fill, or an EOS with nothing masked before it
     left = holes.sum(1) + new_end - end
     done = left == 0
     if config.stop_at_eos:
@@ -73,7 +73,7 @@ def advance(state: State, winner: Winner) -> None:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    # the first position behind `complete` is masked, if only because its block was appended just now
+    # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.first_masked)
     state.first_masked &= complete < new_end
     state.complete.copy_(complete)

@@ -46,7 +46,7 @@ class DecodeConfig:
     - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
-      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified.
+      the first draft that was not accepted. Only what `fill` adds to it is unverified.
     - plain_subset, plain_exact: of nested branches, those that steps of plain decoding would have made; a part of what
       such a step fills, or all of it (FreeDave, arXiv 2510.00294).
 
@@ -149,8 +149,8 @@ class DecodeConfig:
                 )
             if self.extra_fill:
                 raise ValueError(
-                    f"decode.extra_fill={self.extra_fill} needs decode.verify=confidence: it fills tokens that nothing "
-                    "verifies"
+                    f"decode.extra_fill={self.extra_fill} cannot go with decode.verify=agreement: it fills tokens that "
+                    "nothing verifies"
                 )
 
     def _check_cache_and_canvas(self) -> None:

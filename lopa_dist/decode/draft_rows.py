@@ -93,8 +93,13 @@ def add_draft_rows(
     moved = window_row + (drafts.cumsum() - drafts).repeat(rows)
     moved += (offset >= seen.repeat(rows)) * drafts.repeat(rows)  # rows of later blocks stay where they are
 
-    # what is reported of the verification rows
+    # what is reported of the verification rows; a prediction that no draft can change needs none (`DraftRows.begin`)
     kept = reported[of_check]
+    begin = batch.begin
+    if config.window_attention == "block_causal":
+        begin = np.maximum(begin, host.complete)
+    elif config.prompt_attention != "joint":
+        begin = np.maximum(begin, 0)
     column = len(batch.where) + (extra.cumsum() - extra)[sequence[of_check]] + check_draft - 1
     slot = (branch[of_check] // ranks * batch.columns + column)[kept]
     where = (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra)
@@ -106,7 +111,7 @@ def add_draft_rows(
         check_row=check_row, check=in_chain[of_check] + check_draft, check_prompt=host.prompt[sequence[of_check]],
         check_draft=check_draft, branch=(sequence * config.max_branches + branch)[of_check],
         check_window=into_window[of_check], first_row=start[of_check], last_row=(start + rows - 1)[of_check],
-        kept=np.flatnonzero(kept), kept_sequence=sequence[of_check][kept], slot=slot, where=where, begin=batch.begin,
+        kept=np.flatnonzero(kept), kept_sequence=sequence[of_check][kept], slot=slot, where=where, begin=begin,
     )  # fmt: skip
     position, draft = state.chain.flatten(1)
 
@@ -151,7 +156,7 @@ def add_draft_rows(
         head_slots=torch.cat([batch.head_slots, on["slot"]]),
         head_sequence=np.append(batch.head_sequence, sequence[of_check][kept]),
         head_keys=keys,
-        drafts=DraftRows(extra, start, packed_row, on["where"], on["begin"]),
+        drafts=DraftRows(start, packed_row, on["where"], on["begin"]),
     )
 
 

@@ -16,11 +16,10 @@ ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give
 class DraftRows:
     """The rows that verify drafts (`decode.draft_rows`)."""
 
-    extra: Ints  # [S] drafts of a branch that have a verification row: all but the first
     start: Ints  # [G] first rows of the segments if they were in the order of positions and without these rows
     packed_row: Tensor  # [R] packed row of each row of that order
     where: Tensor  # [n] of each verification record: (m - 1) x sequence + number of the draft in its branch, from 0
-    begin: Tensor  # [S] as `ForwardBatch.begin`, on the device
+    begin: Tensor  # [S] position of the first row that sees drafts; rows before it predict the same with and without
 
 
 @dataclass

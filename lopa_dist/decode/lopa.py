@@ -35,6 +35,8 @@ def by_confidence(state: State, records: Records) -> Winner:
 
     Ties go to the lookahead branch that was created with the highest confidence, and to the anchor last.
     """
+    if state.config.branches == 0:
+        return anchor_alone(state, records)
     width = records.packed.shape[-1]
     window = state.window(width)
     slots, k = (arange(n, window.span.device) for n in (state.slots, state.config.max_branches))
@@ -47,6 +49,12 @@ def by_confidence(state: State, records: Records) -> Winner:
     branch = (scores.roll(-1, 1).argmax(1) + 1) % len(k)
     position, token = state.edits[:, slots, branch].unbind()
     return Winner(branch, Records(records.packed[:, slots, branch]), position, token, scores)
+
+
+def anchor_alone(state: State, records: Records) -> Winner:
+    """Return the anchor as the winner, where there are no other branches: it brings nothing."""
+    position, token = state.edits[:, :, 0]
+    return Winner(state.branches.new_zeros(state.slots), Records(records.packed[:, :, 0]), position, token)
 
 
 def by_agreement(state: State, records: Records) -> Winner:
@@ -77,11 +85,14 @@ def by_plain_steps(state: State, records: Records, exact: bool) -> Winner:
     Args:
         state, records: as for `verify`; the branches are nested.
         exact: a branch must hold all that the plain step fills, not only a part of it. Where blocks are filled one
-            after the other, the text then is plain decoding's own.
+            after the other, the text then is plain decoding's own (at temperature 0: noise is drawn by step).
     """
+    if state.config.branches == 0:
+        return anchor_alone(state, records)
     config, (slots, branches, width) = state.config, records.packed.shape[1:]
     window = state.window(width)
-    position, token = state.edits[:, :, -1]  # [S, E] of the last branch: those of all branches, in order
+    steps = arange(branches, window.span.device)
+    position, token = state.edits[:, :, steps[1:], steps[1:] - 1]  # [S, k] what branch j adds to branch j - 1
     edited = (state.edit_position[..., None] == window.span[:, None, None]).any(2)  # [S, K, W]
     masked = (window.masked[:, None] & ~edited).flatten(0, 1)  # of the branches, [S K, W]
     total, running = block_lengths(config, state.end, window.span), state.done == 0
@@ -90,11 +101,10 @@ def by_plain_steps(state: State, records: Records, exact: bool) -> Winner:
     own = Records(records.packed.flatten(1, 2))
     chosen = fill(config, own, state.fillable(masked), full).view(slots, branches, width)
 
-    offset = (position - state.complete[:, None]).clamp(0, width - 1)[:, None].expand(-1, branches, -1)  # [S, K, E]
-    steps = arange(branches, window.span.device)
-    holds = steps[1:] <= steps[:, None]  # [K, E] what branch b holds already
+    offset = (position - state.complete[:, None]).clamp(0, width - 1)[:, None].expand(-1, branches, -1)  # [S, K, k]
+    holds = steps[1:] <= steps[:, None]  # [K, k] what branch b holds already
     same = chosen.gather(2, offset) & (records.token.gather(2, offset) == token[:, None])
-    depth = (holds | same).cumprod(2)  # [S, K, E] whether the first j tokens all are in branch b's plain step
+    depth = (holds | same).cumprod(2)  # [S, K, k] whether the first j tokens all are in branch b's plain step
     depth = depth * (steps[1:] < state.branches[:, None, None])
     if exact:
         depth = depth * (chosen.sum(2)[..., None] == steps[1:] - steps[:, None])

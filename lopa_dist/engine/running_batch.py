@@ -131,8 +131,9 @@ class RunningBatch:
     def collect(self) -> Iterator[Generation]:
         """Take finished requests out of their slots."""
         now = time.perf_counter()
-        for admission in self.running.values():
-            admission.first_step = admission.first_step or now - admission.began
+        for slot, admission in self.running.items():
+            if self.host.step[slot] == 1 and not admission.first_step:
+                admission.first_step = now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
         answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
         for slot, tokens in zip(finished, answers, strict=True):

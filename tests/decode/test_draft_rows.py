@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, State, Vocabulary, layout
+from lopa_dist.decode.draft_rows import drafts_with_rows
 
 MASK, EOS, SIZE = 999, 998, 4
 
@@ -65,7 +66,7 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
     slot, branch = int(batch.sequence[g]), int(batch.branch[g])
     prompt, begin = int(host.prompt[slot]), int(batch.begin[slot])
     assert batch.drafts is not None
-    t = int(batch.drafts.extra[slot])
+    t = int(drafts_with_rows(config, host)[slot])
     start, rows = int(batch.start[g]), int(batch.rows[g]) - 2 * t
     chain = state.chain[:, slot, : int(state.drafts[slot])].T.tolist()
     edits, mine = dict(chain[: branch * config.drafts]), chain[branch * config.drafts :][: config.drafts]

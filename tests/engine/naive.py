@@ -98,13 +98,19 @@ class Naive:
             sees.append(after[i])
         for i in range(1, m):
             placed = dict(drafts[:i])
-            inside = first <= predicts[i]
+            inside = self.sees_drafts(first) <= predicts[i]
             window_token = tokens[predicts[i] - first] if inside else tokens[0]
             ids.append(placed.get(predicts[i], window_token))
             at.append(predicts[i] if inside else first)
             sees.append(after[i - 1])
         rows, _ = self.run(ids, at, sees, first, n)
-        return {i: rows[n + m - 2 + i] for i in range(1, m) if first <= predicts[i]}
+        return {i: rows[n + m - 2 + i] for i in range(1, m) if self.sees_drafts(first) <= predicts[i]}
+
+    def sees_drafts(self, first: int) -> int:
+        """The first of the rows from position `first` on that sees what is drafted in the open blocks."""
+        if self.config.window_attention == "block_causal":
+            return max(first, self.oracle.complete)
+        return first if self.config.prompt_attention == "joint" else max(first, 0)
 
     def run(
         self, tokens: list[int], at: list[int], sees: list[list[bool]], first: int, span: int | None = None
