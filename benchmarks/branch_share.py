@@ -22,16 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.branch_scaling import RANKS, RESULTS
+from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, SharedPrefixes, State, layout
 from lopa_dist.engine import loop
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runner import Prepared, Runner
-from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.files import EMBEDDED
-from lopa_dist.models.tokenizer import load_tokenizer
-from lopa_dist.parallel.communicator import Solo
+from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 TURNS = 3  # of which the quickest counts
@@ -75,7 +72,8 @@ class Replay:
 
 def measure(sequences: int, problems: int) -> list[dict[str, Any]]:
     """One row for every number of ranks."""
-    model, tokenizer = load_model(EMBEDDED, torch.float32, torch.device("cpu")), load_tokenizer(EMBEDDED)
+    builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
+    tokenizer = builder.tokenizer
     requests = []
     for i, item in enumerate(Arithmetic(problems).items()):
         text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
@@ -84,7 +82,8 @@ def measure(sequences: int, problems: int) -> list[dict[str, Any]]:
     replay = Replay()
     loop.layout = replay.layout  # type: ignore[attr-defined]
     Runner.forward = lambda runner, prepared: replay.run(runner, prepared)  # type: ignore[assignment, method-assign]
-    engine = Engine(model, DecodeConfig(branches=7, block_size=16, max_new_tokens=64), Solo(), EngineConfig(sequences))
+    decode = DecodeConfig(branches=7, block_size=16, max_new_tokens=64)
+    engine = builder.engine(decode, EngineConfig(sequences))
     began = time.process_time()
     for _ in engine.generate(requests):
         pass

@@ -29,16 +29,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.plots import draw
-from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.quantize import KINDS
-from lopa_dist.models.tokenizer import load_tokenizer
-from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 RESULTS = Path(__file__).parent / "results"
@@ -164,8 +162,9 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     quantization = setting.get("quantization", "none")
     config = DecodeConfig(**{**BASE, **{k: v for k, v in setting.items() if k != "quantization"}})
-    model = load_model(EMBEDDED, torch.float32, torch.device("cpu"), quantization=quantization)
-    tokenizer = load_tokenizer(EMBEDDED)
+    builder = EngineBuilder(ModelOptions(quantization=quantization, dtype="fp32"), torch.device("cpu"))
+    builder.load(warn=False)
+    tokenizer = builder.tokenizer
     task = Arithmetic(problems, "held_out", seed)
     items = list(task.items())
     requests = []
@@ -173,7 +172,7 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
         text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False).input_ids
         requests.append(Request(i, ids, config.max_new_tokens, request_key(0, item.custom_id)))
-    engine = Engine(model, config, Solo(), EngineConfig(32))
+    engine = builder.engine(config, EngineConfig(32))
     began = time.perf_counter()
     done = list(engine.generate(requests))
     seconds = time.perf_counter() - began

@@ -23,15 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.embedded import RESULTS
+from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.statistics import PHASES
-from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.files import EMBEDDED
-from lopa_dist.models.tokenizer import load_tokenizer
-from lopa_dist.parallel.communicator import Solo
+from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 RUNS = {1: 12, 8: 4, 64: 2}  # by sequences in flight
@@ -58,8 +56,8 @@ class Steps:
 
 def main() -> None:
     """Measure and print."""
-    model = load_model(EMBEDDED, torch.float32, torch.device("cpu"))
-    tokenizer = load_tokenizer(EMBEDDED)
+    builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
+    tokenizer = builder.tokenizer
     prompts = [
         tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
         for item in Arithmetic(64).items()
@@ -73,7 +71,7 @@ def main() -> None:
         for run, name in product(range(RUNS[sequences]), DECODINGS):
             config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
             chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
-            engine = Engine(model, config, Solo(), EngineConfig(sequences), on_step=Steps(steps[name]))
+            engine = builder.engine(config, EngineConfig(sequences), on_step=Steps(steps[name]))
             requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
             began = time.perf_counter()
             tokens = sum(len(generation.tokens) for generation in engine.generate(requests))

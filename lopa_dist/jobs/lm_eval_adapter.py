@@ -24,16 +24,11 @@ from tqdm import tqdm
 from lopa_dist.config import Config, DecodeOptions, ModelOptions, concrete
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.jobs.loading import choose_device, load
-from lopa_dist.jobs.products import products_of
+from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.prompts import alike
 from lopa_dist.jobs.stopping import finished_text
-from lopa_dist.models.families import native
-from lopa_dist.models.files import find
-from lopa_dist.models.tokenizer import load_tokenizer
-from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
@@ -110,11 +105,10 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         self.seed = seed
         config = Config(model=self.options)
         self._device = choose_device(config, world)
-        source = find(path)
-        self.model = load(self.options, self._device, warn=True)
-        self.products = products_of(self.options, self.model.config, self._device)
-        self.decode = concrete(DecodeOptions(**decode), native(self.model.config, pattern))
-        self.tokenizer = load_tokenizer(source)
+        self.builder = EngineBuilder(self.options, self._device)
+        self.builder.load()
+        self.decode = concrete(DecodeOptions(**decode), self.builder.native)
+        self.tokenizer = self.builder.tokenizer
         self.templated = False  # contexts then hold the template's special tokens already
         self.tokens = self.forwards = 0
 
@@ -133,7 +127,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             for (temperature, top_p, top_k), group in groups.items():
                 longest = max(request.max_new_tokens for request in group)
                 config = replace(self.decode, max_new_tokens=longest, temperature=temperature, top_p=top_p, top_k=top_k)
-                engine = Engine(self.model, config, Solo(), self.engine, products=self.products)
+                engine = self.builder.engine(config, self.engine)
                 for generation in engine.generate(group):
                     index = generation.request.index
                     generation, texts[index] = finished_text(self.tokenizer, generation, wishes[index].until)
@@ -170,11 +164,11 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             ValueError: it is empty or longer than the model allows.
         """
         ids = self.tokenizer(context, add_special_tokens=not self.templated).input_ids
-        room = self.model.config.max_positions - most
+        room = self.builder.shape.max_positions - most
         if not 0 < len(ids) <= room:
             raise ValueError(
                 f"request {index}: the prompt has {len(ids)} tokens and {most} are to be generated, but the model has "
-                f"{self.model.config.max_positions} positions; lower --num_fewshot, or max_gen_toks in --gen_kwargs"
+                f"{self.builder.shape.max_positions} positions; lower --num_fewshot, or max_gen_toks in --gen_kwargs"
             )
         return Request(index, ids, most, request_key(self.seed, str(index)))
 

@@ -17,7 +17,8 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.products import choices, measure_products
 from lopa_dist.engine.profile import COMPARED, Profile, measure, usual_window
 from lopa_dist.engine.runners import Runners, merged
-from lopa_dist.jobs.loading import choose_device, choose_dtype, load
+from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.loading import choose_device, choose_dtype
 from lopa_dist.jobs.measurements import Subject, file_of, keep, kept, machine
 from lopa_dist.jobs.products import keep_times
 from lopa_dist.kernels.attention import candidates
@@ -135,8 +136,9 @@ def make_profile(overrides: list[str]) -> None:
     """`lopa-dist profile [overrides]`: measure, keep, and say what follows."""
     config = composed(overrides)
     device = choose_device(config, World("python"))
-    model = load(config.model, device, warn=True)
-    decode = concrete(config.decode, native(model.config, config.model.pattern))
+    builder = EngineBuilder(config.model, device)
+    model = builder.load()
+    decode = concrete(config.decode, builder.native)
     engine, console = config.engine, Console()
     products: Choices = {}
     if Runners(model, decode, engine).static and not engine.reproducible:

@@ -24,11 +24,11 @@ from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.batch_output import line_of, remove_batch_output, write_batch_output, write_lines
+from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
-from lopa_dist.jobs.loading import choose_device, choose_dtype, load, threads
+from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
-from lopa_dist.jobs.products import products_of
 from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
@@ -37,10 +37,8 @@ from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
-from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import find
 from lopa_dist.models.revision import revision
-from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World
@@ -115,19 +113,15 @@ class Job:
         device: torch.device,
         began: float,
     ) -> None:
-        self.source, self.device = find(config.model.path), device
-        model = read_config(self.source)
-        config = settled(config, model, device, group, known)
+        self.builder = EngineBuilder(config.model, device)
+        config = settled(config, self.builder.shape, device, group, known)
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
-        self.dtype = choose_dtype(config.model, device)
-        self.products = products_of(config.model, model, device, group.agree)
-        self.tokenizer = load_tokenizer(self.source)
         self.items: list[Item] = []  # without their texts, which the requests hold as tokens
         self.requests: list[Request] = []
         self.rejections: dict[int, str] = {}
         self.ids: list[str | None] = []  # of the requests, for the journal; null for rejected items
-        self.read(Encoder(config, model, self.tokenizer), items)
+        self.read(Encoder(config, self.builder.shape, self.builder.tokenizer), items)
         self.whole = whole.digest()
         self.journal, self.attempt = Journal(folder), 1
         self.done = bytearray(len(self.items))
@@ -156,9 +150,9 @@ class Job:
         """What the texts depend on besides the requests."""
         config, task = self.config, self.config.task
         model = {
-            "revision": revision(self.source),
+            "revision": revision(self.builder.folder),
             "lora": config.model.lora and revision(find(config.model.lora, "model.lora")),
-            "dtype": self.dtype,
+            "dtype": self.builder.dtype,
             "quantization": config.model.quantization,
             "chat_template": config.model.chat_template,
         }
@@ -180,8 +174,9 @@ class Job:
             "blocks, cache %s, data %d x branch %d x tensor %d ranks, into %s",
             self.task.name, len(self.items), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
-            self.dtype if config.model.quantization == "none" else f"{self.dtype} and {config.model.quantization}",
-            self.device, config.decode.branches,
+            self.builder.dtype if config.model.quantization == "none"
+            else f"{self.builder.dtype} and {config.model.quantization}",
+            self.builder.device, config.decode.branches,
             f" with {config.decode.drafts} drafts verified in each" if config.decode.drafts else "",
             config.decode.window_attention,
             config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
@@ -211,7 +206,7 @@ class Job:
         before = self.finished_before() if self.first else None
         if group.agree("finished", "yes" if before else "no") == "yes":
             return before or {}
-        model = load(config.model, self.device, warn=self.first, tensor=group.tensor)
+        model = self.builder.load(self.first, group.tensor)
         if self.first:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
@@ -221,8 +216,7 @@ class Job:
         sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
         on_step = wandb_log.observe if wandb_log else None
-        ranks = group.comm, options, on_step, group.stop.level, group.tensor
-        engine = Engine(model, config.decode, *ranks, self.products)
+        engine = self.builder.engine(config.decode, options, group, on_step)
         group.ready()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
@@ -251,7 +245,7 @@ class Job:
             engine.on_step.append(lambda engine: self.note(judges.verdicts(), display))
             for generation in generations:
                 item = self.items[generation.request.index]
-                judges.give(Answer(item, *finished_text(self.tokenizer, generation, item.stop), self.now()))
+                judges.give(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
                 self.note(judges.verdicts(), display)
             told = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
             while judges.open and group.stop.level() != StopLevel.ABORT:

@@ -23,15 +23,12 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.loading import choose_device, load
-from lopa_dist.jobs.products import products_of
+from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
-from lopa_dist.models.files import find
-from lopa_dist.models.tokenizer import load_tokenizer
-from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World
 
 LOOKAHEAD, BONUS, RECORD = "lookahead", "bonus", "record"
@@ -129,23 +126,21 @@ def trace(folder: Path, which: str) -> Trace:
     item = next(islice(make_task(config).items(), line["index"], None), None)
     if item is None or item.custom_id != line["custom_id"]:
         raise ValueError(f"{line['custom_id']}: the task's input has changed since the run")
-    source = find(config.model.path)
-    device = choose_device(config, World("python"))
-    tokenizer = load_tokenizer(source)
-    model = load(config.model, device, warn=False)
-    encoder = Encoder(config, model.config, tokenizer)
+    builder = EngineBuilder(config.model, choose_device(config, World("python")))
+    builder.load(warn=False)
+    tokenizer = builder.tokenizer
+    encoder = Encoder(config, builder.shape, tokenizer)
     item = encoder.choose(item)
     request = encoder.encode(0, item)
     assert isinstance(request, Request), request
     recorder = Recorder(lambda token: str(tokenizer.decode([token])))
-    products = products_of(config.model, model.config, device)
     alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
-    engine = Engine(model, config.decode, Solo(), alone, recorder, products=products)
+    engine = builder.engine(config.decode, alone, on_step=recorder)
     [generation] = engine.generate([request])
     _, text = finished_text(tokenizer, generation, item.stop)
     prompt = tokenizer.decode(request.prompt)
     texts = [
-        END if token in model.config.eos_ids else piece
+        END if token in builder.shape.eos_ids else piece
         for token, piece in zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     ]
     return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"])

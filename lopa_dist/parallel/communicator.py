@@ -55,6 +55,24 @@ class Solo:
         return buffer
 
 
+class Relay:
+    """A tensor group that a model keeps while it is loaded, whichever communicator stands behind it at the moment."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.connect(comm)
+
+    def connect(self, comm: Communicator) -> None:
+        """Stand for `comm` from now on."""
+        self.comm = comm
+        self.rank, self.size, self.traffic = comm.rank, comm.size, comm.traffic
+
+    def all_gather(self, records: Tensor) -> Tensor:
+        return self.comm.all_gather(records)
+
+    def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
+        return self.comm.broadcast(buffer, source, counted)
+
+
 # Its name since torch 2.13. Into one tensor: NCCL makes a list's tensors of one that it allocates, and copies.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs import lm_eval_adapter
+from lopa_dist.jobs import build
 from lopa_dist.jobs.lm_eval_adapter import LopaDist, with_prefixes
 from lopa_dist.tasks.gsm8k import GSM8K, STOP
 from tests.tasks.data import real
@@ -75,9 +75,7 @@ def test_requests_know_how_all_of_their_task_begin() -> None:
 def test_few_shot_examples_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the task shows the same ones to all, and an approximate cache is asked for."""
     engines: list[Engine] = []
-    monkeypatch.setattr(
-        lm_eval_adapter, "Engine", lambda *of, **more: engines.append(Engine(*of, **more)) or engines[0]
-    )
+    monkeypatch.setattr(build, "Engine", lambda *of, **more: engines.append(Engine(*of, **more)) or engines[0])
     model = LopaDist(branches=1, block_size=16, max_new_tokens=64, prefix_cache="approximate")
     shown = task(tmp_path, num_fewshot=1, fewshot_config={"sampler": "first_n", "samples": ROWS[:1]})
     simple_evaluate(model, tasks=[shown], bootstrap_iters=0, task_manager=TaskManager(include_defaults=False))

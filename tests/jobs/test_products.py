@@ -113,7 +113,7 @@ def test_the_harness_multiplies_by_the_profile(monkeypatch: pytest.MonkeyPatch) 
         told.append(products)
         raise Stop
 
-    monkeypatch.setattr("lopa_dist.jobs.lm_eval_adapter.Engine", engine)
+    monkeypatch.setattr("lopa_dist.jobs.build.Engine", engine)
     with pytest.raises(Stop):
         LopaDist().generate_until(
             [SimpleNamespace(task_name="t", args=("1 + 1", {"max_gen_toks": 16}))], disable_tqdm=True

@@ -1,0 +1,84 @@
+"""The one way to an engine: a checkpoint found and read, loaded on this rank's device, and run with any decode options.
+
+Jobs, traces, profiles, lm-evaluation-harness, benchmarks and `lopa_dist.LLM` all build their engines here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from lopa_dist.config import ModelOptions
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.jobs.loading import choose_dtype, load
+from lopa_dist.jobs.products import products_of
+from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.families import native
+from lopa_dist.models.files import find
+from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Relay, Solo
+from lopa_dist.parallel.group import Group
+
+
+class EngineBuilder:
+    """A checkpoint on a device, and engines that run it.
+
+    Its configuration and tokenizer are read at once; its weights only by `load`, because a job may turn out to have
+    nothing left to generate.
+
+    Attributes:
+        folder: where the checkpoint is.
+        shape: its configuration.
+        native: how it was trained to see text, which decode options set to ``auto`` follow.
+        dtype: the name of the weights' precision.
+        tokenizer: its own.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it cannot be used.
+    """
+
+    def __init__(self, options: ModelOptions, device: torch.device) -> None:
+        self.options, self.device = options, device
+        self.folder = find(options.path)
+        self.shape = read_config(self.folder)
+        self.native = native(self.shape, options.pattern)
+        self.dtype = choose_dtype(options, device)
+        self.tokenizer = load_tokenizer(self.folder)
+        self.model: Transformer | None = None
+        self._tensor = Relay(Solo())
+
+    def load(self, warn: bool = True, tensor: Communicator | None = None) -> Transformer:
+        """The model. The first call loads the weights; a later one only gives them another `tensor` group.
+
+        `warn` as `jobs.loading.load`. The group's size and this rank's place in it must stay as they were.
+        """
+        self._tensor.connect(tensor or Solo())
+        if self.model is None:
+            self.model = load(self.options, self.device, warn, self._tensor)
+        return self.model
+
+    def engine(
+        self,
+        decode: DecodeConfig,
+        options: EngineConfig,
+        group: Group | None = None,
+        on_step: Callable[[Engine], None] | None = None,
+    ) -> Engine:
+        """An engine on this rank of `group`, or on this process alone.
+
+        Args:
+            decode: how masks are filled, without any ``auto`` (see `config.concrete`).
+            options: how the model is run.
+            group: the ranks that make the same call.
+            on_step: as for `Engine`.
+        """
+        if group is None:
+            products = products_of(self.options, self.shape, self.device)
+            return Engine(self.load(), decode, Solo(), options, on_step, products=products)
+        products = products_of(self.options, self.shape, self.device, group.agree)
+        model = self.load(tensor=group.tensor)
+        return Engine(model, decode, group.comm, options, on_step, group.stop.level, group.tensor, products)
