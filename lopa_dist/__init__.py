@@ -1,3 +1,30 @@
-"""lopa_dist: large-batch text generation with diffusion language models, by Lookahead Parallel Decoding."""
+"""lopa_dist: large-batch text generation with diffusion language models, by Lookahead Parallel Decoding.
+
+from lopa_dist import LLM
+
+for output in LLM("embedded").generate(["Tom has 3 apples and buys 4. How many apples does Tom have?"]):
+    print(output.text, output.tokens_per_forward)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lopa_dist.decode.config import DecodeConfig
+    from lopa_dist.llm import LLM, Output, SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "DecodeConfig", "Output", "SamplingParams", "__version__"]
+
+HOMES = {"DecodeConfig": "decode.config", "LLM": "llm", "Output": "llm", "SamplingParams": "llm"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what was asked for, and torch with it, only now: the command line's help should not wait for that."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

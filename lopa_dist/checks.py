@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 
+class UserError(ValueError):
+    """A mistake that a person can mend: shown as one line, without a traceback."""
+
+
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise a ValueError unless `value` is one of `choices`."""
     if value not in choices:

@@ -6,7 +6,6 @@ import difflib
 import errno
 import logging
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -20,7 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist import __version__
-from lopa_dist.config import CONF, Config, register
+from lopa_dist.checks import UserError
+from lopa_dist.config import CONF, Config, check_keys, quoted, register, with_own_model
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stopped
@@ -94,10 +94,6 @@ def no_room(error: OSError, then: str) -> str:
     return f"{error.strerror}{where}: make room there, then {then}; finished requests are kept"
 
 
-class UserError(Exception):
-    """A mistake that a person can mend: shown as one line, without a traceback."""
-
-
 def end(error: Exception) -> NoReturn:
     """Leave with an error's message and without a traceback."""
     if isinstance(error, RankError):
@@ -141,50 +137,8 @@ def composition(error: HydraException) -> str:
 
 def typed(key: str, value: Any) -> str:
     """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
-    if re.fullmatch(r"[\w./:@%+~-]+", str(value)):
-        return f"{key}={value}"
-    return f"\"{key}='{value}'\""
-
-
-def check_keys(overrides: list[str]) -> None:
-    """Meet a misspelt key with the nearest right one, before Hydra composes anything.
-
-    Raises:
-        UserError: an override of a key of this app that does not exist.
-    """
-    known = leaves(OmegaConf.structured(Config))
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    for override in overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
-        if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
-            continue
-        if key not in known:
-            near = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
-            hint = f"; did you mean {', '.join(near)}?" if near else "."
-            section = key.split(".")[0]
-            names = [k for k in known if k.startswith(section + ".")] or sorted(
-                {k.split(".")[0] for k in known} | groups
-            )
-            raise UserError(f"{key}: no such key{hint} Known here: {', '.join(names)}")
-
-
-def with_own_model(arguments: list[str]) -> list[str]:
-    """Overrides that name a model by its path alone get ``model=local``: none of the embedded model's own settings."""
-    at = next((i for i, a in enumerate(arguments) if a.startswith("model.path=")), None)
-    if at is None or any(a.startswith("model=") for a in arguments):
-        return arguments
-    return [*arguments[:at], "model=local", *arguments[at:]]
-
-
-def leaves(config: Any, prefix: str = "") -> list[str]:
-    """Dotted names of all keys."""
-    names = []
-    for key in config:
-        names.append(f"{prefix}{key}")
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none():
-            names += leaves(node, f"{prefix}{key}.")
-    return names
+    text = quoted(str(value))
+    return f"{key}={text}" if text == str(value) else f'"{key}={text}"'
 
 
 def report_command(arguments: list[str]) -> None:

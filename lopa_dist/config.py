@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from lopa_dist.checks import number, require, require_count, require_seconds
+from lopa_dist.checks import UserError, number, require, require_count, require_seconds
 from lopa_dist.decode.config import CHOICES, DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS, Native
@@ -250,3 +251,49 @@ def composed(overrides: list[str]) -> Config:
         config = OmegaConf.to_object(compose("config", overrides))
     assert isinstance(config, Config)
     return config
+
+
+def quoted(text: str) -> str:
+    """A text as a value that Hydra reads back as it is: in quotes, unless it is a plain word."""
+    return text if re.fullmatch(r"[\w./:@%+~-]+", text) else f"'{text}'"
+
+
+def check_keys(overrides: list[str]) -> None:
+    """Meet a misspelt key with the nearest right one, before Hydra composes anything.
+
+    Raises:
+        UserError: an override of a key of this app that does not exist.
+    """
+    known = leaves(OmegaConf.structured(Config))
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    for override in overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
+            continue
+        if key not in known:
+            near = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
+            hint = f"; did you mean {', '.join(near)}?" if near else "."
+            section = key.split(".")[0]
+            names = [k for k in known if k.startswith(section + ".")] or sorted(
+                {k.split(".")[0] for k in known} | groups
+            )
+            raise UserError(f"{key}: no such key{hint} Known here: {', '.join(names)}")
+
+
+def with_own_model(arguments: list[str]) -> list[str]:
+    """Overrides that name a model by its path alone get ``model=local``: none of the embedded model's own settings."""
+    at = next((i for i, a in enumerate(arguments) if a.startswith("model.path=")), None)
+    if at is None or any(a.startswith("model=") for a in arguments):
+        return arguments
+    return [*arguments[:at], "model=local", *arguments[at:]]
+
+
+def leaves(config: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all keys."""
+    names = []
+    for key in config:
+        names.append(f"{prefix}{key}")
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none():
+            names += leaves(node, f"{prefix}{key}.")
+    return names

@@ -32,6 +32,8 @@ class Generation:
     seconds: float
     first_step_seconds: float
     filled: int  # all tokens in the appended blocks, filler included: what the reference counts
+    drafts: int = 0  # that its forwards verified (verify=agreement)
+    accepted: int = 0  # of those
 
 
 def request_key(seed: int, custom_id: str) -> int:

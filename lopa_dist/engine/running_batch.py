@@ -32,6 +32,8 @@ class Admission:
     request: Request
     began: float
     first_step: float = 0.0  # seconds until its first step was over
+    drafts: int = 0  # that its forwards verified
+    accepted: int = 0  # of those
 
 
 @dataclass
@@ -114,8 +116,16 @@ class RunningBatch:
             self.state.put(step.slots, step.state)
         self.host, copied = self.state.to_host_with(extra)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
+        self.count_drafts(step)
         self.statistics.lap("host", waited=True)
         return copied
+
+    def count_drafts(self, step: Step) -> None:
+        """Add what became of a step's drafts to their requests."""
+        for at in np.flatnonzero(step.before.drafts):
+            admission = self.running[int(at if step.slots is None else step.slots[at])]
+            admission.drafts += int(step.before.drafts[at])
+            admission.accepted += int(step.after.accepted[at])
 
     def shared_prefixes(self, slots: Ints | None, host: HostState) -> SharedPrefixes | None:
         """Return what the prompts that a step prefills share; None where it prefills none."""
@@ -153,6 +163,8 @@ class RunningBatch:
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
             filled=sum(t != vocabulary.mask_id for t in tokens),
+            drafts=admission.drafts,
+            accepted=admission.accepted,
         )
 
 

@@ -27,7 +27,7 @@ class ProgressDisplay:
 
     def __init__(self, mode: str, total: int, statistics: Statistics, every_s: float) -> None:
         console = Console(stderr=True)
-        self.live = mode == "always" or (mode == "auto" and console.is_terminal)
+        self.live = mode == "always" or (mode == "auto" and (console.is_terminal or console.is_jupyter))
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
         self.shown = 0

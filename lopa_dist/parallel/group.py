@@ -23,16 +23,28 @@ from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.mpi_communicator import MpiCommunicator
 from lopa_dist.parallel.stop import Stop, Stopped
 
+PART = 1 << 20  # characters of a value in the store, which refuses long ones
+
 
 class RankError(RuntimeError):
     """A rank was lost or failed; the message names it and the first cause."""
 
 
 class Group:
-    """The job as one of its ranks sees it. Made once; `with group.guard():` around the work."""
+    """The job as one of its ranks sees it; `with group.guard():` around the work.
+
+    Processes that join again, after `guard` has ended, count their meetings, each from 0.
+    """
 
     def __init__(
-        self, world: World, mesh: Mesh, backend: str, timeout_s: float, device: torch.device, stop: Stop
+        self,
+        world: World,
+        mesh: Mesh,
+        backend: str,
+        timeout_s: float,
+        device: torch.device,
+        stop: Stop,
+        meeting: int = 0,
     ) -> None:
         self.world, self.mesh, self.timeout_s, self.stop = world, mesh, timeout_s, stop
         self.data_rank, self.branch_rank, self.tensor_rank = mesh.place(world.rank)
@@ -45,7 +57,7 @@ class Group:
         if world.size == 1:
             return
         try:
-            self.store = rendezvous(world)
+            self.store = rendezvous(world, meeting=meeting)
             self.heart = Heartbeat(self.store, world.rank, world.size, timeout_s, self._cut_off)
             self._count_in("joined", JOIN.total_seconds())  # ranks may take long to import torch
             if self.backend == "mpi":
@@ -206,6 +218,25 @@ class Group:
         self._count_in("totalled", float("inf"))
         self.heed()
         return {name: self.store.add(f"total/{name}", 0) for name in amounts}
+
+    def share(self, text: str) -> list[str]:
+        """What the leader of every replica has to tell, by replica, on every rank; all ranks call this, once."""
+        if self.store is None:
+            return [text]
+        parts = [text[at : at + PART] for at in range(0, len(text), PART)] if self.leads else []
+        for number, part in enumerate(parts):
+            self.store.set(f"share/{self.data_rank}/{number}", part)
+        if self.leads:
+            self.store.set(f"share/{self.data_rank}", str(len(parts)))
+        self._count_in("told", float("inf"))
+        told = []
+        for replica in range(self.mesh.data):
+            keys = [f"share/{replica}/{number}" for number in range(int(self.store.get(f"share/{replica}")))]
+            told.append(b"".join(self.store.get(key) for key in keys).decode())
+        self._count_in("heard", float("inf"))
+        for number in range(len(parts)):  # the store may outlive this meeting
+            self.store.delete_key(f"share/{self.data_rank}/{number}")
+        return told
 
     @contextmanager
     def guard(self) -> Iterator[None]:

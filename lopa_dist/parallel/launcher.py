@@ -100,17 +100,17 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
     return World("python")
 
 
-def rendezvous(world: World, environment: Mapping[str, str] = os.environ) -> Store:
+def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meeting: int = 0) -> Store:
     """A store that all ranks share. Where the launcher gives no address, rank 0 chooses a free port and tells it.
 
     Every restart of torchrun's workers gets keys of its own: a restarted rank would otherwise read a dead rank's
-    address.
+    address. So does every `meeting` of the same processes.
     """
     if world.launcher == "torchrun":
         hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, JOIN)
-        return PrefixStore(f"lopa_dist/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        return PrefixStore(f"lopa_dist/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/{meeting}", store)
     first = TCPStore(own_address(world), 0, world.size, True, JOIN, False) if world.rank == 0 else None
     place = f"{own_address(world)} {first.port}" if first else ""
     by_mpi = world.launcher == "mpirun"

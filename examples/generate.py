@@ -1,0 +1,40 @@
+"""Answer prompts from Python: ``python examples/generate.py``, or ``torchrun --nproc-per-node 2 examples/generate.py``.
+
+With the embedded model, which knows nothing but such problems. With your own: ``LLM("/path/to/checkpoint")``, a hub id,
+or a preset as in ``LLM("dream_instruct")``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from lopa_dist import LLM, Output, SamplingParams
+
+PROBLEMS = [
+    "Olga has 8 books . Olga buys 4 more . Then Olga loses 4 books . What is the final number of books ?",
+    "Sam has 12 candles . Sam gives 6 away . Sam buys 12 more . How many candles does Sam have now ?",
+]
+
+
+def show(title: str, outputs: Sequence[Output]) -> None:
+    """Print some answers. Every rank has them all; one prints."""
+    if os.environ.get("RANK", "0") == "0":
+        print(title)
+        for output in outputs:
+            share = "" if output.acceptance is None else f", {output.acceptance:.0%} of {output.drafts} drafts accepted"
+            print(f"  {output.text.strip()}\n    {output.tokens_per_forward:.1f} tokens a forward{share}")
+
+
+def main() -> None:
+    """Generate three times with one model."""
+    llm = LLM("embedded")
+    show("as the model is set up, by verified lookahead:", llm.generate(PROBLEMS))
+    show("LoPA as published, with 3 branches:", llm.generate(PROBLEMS, decode="embedded_lopa", branches=3))
+    chat = [{"role": "user", "content": PROBLEMS[0]}]
+    sampling = [SamplingParams(temperature=0.7, seed=seed) for seed in (1, 2)]
+    show("a chat, answered twice at random:", llm.generate([chat, chat], sampling=sampling))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Generating from Python, in a script or a notebook: `LLM`."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+from lopa_dist.config import CONF, Config, check_keys, composed, quoted
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.profiles import in_flight, settled
+from lopa_dist.jobs.progress import ProgressDisplay
+from lopa_dist.jobs.prompts import Encoder, Rejection
+from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.mesh import resolve
+from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
+from lopa_dist.tasks.batch_line import BadLine, read_request
+from lopa_dist.tasks.task import Item
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or the messages of a chat, each with `role` and `content`."""
+
+SECTIONS = ("model", "decode", "engine", "parallel", "seed")
+MEETINGS = count()  # of this process with the other ranks, of all `LLM` objects together
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is answered. What is None is as the decode options say."""
+
+    temperature: float | None = None  # 0 is greedy
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None  # the same text for the same prompt, wherever it stands in the batch
+    max_tokens: int | None = None
+    stop: str | Sequence[str] = ()  # the text ends before the earliest of these
+
+
+@dataclass(frozen=True)
+class Output:
+    """The answer to one prompt."""
+
+    text: str
+    tokens: list[int]  # of the text, up to the first end-of-text, which is left out
+    finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as were allowed
+    prompt_tokens: int
+    forwards: int  # passes through the model, prefill included; the branches of a step count as one
+    drafts: int  # tokens that its forwards verified (decode.verify=agreement)
+    accepted: int  # of those
+    seconds: float  # from admission to the end, with others beside it
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """TPF: what lookahead is there to raise."""
+        return len(self.tokens) / self.forwards
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of the drafts that was accepted; None where nothing was drafted."""
+        return self.accepted / self.drafts if self.drafts else None
+
+
+class LLM:
+    """A diffusion language model, loaded once, that answers batches of prompts.
+
+    Under torchrun, mpirun or srun, every rank makes the same calls with the same arguments: ranks are used as in a job
+    (`parallel.*`), and every rank gets all outputs.
+
+    Args:
+        model: a preset (a file of `conf/model`: ``embedded``, ``dream_instruct``), a checkpoint's folder, or a hub id.
+        settings: ``key=value`` as on the command line, of model.*, decode.*, engine.*, parallel.* and seed
+            (`lopa-dist explain` has them all).
+
+    Raises:
+        ValueError: a setting or a checkpoint that cannot be used; the message says why and what to do.
+
+    Example:
+        >>> llm = LLM("embedded")
+        >>> llm.generate(["Tom has 3 apples and buys 4. How many apples does Tom have?"])[0].finish_reason
+        'stop'
+    """
+
+    def __init__(self, model: str = "embedded", *settings: str) -> None:
+        self.settings = [*model_settings(model), *settings]
+        check_keys(self.settings)
+        for setting in settings:
+            section = setting.lstrip("+~").split("=")[0].split(".")[0]
+            if section not in SECTIONS:
+                raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
+        self.config = composed(self.settings)
+        self.world = detect()
+        self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
+        if self.config.parallel.tensor in ("auto", 1):  # else its share is known when the ranks have met
+            self.builder.load(warn=self.world.rank == 0)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        decode: str | DecodeConfig | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = True,
+        **overrides: Any,
+    ) -> list[Output]:
+        """Answer any number of prompts; returns one output for each, in their order.
+
+        The text of a prompt does not depend on the others. The same call gives the same texts, also where tokens are
+        drawn at random: for other ones, give another seed.
+
+        Args:
+            prompts: texts or chats. Texts are wrapped in the tokenizer's chat template if it has one, as
+                `model.chat_template` says.
+            decode: how masks are filled: a preset (a file of `conf/decode`: ``verified``, ``lopa``, ``threshold``), or
+                options, taken as they are. None: what goes with the model.
+            sampling: for all prompts, or one for each.
+            progress: show a bar where this is a terminal or a notebook.
+            overrides: single decode options, as ``branches=3, tau_conf=0.8``.
+
+        Raises:
+            ValueError: a prompt or an option that cannot be used; the message says which, why and what to do. Nothing
+                is generated then.
+            RankError: another rank failed or was lost.
+            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+        """
+        config = self.configured(decode, overrides)
+        most = config.decode.max_new_tokens
+        items = [replace(item, max_new_tokens=item.max_new_tokens or most) for item in items_of(prompts, sampling)]
+        if not items:
+            return []
+        limit = max(item.max_new_tokens or most for item in items)
+        config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
+        parallel, size = config.parallel, self.world.size
+        axes = parallel.data, parallel.branch, parallel.tensor
+        mesh = resolve(*axes, size, len(items), config.decode.max_branches)
+        ends = parallel.timeout_s, self.builder.device, Stop(grace_s=0.0)
+        with handlers_kept():
+            group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
+            with group.guard():
+                return self.answers(config, items, group, progress)
+
+    def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
+        """The settings with a call's decode options."""
+        given = [f"decode.{key}={setting(value)}" for key, value in overrides.items()]
+        check_keys(given)
+        if isinstance(decode, DecodeConfig):
+            return replace(self.config, decode=replace(decode, **overrides))
+        if decode is not None and not (CONF / "decode" / f"{decode}.yaml").exists():
+            presets = ", ".join(sorted(file.stem for file in (CONF / "decode").glob("*.yaml")))
+            raise ValueError(f"decode={decode!r}: no such preset; there are {presets}")
+        preset = [] if decode is None else [f"decode={decode}"]
+        return composed([*self.settings, *preset, *given]) if preset or given else self.config
+
+    def answers(self, config: Config, items: Sequence[Item], group: Group, progress: bool) -> list[Output]:
+        """What all replicas of a group generate, on every rank."""
+        builder, leader = self.builder, group.world.rank == 0
+        config = settled(config, builder.shape, builder.device, group, len(items))
+        requests = encoded(Encoder(config, builder.shape, builder.tokenizer), items)
+        builder.load(leader, group.tensor)
+        sequences = in_flight(config.engine, len(requests), group.mesh.data)
+        engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
+        group.ready()
+        own: dict[int, Output] = {}
+        shown = "auto" if progress and leader else "never"
+        with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:
+            for generation in engine.generate(requests, partial(group.take, total=len(requests))):
+                if group.leads:
+                    index = generation.request.index
+                    own[index] = output = self.output(generation, items[index].stop)
+                    display.update(group.tally(done=1, tokens=len(output.tokens), forwards=output.forwards))
+        group.total({})  # all have ended, and know of a stop that any of them was told
+        if group.stop.asked:
+            raise Stopped(f"stopped by {group.stop.signal}")
+        if group.world.size > 1:
+            told = group.share(json.dumps([[index, asdict(output)] for index, output in own.items()]))
+            own = {index: Output(**output) for text in told for index, output in json.loads(text)}
+        return [own[index] for index in range(len(items))]
+
+    def output(self, generation: Generation, stop: Sequence[str]) -> Output:
+        """The answer of a finished request."""
+        generation, text = finished_text(self.builder.tokenizer, generation, stop)
+        return Output(
+            text=text,
+            tokens=generation.tokens,
+            finish_reason=generation.finish_reason,
+            prompt_tokens=len(generation.request.prompt),
+            forwards=generation.forwards,
+            drafts=generation.drafts,
+            accepted=generation.accepted,
+            seconds=generation.seconds,
+        )
+
+
+def model_settings(model: str) -> list[str]:
+    """The overrides that choose a model: a preset where there is one of this name, else a checkpoint."""
+    if model != "local" and (CONF / "model" / f"{model}.yaml").exists():
+        return [f"model={model}"]
+    return ["model=local", f"model.path={quoted(model)}"]
+
+
+def setting(value: Any) -> str:
+    """A Python value as the command line writes it."""
+    return quoted(value) if isinstance(value, str) else "null" if value is None else str(value)
+
+
+def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Item]:
+    """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens.
+
+    Raises:
+        ValueError: a prompt or its sampling cannot be used.
+    """
+    if isinstance(prompts, str):
+        raise ValueError("prompts is one text: give a list, also of a single prompt")
+    if sampling is None or isinstance(sampling, SamplingParams):
+        sampling = [sampling or SamplingParams()] * len(prompts)
+    if len(sampling) != len(prompts):
+        raise ValueError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each")
+    items = []
+    for index, (prompt, asked) in enumerate(zip(prompts, sampling, strict=True)):
+        if isinstance(prompt, Mapping):
+            raise ValueError(
+                f"prompts[{index}] is a single message: a chat is a list of them, and prompts one of chats"
+            )
+        given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
+        given["stop"] = asked.stop if isinstance(asked.stop, str) else list(asked.stop)
+        given["prompt" if isinstance(prompt, str) else "messages"] = (
+            prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        )
+        try:
+            request = read_request(given)
+        except BadLine as error:
+            raise ValueError(f"prompts[{index}]: {error}") from error
+        request.pop("samples")
+        items.append(Item(f"line-{index + 1}", **request))
+    return items
+
+
+def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
+    """The items as requests.
+
+    Raises:
+        ValueError: the model refuses some.
+    """
+    found = encoder.encode_all(0, items)
+    refused = [one for one in found if isinstance(one, Rejection)]
+    if refused:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        raise ValueError(f"prompts[{refused[0].index}]: {refused[0].message}{more}")
+    return [one for one in found if isinstance(one, Request)]
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Leave the caller's answers to signals as they were."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:  # never outside the main thread
+                signal.signal(number, handler)

@@ -1,0 +1,55 @@
+"""`LLM` under torchrun: the same outputs on every rank as in one process, in call after call.
+
+With `auto`, six prompts make the ranks replicas, and one prompt makes them branch ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist import LLM
+from tests.system.conftest import ROOT
+from tests.test_llm import PROBLEMS
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+PROGRAM = """
+import json, sys
+from lopa_dist import LLM
+folder, prompts, *settings = json.loads(sys.argv[1])
+llm = LLM("embedded", *settings)
+calls = [llm.generate(some, "embedded_lopa", branches=3) for some in (prompts, prompts[:1])]
+told = [[(o.text, o.tokens, o.forwards) for o in outputs] for outputs in calls]
+open(f"{folder}/{llm.world.rank}.json", "w").write(json.dumps(told))
+"""
+
+
+def ranks(folder: Path, count: int, *settings: str) -> list[Any]:
+    """What each rank got."""
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    told = json.dumps([str(folder), PROBLEMS[:6], "parallel.threads=1", *settings])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, str(folder / "program.py"), told],
+        capture_output=True, text=True, timeout=300, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.mark.parametrize("axis", ["data=auto", "tensor=2"])
+def test_two_ranks_give_what_one_gives(tmp_path: Path, axis: str) -> None:
+    llm = LLM("embedded", "parallel.threads=1")
+    alone = [
+        [[output.text, output.tokens, output.forwards] for output in llm.generate(some, "embedded_lopa", branches=3)]
+        for some in (PROBLEMS[:6], PROBLEMS[:1])
+    ]
+    assert ranks(tmp_path, 2, f"parallel.{axis}") == [alone, alone]

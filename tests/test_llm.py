@@ -1,0 +1,168 @@
+"""The Python API gives what jobs give, and says what is wrong with a call."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lopa_dist
+from lopa_dist import LLM, DecodeConfig, Output, SamplingParams
+from lopa_dist.config import Config, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig, composed
+from lopa_dist.jobs import loading
+from lopa_dist.jobs.run import run
+from lopa_dist.models.files import EMBEDDED
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.stop import Stopped
+from lopa_dist.tasks.arithmetic import Arithmetic
+
+ROOT = Path(__file__).parent.parent
+PROBLEMS = [str(item.messages[-1]["content"]) for item in Arithmetic(20).items() if item.messages]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("embedded", "parallel.threads=1")
+
+
+def job(folder: Path, lines: list[dict[str, Any]], config: Config) -> list[dict[str, Any]]:
+    """The result lines of a batch job."""
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    logging = LoggingConfig(progress="never", token_ids=True, plots=False, wandb=WandbConfig(mode="disabled"))
+    task = TaskConfig("batch", limit=None, input=str(folder / "prompts.jsonl"))
+    run(
+        replace(config, task=task, logging=logging, parallel=ParallelConfig(threads=1)), folder / "run", World("python")
+    )
+    return [json.loads(line) for line in (folder / "run" / "results.jsonl").read_text().splitlines()]
+
+
+def compare(outputs: list[Output], lines: list[dict[str, Any]]) -> None:
+    assert len(outputs) == len(lines)
+    for output, line in zip(outputs, lines, strict=True):
+        assert (output.text, output.tokens) == (line["text"], line["token_ids"])
+        assert output.finish_reason == line["finish_reason"]
+        assert (output.prompt_tokens, output.forwards) == (line["usage"]["prompt_tokens"], line["usage"]["forwards"])
+        assert output.tokens_per_forward == pytest.approx(line["tpf"], abs=1e-4)
+
+
+def test_the_answers_are_those_of_a_job(llm: LLM, tmp_path: Path) -> None:
+    """More prompts than run at a time, texts and chats, greedy; with the model's own decoding."""
+    outputs = llm.generate([PROBLEMS[0], *([{"role": "user", "content": text}] for text in PROBLEMS[1:])])
+    lines = [{"prompt": PROBLEMS[0]}, *({"messages": [{"role": "user", "content": text}]} for text in PROBLEMS[1:])]
+    compare(outputs, job(tmp_path, lines, composed([])))
+    assert sum(output.drafts for output in outputs) > sum(output.accepted for output in outputs) > 0
+
+
+def test_each_prompt_may_be_sampled_in_its_own_way(llm: LLM, tmp_path: Path) -> None:
+    asked = [
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 0.9, "seed": 4, "top_k": 5},
+        {"max_tokens": 5},
+        {"stop": " has"},
+        {"stop": ["books", "."], "max_tokens": 70},  # above decode.max_new_tokens
+        {},
+    ]
+    prompts = PROBLEMS[: len(asked)]
+    sampling = [SamplingParams(**fields) for fields in asked]
+    outputs = llm.generate(prompts, "embedded_lopa", sampling, progress=False, branches=3)
+    lines = [{"prompt": prompt} | fields for prompt, fields in zip(prompts, asked, strict=True)]
+    lines[-1] |= {"max_tokens": 64}
+    compare(
+        outputs,
+        job(tmp_path, lines, composed(["decode=embedded_lopa", "decode.branches=3", "decode.max_new_tokens=70"])),
+    )
+    assert len(outputs[2].tokens) == 5
+    assert outputs[2].finish_reason == "length"
+    alone = llm.generate([prompts[1]], "embedded_lopa", sampling[1], branches=3)[0]
+    assert alone.text == outputs[1].text, "a seed of its own means the same text anywhere"
+
+
+def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", lambda *of: (calls.append(of), load(*of))[1])
+    llm = LLM(str(EMBEDDED), "model.pattern=d2f", "parallel.threads=1")
+    assert llm.config.model.path == str(EMBEDDED)
+    for _ in range(2):
+        [output] = llm.generate(PROBLEMS[:1], decode=DecodeConfig(branches=1, block_size=16, max_new_tokens=32))
+        assert output.text
+        assert output.acceptance is None
+    assert len(calls) == 1
+
+
+def test_decode_options_are_presets_configs_or_overrides(llm: LLM) -> None:
+    assert llm.configured(None, {}) is llm.config
+    assert llm.configured("embedded_plain", {"tau_conf": 0.8}).decode.tau_conf == 0.8
+    assert llm.configured("lopa", {"max_active_blocks": None, "cache": "none"}).decode.cache == "none"
+    mine = DecodeConfig(branches=2)
+    assert llm.configured(mine, {"branches": 4}).decode == replace(mine, branches=4)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("one", {}, "give a list"),
+        ([{"role": "user", "content": "x"}], {}, r"prompts\[0\] is a single message"),
+        (["x", " "], {}, r"prompts\[1\]: prompt must be a non-empty string"),
+        (["x", [{"role": "user"}]], {}, r"prompts\[1\]: messages must be"),
+        (["Tom " * 600, "x", "Tom " * 700], {}, r"prompts\[0\]: the prompt has .* positions.* \(and 1 more\)"),
+        (["x"], {"sampling": SamplingParams(temperature=-1)}, r"prompts\[0\]: temperature=-1 must be a number of at"),
+        (["x"], {"sampling": [SamplingParams()] * 2}, "2 sampling parameters for 1 prompts"),
+        (["x"], {"decode": "best"}, "decode='best': no such preset; there are d2f, embedded, "),
+        (["x"], {"brances": 1}, "decode.brances: no such key; did you mean decode.branches"),
+        (["x"], {"tau_conf": 2}, r"decode.tau_conf=2.*between 0 and 1"),
+        (["x"], {"decode": DecodeConfig(), "branches": -1}, r"decode.branches=-1: must be at least 0"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_said(llm: LLM, prompts: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompts, **options)
+
+
+def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(llm, "answers", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped, match="SIGTERM"):
+        llm.generate(PROBLEMS[:1])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["embedded", "task.limit=3"], "task.limit=3: has no effect on LLM, which takes settings of model, decode"),
+        (["embedded", "engine.max_sequence=3"], "did you mean engine.max_sequences"),
+        (["./nowhere"], r"model.path=./nowhere: no such folder"),
+        (["./no where=b"], r"model.path=./no where=b: no such folder"),
+    ],
+)
+def test_what_is_wrong_with_a_setting_is_said(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        LLM(*arguments)
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "generate.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "#### 8\n" in shown
+    assert "drafts accepted" in shown
+
+
+def test_the_package_is_light_until_it_is_used() -> None:
+    code = "import sys, lopa_dist; lopa_dist.__version__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    assert set(dir(lopa_dist)) == set(lopa_dist.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'LLm'"):
+        lopa_dist.LLm  # noqa: B018 - a typing error
