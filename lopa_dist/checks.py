@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import field, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class UserError(ValueError):
     """A mistake that a person can mend: shown as one line, without a traceback."""
+
+
+def option(default: T, meaning: str, choices: Sequence[Any] = ()) -> T:
+    """Return a dataclass field that is a setting: its default, its meaning in one line, its choices if it has few.
+
+    `lopa-dist explain` and docs/configuration.md show all of that; `check_choices` holds values to their choices.
+    """
+    return field(default=default, metadata={"meaning": meaning, "choices": tuple(choices)})
+
+
+def choices_of(section: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the choices of a section's settings, by name, of those that have some."""
+    return {f.name: f.metadata["choices"] for f in fields(section) if f.metadata.get("choices")}
+
+
+def check_choices(name: str, section: Any) -> None:
+    """Raise a ValueError unless the settings of the section `name` are among their choices."""
+    for key, choices in choices_of(section).items():
+        require(f"{name}.{key}", getattr(section, key), choices)
 
 
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist report`, `merge`, `trace`, `lm-eval` and `profile`."""
+"""The command line: Hydra's app, and `lopa-dist explain`, `report`, `merge`, `trace`, `lm-eval` and `profile`."""
 
 from __future__ import annotations
 
@@ -204,7 +204,18 @@ def profile_command(arguments: list[str]) -> None:
         raise UserError(plain(error)) from error
 
 
+def explain_command(arguments: list[str]) -> None:
+    """`lopa-dist explain [KEY ...] [overrides]`: settings, their values, whence, and what they mean."""
+    from lopa_dist.jobs.explain import explain
+
+    try:
+        print(explain(arguments))
+    except OmegaConfBaseException as error:
+        raise UserError(plain(error)) from error
+
+
 COMMANDS = {
+    "explain": explain_command,
     "report": report_command,
     "merge": merge_command,
     "trace": trace_command,

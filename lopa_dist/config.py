@@ -12,8 +12,17 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from lopa_dist.checks import UserError, number, require, require_count, require_seconds
-from lopa_dist.decode.config import CHOICES, DecodeConfig
+from lopa_dist.checks import (
+    UserError,
+    check_choices,
+    choices_of,
+    number,
+    option,
+    require,
+    require_count,
+    require_seconds,
+)
+from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS, Native
 from lopa_dist.models.quantize import KINDS
@@ -24,29 +33,42 @@ CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in
 
 @dataclass
 class ModelOptions:
-    """Which checkpoint. `path` is ``embedded``, a folder, or a Hugging Face id."""
+    """Which checkpoint, and how it is loaded."""
 
-    path: str = "embedded"
-    lora: str | None = None  # a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded
-    pattern: str = "auto"  # how it was trained, which decode options set to auto follow; auto: as its family
-    dtype: str = "auto"  # auto: fp32 on a CPU, bf16 on a GPU
-    device: str = "auto"
-    quantization: str = "none"  # of the layers' projections: none, fp8 (weights and activations), int8 (weights)
-    chat_template: str = "auto"  # auto: wrap plain prompts when the tokenizer has a template
+    path: str = option("embedded", "the checkpoint: embedded, a folder, or a Hugging Face id")
+    lora: str | None = option(None, "a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded")
+    pattern: str = option(
+        "auto",
+        "how the model was trained, which decode options set to auto follow; auto: as its family",
+        ("auto", *PATTERNS),
+    )
+    dtype: str = option(
+        "auto", "precision of the weights; auto: fp32 on a CPU, bf16 on a GPU", ("auto", "fp32", "bf16", "fp16")
+    )
+    device: str = option("auto", "auto (a GPU where there is one), cpu, cuda (each rank its own), or cuda:N")
+    quantization: str = option(
+        "none", "of the layers' projections: fp8 (weights and activations) or int8 (weights)", ("none", *KINDS)
+    )
+    chat_template: str = option(
+        "auto",
+        "wrap plain prompts in the tokenizer's chat template; auto: where it has one",
+        ("auto", "always", "never"),
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
-        require("model.pattern", self.pattern, ("auto", *PATTERNS))
-        require("model.dtype", self.dtype, ("auto", "fp32", "bf16", "fp16"))
-        require("model.quantization", self.quantization, ("none", *KINDS))
-        require("model.chat_template", self.chat_template, ("auto", "always", "never"))
+        check_choices("model", self)
 
 
 CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
 FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")
 EMBEDDED_TASKS = ("arithmetic", "lists")
 TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS)
+
+
+AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
+AUTO_NUMBERS = ("branches", "block_size", "sub_block_size", "max_active_blocks")
 
 
 @dataclass
@@ -64,9 +86,10 @@ class DecodeOptions(DecodeConfig):
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for key in ("window_attention", "prompt_attention", "cache", "canvas"):
-            require(f"decode.{key}", getattr(self, key), ("auto", *CHOICES[key]))
-        for key in ("branches", "block_size", "sub_block_size", "max_active_blocks"):
+        choices = choices_of(DecodeConfig)
+        for key in AUTO_CHOICES:
+            require(f"decode.{key}", getattr(self, key), ("auto", *choices[key]))
+        for key in AUTO_NUMBERS:
             value = number(getattr(self, key))
             setattr(self, key, value)
             if isinstance(value, str) and value != "auto":
@@ -105,25 +128,30 @@ def concrete(decode: DecodeConfig, native: Native, branches: int | None = None) 
 
 @dataclass
 class TaskConfig:
-    """What is generated. `limit` requests are run (null: all); with task=batch it counts lines, not samples."""
+    """What is generated."""
 
-    name: str = "arithmetic"  # arithmetic, lists, batch, gsm8k, math, humaneval, humaneval_plus, mbpp, mbpp_plus
-    limit: int | None = 200
-    input: str | None = None  # a file, a folder, - (standard input) or hf://owner/name:config:split; null: the hub's
-    column: str | None = None  # batch: which column of a dataset holds the prompts
-    fewshot: int | None = None  # examples in the prompt; null: as many as is usual for the task
-    fewshot_input: str | None = None  # where the examples are, as input; null: the usual ones
-    fewshot_as_multiturn: bool = True  # chat: every example a turn of its own, or all in the user's one
-    allow_code_execution: bool | None = None  # humaneval, mbpp and +: run the model's code; false: generate only
-    code_timeout_s: float = 10.0  # for one program and its tests, which run beside decoding
-    split: str = "held_out"  # arithmetic, lists: held_out or train problems
-    shard: int = 0  # which part of the requests: every `shards`-th, from this one on
-    shards: int = 1  # parts; a job each, joined by `lopa-dist merge`
-    problem_seed: int = 1  # arithmetic, lists: which stream of problems; 2 is the final test, not for tuning
+    name: str = option("arithmetic", "what is generated", TASKS)
+    limit: int | None = option(200, "requests that are run, of a batch file lines; null: all")
+    input: str | None = option(
+        None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
+    )
+    column: str | None = option(None, "task=batch: which column of a dataset holds the prompts")
+    fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
+    fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
+    fewshot_as_multiturn: bool = option(
+        True, "in a chat, every example is a turn of its own; false: all are in the user's one"
+    )
+    allow_code_execution: bool | None = option(
+        None, "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate"
+    )
+    code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")
+    split: str = option("held_out", "arithmetic, lists: which problems", ("held_out", "train"))
+    shard: int = option(0, "which part of the requests: every `shards`-th, from this one on")
+    shards: int = option(1, "parts of the requests, a job each, which `lopa-dist merge` joins")
+    problem_seed: int = option(1, "arithmetic, lists: which stream of problems; 2 is the final test, not for tuning")
 
     def __post_init__(self) -> None:
-        require("task.name", self.name, TASKS)
-        require("task.split", self.split, ("held_out", "train"))
+        check_choices("task", self)
         if self.limit is not None:
             require_count("task.limit", self.limit)
         require_count("task.shards", self.shards)
@@ -157,15 +185,19 @@ class TaskConfig:
 class ParallelConfig:
     """How ranks are used: world = data x branch x tensor."""
 
-    data: str | int = "auto"  # replicas that take different requests from one queue
-    branch: str | int = "auto"  # ranks of a replica, which share out the branches of its sequences
-    tensor: str | int = "auto"  # ranks that split a model's weights; auto: 1
-    backend: str = "auto"  # auto, solo, gloo, nccl, mpi
-    timeout_s: float = 60.0  # of every collective
-    threads: int = 0  # CPU threads a rank; 0: cores / ranks on this machine
+    data: str | int = option("auto", "replicas that take different requests from one queue")
+    branch: str | int = option("auto", "ranks of a replica, which share out the branches of its sequences")
+    tensor: str | int = option("auto", "ranks that split a model's weights; auto: 1")
+    backend: str = option(
+        "auto",
+        "how ranks talk to each other; auto: nccl on GPUs, else gloo, or mpi under mpirun",
+        ("auto", "solo", "gloo", "nccl", "mpi"),
+    )
+    timeout_s: float = option(60.0, "seconds that a collective may take before a rank counts as lost")
+    threads: int = option(0, "CPU threads of a rank; 0: the machine's cores, shared out among its ranks")
 
     def __post_init__(self) -> None:
-        require("parallel.backend", self.backend, ("auto", "solo", "gloo", "nccl", "mpi"))
+        check_choices("parallel", self)
         for axis in ("data", "branch", "tensor"):
             setattr(self, axis, number(getattr(self, axis)))
             require_count(f"parallel.{axis}", getattr(self, axis), auto=True)
@@ -175,43 +207,51 @@ class ParallelConfig:
 
 @dataclass
 class JobConfig:
-    """How a job that was stopped goes on in its run folder."""
+    """How a job stops, and goes on in its run folder."""
 
-    resume: str = "auto"  # auto: go on where the run folder's journal ends; new: set that aside and start over
-    grace_s: float = 20.0  # after SIGTERM or SIGUSR1: finish what is in flight for so long, then drop it
+    resume: str = option(
+        "auto",
+        "go on where the run folder's journal ends (auto), or set that aside and start over (new)",
+        ("auto", "new"),
+    )
+    grace_s: float = option(20.0, "seconds to finish what is in flight after SIGTERM or SIGUSR1, before it is dropped")
 
     def __post_init__(self) -> None:
-        require("job.resume", self.resume, ("auto", "new"))
+        check_choices("job", self)
         require_seconds("job.grace_s", self.grace_s, zero=True)
 
 
 @dataclass
 class WandbConfig:
-    """Weights & Biases. auto: online when a key is set, else offline."""
+    """Weights & Biases."""
 
-    mode: str = "auto"
-    project: str = "lopa_dist"
-    entity: str | None = None
-    group: str | None = None
-    tags: list[str] = field(default_factory=list)
-    ranks: bool = False  # a run for every rank besides, in one group: to see one that is slower than the others
+    mode: str = option(
+        "auto", "auto: online when a key is set, else offline", ("auto", "online", "offline", "disabled")
+    )
+    project: str = option("lopa_dist", "the project's name")
+    entity: str | None = option(None, "user or team; null: the account's default")
+    group: str | None = option(None, "the group of the run")
+    tags: list[str] = field(default_factory=list, metadata={"meaning": "tags of the run"})
+    ranks: bool = option(False, "a run for every rank besides, in one group, to see one that is slower than the others")
 
     def __post_init__(self) -> None:
-        require("logging.wandb.mode", self.mode, ("auto", "online", "offline", "disabled"))
+        check_choices("logging.wandb", self)
 
 
 @dataclass
 class LoggingConfig:
     """What is shown and kept of a run."""
 
-    progress: str = "auto"  # auto: a live display on a terminal, lines elsewhere; never: silent
-    every_s: float = 5.0  # seconds between progress lines and between logged steps
-    token_ids: bool = False  # write token ids into results.jsonl
-    plots: bool = True
+    progress: str = option(
+        "auto", "auto: a live display on a terminal, lines elsewhere; never: silent", ("auto", "always", "never")
+    )
+    every_s: float = option(5.0, "seconds between progress lines, and between logged steps")
+    token_ids: bool = option(False, "write token ids into results.jsonl")
+    plots: bool = option(True, "draw plots into the run folder")
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def __post_init__(self) -> None:
-        require("logging.progress", self.progress, ("auto", "always", "never"))
+        check_choices("logging", self)
 
 
 @dataclass
@@ -225,7 +265,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     job: JobConfig = field(default_factory=JobConfig)
-    seed: int = 0
+    seed: int = option(0, "what all random numbers follow from")
 
     def __post_init__(self) -> None:
         if self.engine.reproducible and self.model.quantization == "fp8":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 import textwrap
 from pathlib import Path
 
@@ -19,6 +20,11 @@ def test_the_quoted_step_is_the_oracles() -> None:
     page = (ROOT / "docs/lopa-step.md").read_text()
     for function in (Oracle.step, Oracle._longest_agreement):
         assert textwrap.dedent(inspect.getsource(function)).rstrip() in page, "copy it anew into docs/lopa-step.md"
+
+
+def test_the_configuration_page_is_what_the_code_says() -> None:
+    program = runpy.run_path(str(ROOT / "scripts/configuration.py"))
+    assert program["PAGE"].read_text() == program["page"](), "run python scripts/configuration.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

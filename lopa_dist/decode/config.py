@@ -5,21 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lopa_dist.checks import require
-
-CHOICES = {
-    "verify": ("confidence", "agreement", "plain_subset", "plain_exact"),
-    "fill": ("threshold", "factor", "frechet"),
-    "confidence": ("probability", "margin", "neg_entropy"),
-    "lookahead": ("single", "nested"),
-    "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
-    "force": ("block", "window", "leftmost"),
-    "window_attention": ("full", "block_causal"),
-    "prompt_attention": ("self", "joint", "blocks"),
-    "boundary": ("fresh", "stale", "fill"),
-    "cache": ("block", "none", "prefix", "dual"),
-    "canvas": ("growing", "whole"),
-}
+from lopa_dist.checks import check_choices, option
 
 
 @dataclass
@@ -61,40 +47,85 @@ class DecodeConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    branches: int = 7  # k lookahead branches beside the anchor; 0 is plain D2F / confidence decoding
-    verify: str = "confidence"  # which branch wins (see above)
-    drafts: int = 0  # m draft tokens that each branch verifies, with verify=agreement
-    block_size: int = 32  # tokens
-    max_new_tokens: int = 512
-    max_active_blocks: int | None = None  # 1 is block diffusion; null lets tau_add alone decide
-    tau_add: float = 0.1  # share of the last block that must be filled before a block is appended
-    tau_act: float = 0.95  # share of a block that must be filled before the next one is fully active
-    tau_conf: float = 0.9  # a token is filled when its probability is above this
-    fill: str = "threshold"  # how many tokens are filled unverified (see above)
-    fill_level: float = 0.25  # of factor and frechet
-    confidence: str = "neg_entropy"  # ranks positions and scores branches; the fill threshold is probability
-    lookahead: str = "single"  # branch j fills the j-th best remaining position, or (nested) the j best
-    tau_look: float = 0.0  # least probability of a lookahead token
-    alpha: float = 0.0  # weight of the lookahead token's own confidence in the branch score
-    score: str = "mean"  # of the confidences of the positions that a branch leaves masked
-    score_fraction: float = 0.5  # lowest_fraction: share of the lowest confidences that count
-    score_window: int = 8  # sliding_window: positions in a run; the weakest run counts
-    force: str = "block"  # what is filled when nothing passes the threshold
-    extra_fill: int = 0  # most confident positions filled besides, each step, without verification
-    window_attention: str = "full"
-    prompt_attention: str = "self"  # blocks: block-causal from its first token on; its tail begins the first block
-    boundary: str = "fresh"  # the row before the window: recomputed every step, its record kept, or filled at once
-    cache: str = "block"  # see above
-    canvas: str = "growing"  # whole: the masks of all blocks are seen from the start, filled or not
-    sub_block_size: int | None = None  # within a block, fill only the first part of so many tokens that has masks
-    stop_at_eos: bool = True
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: no limit
+    branches: int = option(7, "lookahead branches beside the anchor, k in the paper; 0 is plain confidence decoding")
+    verify: str = option(
+        "confidence",
+        "which branch wins, and so which lookahead tokens stay",
+        ("confidence", "agreement", "plain_subset", "plain_exact"),
+    )
+    drafts: int = option(0, "draft tokens that each branch verifies, with verify=agreement")
+    block_size: int = option(32, "tokens of a block")
+    max_new_tokens: int = option(512, "tokens of an answer at most")
+    max_active_blocks: int | None = option(
+        None, "blocks that are filled at the same time at most; 1 is block diffusion, null lets tau_add alone decide"
+    )
+    tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
+    tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
+    tau_conf: float = option(0.9, "a token is filled when its probability is above this (fill=threshold)")
+    fill: str = option(
+        "threshold",
+        "how many tokens are filled without verification in a step",
+        ("threshold", "factor", "frechet"),
+    )
+    fill_level: float = option(0.25, "the bound of fill=factor and fill=frechet")
+    confidence: str = option(
+        "neg_entropy",
+        "what positions are ranked by and branches are scored by",
+        ("probability", "margin", "neg_entropy"),
+    )
+    lookahead: str = option(
+        "single",
+        "branch j fills the j-th best remaining position (single), or the j best (nested)",
+        ("single", "nested"),
+    )
+    tau_look: float = option(0.0, "least probability of a lookahead token")
+    alpha: float = option(0.0, "weight of the lookahead token's own confidence in the branch score")
+    score: str = option(
+        "mean",
+        "what becomes of the confidences of the positions that a branch leaves masked, to score it",
+        ("mean", "lowest_fraction", "sliding_window", "gain"),
+    )
+    score_fraction: float = option(0.5, "score=lowest_fraction: the share of the lowest confidences that count")
+    score_window: int = option(8, "score=sliding_window: positions in a run; the weakest run counts")
+    force: str = option(
+        "block",
+        "where nothing passes tau_conf: fill the best position of each fully active block, of the window, or its first",
+        ("block", "window", "leftmost"),
+    )
+    extra_fill: int = option(0, "most confident positions that each step fills besides, without verification")
+    window_attention: str = option(
+        "full", "a row of the window sees the whole window, or nothing behind its own block", ("full", "block_causal")
+    )
+    prompt_attention: str = option(
+        "self",
+        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to the row's own block (blocks)",
+        ("self", "joint", "blocks"),
+    )
+    boundary: str = option(
+        "fresh",
+        "the row before the window: computed in every step, its record kept, or filled at once",
+        ("fresh", "stale", "fill"),
+    )
+    cache: str = option(
+        "block",
+        "whose keys and values a step takes from an earlier one",
+        ("block", "none", "prefix", "dual"),
+    )
+    canvas: str = option(
+        "growing",
+        "how many masks are seen: those of appended blocks, or of all blocks from the start",
+        ("growing", "whole"),
+    )
+    sub_block_size: int | None = option(
+        None, "within a block, fill only the first part of so many tokens that has masks; null: all of it"
+    )
+    stop_at_eos: bool = option(True, "end a sequence at its first end-of-text token; false fills the whole answer")
+    temperature: float = option(0.0, "of sampling; 0 takes the most probable token")
+    top_p: float = option(1.0, "sample among the most probable tokens of this share; 1: all")
+    top_k: int = option(0, "sample among so many most probable tokens; 0: all")
 
     def __post_init__(self) -> None:
-        for key, choices in CHOICES.items():
-            require(f"decode.{key}", getattr(self, key), choices)
+        check_choices("decode", self)
         at_least = {
             "branches": 0,
             "drafts": 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lopa_dist.checks import number, require, require_count
+from lopa_dist.checks import check_choices, number, option, require_count
 from lopa_dist.kernels.attention import NAMES as ATTENTION
 
 
@@ -30,13 +30,25 @@ class EngineConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    max_sequences: int = 16  # in flight at once
-    max_rows: int | str | None = None  # of one forward on one rank: sequences beyond it wait a step; auto: by profile
-    kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
-    attention: str = "auto"  # torch, meta (Triton), varlen (torch's, GPUs), plain (the oracle); auto: meta on a GPU
-    graphs: str = "auto"  # auto, always, never
-    prefix_cache: str = "exact"
-    reproducible: bool = False  # on a GPU, too, the same text in any batch and at any world size, bit for bit; slower
+    max_sequences: int = option(16, "sequences in flight at once")
+    max_rows: int | str | None = option(
+        None, "rows of one forward on one rank: sequences beyond them wait a step; null: no bound, auto: by profile"
+    )
+    kv_tokens: int | None = option(
+        None, "tokens of K/V space of a rank; requests wait for it. null: enough for max_sequences"
+    )
+    attention: str = option(
+        "auto",
+        "the kernel: torch, meta (Triton), varlen (torch's, on GPUs), plain (the oracle); auto: what suits the device",
+        ("auto", *ATTENTION),
+    )
+    graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))
+    prefix_cache: str = option(
+        "exact", "whose keys and values serve several requests", ("exact", "approximate", "none")
+    )
+    reproducible: bool = option(
+        False, "on a GPU, too, the same text in any batch and at any world size, bit for bit; slower"
+    )
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
@@ -45,9 +57,7 @@ class EngineConfig:
             require_count("engine.max_rows", self.max_rows, auto=True)
         if self.kv_tokens is not None:
             require_count("engine.kv_tokens", self.kv_tokens)
-        require("engine.attention", self.attention, ("auto", *ATTENTION))
-        require("engine.graphs", self.graphs, ("auto", "always", "never"))
-        require("engine.prefix_cache", self.prefix_cache, ("exact", "approximate", "none"))
+        check_choices("engine", self)
 
     @property
     def row_limit(self) -> int | None:

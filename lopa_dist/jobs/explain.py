@@ -1,0 +1,244 @@
+"""`lopa-dist explain [KEY ...]`: every setting with its value, where that came from, its meaning and its choices."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from huggingface_hub import try_to_load_from_cache
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from lopa_dist.checks import UserError
+from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, concrete, with_own_model
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.jobs.loading import choose_device, choose_dtype
+from lopa_dist.jobs.profiles import settled
+from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.families import FAMILIES, PATTERNS, native
+from lopa_dist.models.files import find
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.stop import Stop
+
+KINDS = {"int": "an integer", "float": "a number", "bool": "true, false", "None": "null", "list[str]": "a list"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration, as its dataclass describes it."""
+
+    key: str
+    default: Any
+    meaning: str
+    allowed: str  # its choices, or what kind of value it takes
+    details: str  # what its section's docstring says of it besides; often nothing
+
+
+def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
+    """Every key below a section, in the order of its fields."""
+    for entry in fields(section):
+        key = prefix + entry.name
+        make = entry.default_factory
+        default = entry.default if make is MISSING else make()
+        if is_dataclass(default):
+            yield from settings_of(type(default), f"{key}.")
+        else:
+            meaning = told_of(entry, section).metadata["meaning"]
+            yield Setting(key, default, meaning, allowed(entry, section), details(entry.name, section))
+
+
+def told_of(entry: Field[Any], section: Any) -> Field[Any]:
+    """The field that says what a setting means: `DecodeOptions` only widens some of `DecodeConfig`."""
+    return DecodeConfig.__dataclass_fields__[entry.name] if section is DecodeOptions else entry
+
+
+def allowed(entry: Field[Any], section: Any) -> str:
+    """What values a setting takes, in words."""
+    choices = told_of(entry, section).metadata.get("choices")
+    if choices:
+        more = ("auto",) if section is DecodeOptions and entry.name in AUTO_CHOICES else ()
+        return ", ".join([*more, *choices])
+    kinds = [kind.strip() for kind in str(entry.type).split("|")]
+    words = [KINDS[kind] for kind in kinds if kind in KINDS]
+    if "str" in kinds:
+        words.insert(len(words) - ("None" in kinds), "auto" if "int" in kinds else "a text")
+    words = ", ".join(words).split(", ")
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def details(name: str, section: Any) -> str:
+    """The paragraphs of a section's description that begin with a setting's name, and what is listed below them."""
+    paragraphs = description(section).split("\n\n")
+    found: list[str] = []
+    inside = False
+    for paragraph in paragraphs:
+        inside = paragraph.startswith(f"`{name}`") or (inside and paragraph.startswith("- "))
+        found += [paragraph] if inside else []
+    return "\n\n".join(found)
+
+
+def description(section: Any) -> str:
+    """What a section's docstring says, without its list of errors."""
+    documented = DecodeConfig if section is DecodeOptions else section
+    return inspect.cleandoc(str(documented.__doc__)).split("\n\nRaises:")[0]
+
+
+def shown(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    return yaml.safe_dump(value, default_flow_style=True).splitlines()[0]
+
+
+def sources(overrides: list[str]) -> dict[str, str]:
+    """For each key that is not at its default, what set it last: a file of `conf`, or the command line."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        chosen = loader.compute_defaults_list("config", overrides, RunMode.RUN)
+    found: dict[str, str] = {}
+    for one in chosen.defaults:
+        file = CONF / f"{one.config_path}.yaml"
+        if file.exists():
+            below = "" if one.package in (None, "", "_global_") else f"{one.package}."
+            found |= dict.fromkeys(
+                keys_in(yaml.safe_load(file.read_text()) or {}, below), f"conf/{one.config_path}.yaml"
+            )
+    return found | dict.fromkeys((one.key_or_group for one in chosen.config_overrides), "the command line")
+
+
+def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Dotted names of the keys that a file sets."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from keys_in(value, f"{prefix}{key}.")
+        elif key != "defaults":
+            yield prefix + key
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a dotted key."""
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def resolved(config: Config) -> dict[str, tuple[Any, str]]:
+    """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that can be told."""
+    device = choose_device(config, World("python"))
+    found: dict[str, tuple[Any, str]] = {}
+    if config.model.device == "auto":
+        found["model.device"] = device.type, "what this machine has"
+    if config.model.dtype == "auto":
+        found["model.dtype"] = choose_dtype(config.model, device), f"the device, {device.type}"
+    shape = shape_of(config)
+    if shape is None:
+        return found | by_pattern(config)
+    family = FAMILIES[shape.family]
+    pattern, by = config.model.pattern, f"model.pattern={config.model.pattern}"
+    if pattern == "auto":
+        pattern, by = family.pattern, f"the pattern of its family {shape.family}, {family.pattern}"
+        found["model.pattern"] = pattern, f"the model's family, {shape.family}"
+    own = concrete(config.decode, native(shape, pattern))
+    for entry in fields(DecodeConfig):
+        if getattr(config.decode, entry.name) == "auto" and entry.name != "branches":
+            found[f"decode.{entry.name}"] = getattr(own, entry.name), by
+    return found | by_profile(config, shape, device)
+
+
+def shape_of(config: Config) -> ModelConfig | None:
+    """The model's configuration, if its files are on this machine."""
+    path = config.model.path
+    folder = Path(path).expanduser()
+    if path == "embedded" or folder.is_dir() or folder.is_absolute() or path.startswith("."):
+        return read_config(find(path))
+    cached = try_to_load_from_cache(path, "config.json")
+    return read_config(Path(cached).parent) if isinstance(cached, str) else None
+
+
+def by_pattern(config: Config) -> dict[str, tuple[Any, str]]:
+    """What decode options set to ``auto`` come to where the model's files are not on this machine."""
+    given = config.model.pattern
+    found: dict[str, tuple[Any, str]] = {}
+    for name in ("window_attention", "prompt_attention", "cache", "canvas", "max_active_blocks"):
+        if getattr(config.decode, name) != "auto":
+            continue
+        values: dict[str, list[str]] = {}
+        for pattern in PATTERNS if given == "auto" else (given,):
+            with contextlib.suppress(ValueError):  # this pattern does not go with the other options
+                value = getattr(concrete(config.decode, PATTERNS[pattern]), name)
+                values.setdefault(shown(value), []).append(pattern)
+        if given == "auto":
+            told = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
+            reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {told}"
+            found[f"decode.{name}"] = "auto", reason
+        else:
+            found[f"decode.{name}"] = yaml.safe_load(next(iter(values))), f"model.pattern={given}"
+    return found
+
+
+def by_profile(config: Config, shape: ModelConfig, device: torch.device) -> dict[str, tuple[Any, str]]:
+    """What ``auto`` comes to where it follows the ranks or the machine's profile."""
+    reasons = {
+        "engine.attention": "the profile of this machine if there is one, else the device",
+        "engine.max_rows": "the profile of this machine",
+        "decode.branches": "the profile of this machine",
+    }
+    if config.decode.verify == "agreement":
+        reasons["decode.branches"] = "the ranks: a branch for each branch rank, and this is one rank"
+    asked = [key for key in reasons if value_of(config, key) == "auto"]
+    alone = Group(World("python"), Mesh(1, 1), "auto", 1.0, device, Stop(0.0))
+    try:
+        job = settled(config, shape, device, alone, config.engine.max_sequences)
+    except ValueError as error:
+        return {key: ("auto", f"{reasons[key]}; {error}") for key in asked}
+    return {key: (value_of(job, key), reasons[key]) for key in asked}
+
+
+def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
+    """Each setting, its value, and where the value came from, for a job with these overrides."""
+    config, set_by = composed(overrides), sources(overrides)
+    found = resolved(config)
+    for setting in settings_of():
+        value, origin = value_of(config, setting.key), set_by.get(setting.key, "default")
+        if setting.key in found:
+            value, reason = found[setting.key]
+            origin = f"{origin}: auto, which follows {reason}"
+        yield setting, shown(value), origin
+
+
+def explain(arguments: list[str]) -> str:
+    """What `lopa-dist explain` prints: of the keys and sections that are named, else of all.
+
+    Raises:
+        UserError: a key that does not exist.
+    """
+    wanted, overrides = [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
+    check_keys(overrides)
+    known = [setting.key for setting in settings_of()]
+    for key in wanted:
+        if not any(name == key or name.startswith(f"{key}.") for name in known):
+            near = difflib.get_close_matches(key, known, n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else f". Sections: {', '.join(section_names())}"
+            raise UserError(f"{key}: no such key{hint}")
+    parts = []
+    for setting, value, origin in explanations(with_own_model(overrides)):
+        if not wanted or any(setting.key == key or setting.key.startswith(f"{key}.") for key in wanted):
+            told = [setting.meaning, f"takes: {setting.allowed}", f"from: {origin}"]
+            if setting.key in wanted and setting.details:
+                told += ["", *setting.details.splitlines()]
+            parts.append("\n".join([f"{setting.key}={value}", *(f"    {line}".rstrip() for line in told)]))
+    return "\n".join(parts)
+
+
+def section_names() -> list[str]:
+    """The first parts of all keys."""
+    return list(dict.fromkeys(setting.key.split(".")[0] for setting in settings_of()))

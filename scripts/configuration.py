@@ -1,0 +1,85 @@
+"""Write docs/configuration.md from the dataclasses and the presets: ``python scripts/configuration.py``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.config import CONF, Config
+from lopa_dist.jobs.explain import description, settings_of, shown
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+INTRO = """# Configuration
+
+<!-- Written by scripts/configuration.py; change the dataclasses or the presets, not this page. -->
+
+Every setting, as `key=value` on the command line. `lopa-dist explain KEY ...` says the same of single settings, and
+what they come to in a job with given presets and overrides: `lopa-dist explain decode.cache model=dream_instruct`.
+
+A preset is a file of `conf/`; `decode=verified` chooses one. What neither the command line nor a preset says has the
+default of the tables below. Options of `decode` that take `auto` follow the model with it: how it was trained, by its
+family or by `model.pattern`."""
+GROUPS = {
+    "model": "Models",
+    "decode": "Ways of decoding",
+    "task": "Tasks",
+    "launcher": "Launchers of sweeps",
+    "experiment": "Settings of the paper",
+}
+
+
+def sections(section: Any = Config, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every section with settings of its own: its dotted name and its dataclass; the root first."""
+    yield name, section
+    for entry in fields(section):
+        made = entry.default_factory() if callable(entry.default_factory) else None
+        if is_dataclass(made):
+            yield from sections(type(made), f"{name}.{entry.name}".lstrip("."))
+
+
+def section_page(name: str, section: Any) -> str:
+    """A section's description and the table of its settings."""
+    prefix = f"{name}." if name else ""
+    own = {prefix + entry.name for entry in fields(section)}
+    rows = [one for one in settings_of(section, prefix) if one.key in own]
+    table = [
+        "| setting | default | takes | meaning |",
+        "|---|---|---|---|",
+        *(f"| `{one.key}` | `{shown(one.default)}` | {one.allowed} | {one.meaning} |" for one in rows),
+    ]
+    text = description(section) if name else "Outside all sections."
+    return "\n".join([f"### {name or 'The root'}", "", text, "", *table])
+
+
+def in_order(file: Path) -> list[tuple[int, str]]:
+    """A key to sort names by, in which s2 comes before s10."""
+    return [(int(number or 0), text) for text, number in re.findall(r"(\D+)(\d*)", file.stem)]
+
+
+def presets(group: str, title: str) -> str:
+    """What each preset of a group is, by the comment that its file begins with."""
+    lines = [f"### {title}", "", f"| `{group}=` | |", "|---|---|"]
+    for file in sorted((CONF / group).glob("*.yaml"), key=in_order):
+        told = []
+        for line in file.read_text().splitlines():
+            if line.startswith("# @package"):
+                continue
+            if not line.startswith("#"):
+                break
+            told.append(line.lstrip("# "))
+        lines.append(f"| `{file.stem}` | {' '.join(told)} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The whole page."""
+    settings = [section_page(name, section) for name, section in sections()]
+    chosen = [presets(group, title) for group, title in GROUPS.items()]
+    return "\n\n".join([INTRO, "## Settings", *settings, "## Presets", *chosen]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,127 @@
+"""`lopa-dist explain`: values, where they came from, and words for every setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from lopa_dist import cli
+from lopa_dist.checks import UserError
+from lopa_dist.config import CONF, Config, leaves
+from lopa_dist.jobs.explain import explain, settings_of
+from lopa_dist.models.files import EMBEDDED
+
+
+@pytest.fixture(autouse=True)
+def _no_profiles_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOPA_CACHE", str(tmp_path))
+    monkeypatch.setattr("lopa_dist.jobs.explain.try_to_load_from_cache", lambda *_: None)
+
+
+def lines_of(*arguments: str) -> dict[str, list[str]]:
+    """What is said below each setting."""
+    found: dict[str, list[str]] = {}
+    for line in explain([*arguments, "parallel.threads=1"]).splitlines():
+        if line.startswith(" "):
+            found[list(found)[-1]].append(line.strip())
+        elif line:
+            found[line] = []
+    return found
+
+
+def test_every_setting_is_told_with_its_meaning() -> None:
+    told = lines_of()
+    known = leaves(OmegaConf.structured(Config))
+    sections = {key for key in known if any(other.startswith(f"{key}.") for other in known)}
+    assert {line.split("=")[0] for line in told} == set(known) - sections
+    assert all(meaning and "TODO" not in meaning for meaning, *_ in told.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "origin"),
+    [
+        (["decode.tau_add"], "0.1", "default"),
+        (["decode.block_size"], "16", "conf/decode/embedded.yaml"),
+        (["decode.drafts", "decode=embedded_control"], "0", "conf/decode/embedded_plain.yaml"),
+        (["decode.extra_fill", "decode=embedded_control"], "1", "conf/decode/embedded_control.yaml"),
+        (["decode.block_size", "decode.block_size=8"], "8", "the command line"),
+        (["model.path", "model=llada_base"], "GSAI-ML/LLaDA-8B-Base", "conf/model/llada_base.yaml"),
+        (["decode.tau_conf", "experiment=s1"], "0.95", "conf/experiment/s1.yaml"),
+        (["logging.wandb.tags", "logging.wandb.tags=[a,b]"], "[a, b]", "the command line"),
+        (["task.limit", "task=gsm8k"], "null", "conf/task/gsm8k.yaml"),
+    ],
+)  # fmt: skip
+def test_where_a_value_came_from(arguments: list[str], value: str, origin: str) -> None:
+    [(setting, told)] = lines_of(*arguments).items()
+    assert setting == f"{arguments[0]}={value}"
+    assert f"from: {origin}" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "reason"),
+    [
+        (["decode.cache", "model=d2f_dream_base"], "block", "auto, which follows model.pattern=d2f"),
+        (["decode.cache", f"model.path={EMBEDDED}"], "none", "the pattern of its family Dream, vanilla"),
+        (["decode.block_size", f"model.path={EMBEDDED}", "decode.block_size=auto"], "32", "the command line: auto"),
+        (["decode.cache", "model=llada_base"], "auto", "none (vanilla), block (d2f, block_diffusion)"),
+        (["model.pattern", f"model.path={EMBEDDED}"], "vanilla", "the model's family, Dream"),
+        (["model.dtype"], "fp32", "the device, cpu"),
+        (["decode.branches"], "0", "a branch for each branch rank"),
+        (["decode.branches", "decode=embedded_lopa", "decode.branches=auto"], "auto", "run lopa-dist profile once"),
+        (["engine.max_rows", "engine.max_rows=auto"], "auto", "run lopa-dist profile once"),
+    ],
+)
+def test_what_auto_comes_to(arguments: list[str], value: str, reason: str) -> None:
+    [(setting, told)] = lines_of(*arguments).items()
+    assert setting == f"{arguments[0]}={value}"
+    [origin] = [line for line in told if line.startswith("from: ")]
+    assert reason in origin
+
+
+def test_a_section_gives_all_its_settings_and_a_key_its_details() -> None:
+    told = lines_of("logging")
+    assert "logging.wandb.mode=auto" in told
+    assert all(setting.startswith("logging.") for setting in told)
+    [(_, cache)] = lines_of("decode.cache").items()
+    assert "takes: auto, block, none, prefix, dual" in cache
+    assert any(line.startswith("- dual: ") for line in cache)
+    assert not any(line.startswith("`boundary`") for line in cache)
+
+
+def test_choices_are_in_the_table_of_kinds() -> None:
+    told = {setting.key: setting.allowed for setting in settings_of()}
+    assert told["task.allow_code_execution"] == "true, false or null"
+    assert told["engine.max_rows"] == "an integer, auto or null"
+    assert told["parallel.data"] == "an integer or auto"
+    assert told["model.lora"] == "a text or null"
+
+
+def test_every_preset_says_what_it_is() -> None:
+    for group in ("model", "decode", "task", "launcher", "experiment"):
+        for file in (CONF / group).glob("*.yaml"):
+            comments = [line for line in file.read_text().splitlines() if line.startswith("# ")]
+            assert any("@package" not in line for line in comments), file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["decode.cach"], "decode.cach: no such key; did you mean decode.cache"),
+        (["zzz"], "zzz: no such key. Sections: model, task, decode"),
+        (["decode.cach=none"], "did you mean decode.cache"),
+    ],
+)
+def test_misspelt_keys(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        explain(arguments)
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "explain", "decode.tau_conf", "decode.tau_conf=0.8"])
+    cli.main()
+    assert capsys.readouterr().out.startswith("decode.tau_conf=0.8\n    a token is filled when")
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "explain", "decode.tau_conf=x"])
+    with pytest.raises(SystemExit, match="tau_conf"):
+        cli.main()
