@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, and `lopa-dist explain`, `report`, `merge`, `trace`, `lm-eval` and `profile`."""
+"""The command line: Hydra's app, which is the job, or one of the other commands (`commands.py`)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist import __version__
 from lopa_dist.checks import UserError
+from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import CONF, Config, check_keys, quoted, register, with_own_model
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
@@ -141,92 +142,6 @@ def typed(key: str, value: Any) -> str:
     return f"{key}={text}" if text == str(value) else f'"{key}={text}"'
 
 
-def report_command(arguments: list[str]) -> None:
-    """`lopa-dist report FOLDER`."""
-    from lopa_dist.jobs.compare import compare
-
-    if len(arguments) != 1:
-        raise UserError("usage: lopa-dist report FOLDER")
-    compare(Path(arguments[0]))
-
-
-def merge_command(arguments: list[str]) -> None:
-    """`lopa-dist merge FOLDER`."""
-    from lopa_dist.jobs.batch_output import NAME
-    from lopa_dist.jobs.shards import merge_shards
-
-    if len(arguments) != 1:
-        raise UserError("usage: lopa-dist merge FOLDER (of the runs of a job array)")
-    folder = Path(arguments[0])
-    report = merge_shards(folder)
-    print(f"{report['shards']} shards, {report['requests']} requests: {folder / 'results.jsonl'}")
-    if (folder / NAME).exists():
-        print(f"in OpenAI's form: {folder / NAME}")
-
-
-def lm_eval_command(arguments: list[str]) -> None:
-    """`lopa-dist lm-eval ...`: lm-evaluation-harness with this package's model."""
-    try:
-        from lopa_dist.jobs.lm_eval_adapter import main as evaluate
-    except ModuleNotFoundError as error:
-        missing = str(error.name).split(".")[0]
-        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
-    evaluate(arguments)
-
-
-def trace_command(arguments: list[str]) -> None:
-    """`lopa-dist trace RUN ID [--html FILE]`."""
-    if not (len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--html")):
-        raise UserError("usage: lopa-dist trace RUN ID [--html FILE]   (ID: a custom_id or an index)")
-    page = Path(arguments[3]) if len(arguments) == 4 else None
-    if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
-        raise UserError(f"--html {page}: cannot be written; name a file in a folder that exists")
-    from rich.console import Console
-
-    from lopa_dist.jobs.trace import show, trace
-    from lopa_dist.jobs.trace_page import write_page
-
-    found = trace(Path(arguments[0]), arguments[1])
-    show(found, Console())
-    if page:
-        write_page(found, page)
-        print(f"page: {page}")
-
-
-def profile_command(arguments: list[str]) -> None:
-    """`lopa-dist profile [overrides]`: how long a step takes by its rows, for ``auto``."""
-    check_keys(arguments)
-    try:
-        from lopa_dist.jobs.profiles import make_profile
-
-        make_profile(with_own_model(arguments))
-    except OmegaConfBaseException as error:
-        raise UserError(plain(error)) from error
-
-
-def explain_command(arguments: list[str]) -> None:
-    """`lopa-dist explain [KEY ...] [overrides]`: settings, their values, whence, and what they mean."""
-    from lopa_dist.jobs.explain import explain
-
-    try:
-        print(explain(arguments))
-    except OmegaConfBaseException as error:
-        raise UserError(plain(error)) from error
-
-
-COMMANDS = {
-    "explain": explain_command,
-    "report": report_command,
-    "merge": merge_command,
-    "trace": trace_command,
-    "lm-eval": lm_eval_command,
-    "profile": profile_command,
-}
-
-
-USAGE = {name: f"usage: {command.__doc__}" for name, command in COMMANDS.items()}
-
-
 def check_command(arguments: list[str]) -> None:
     """Meet a misspelt command: nothing else that may come first is a bare word.
 
@@ -249,12 +164,12 @@ def main() -> None:
         if arguments == ["--version"]:
             return print(f"lopa-dist {__version__}")
         if arguments[:1] and arguments[0] in COMMANDS:
-            if {"-h", "--help"} & {*arguments[1:2]} and arguments[0] != "lm-eval":
-                return print(USAGE[arguments[0]])
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)  # only a job can go on
             try:
-                return COMMANDS[arguments[0]](arguments[1:])
+                return perform(arguments[0], arguments[1:])
+            except OmegaConfBaseException as error:
+                raise UserError(plain(error)) from error
             except OSError as error:
                 raise UserError(no_room(error, "give the same command again") or str(error)) from error
             except (ValueError, NotImplementedError) as error:

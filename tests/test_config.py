@@ -392,13 +392,33 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
         cli.main()
 
 
-@pytest.mark.parametrize("command", ["report", "merge", "trace", "profile"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] FOLDER$"),
+        (["report", "a", "b"], "unrecognized arguments: b; usage: lopa-dist report"),
+        (["trace", "run"], "required: ID; usage: lopa-dist trace"),
+        (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),
+        (["trace", "run", "1", "--html"], "--html: expected one argument; usage: lopa-dist trace"),
+        (["profile", "decode.brances=1"], "did you mean decode.branches"),
+    ],
+)
+def test_arguments_that_a_command_does_not_take(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments])
+    with pytest.raises(SystemExit, match=message):
+        cli.main()
+
+
+@pytest.mark.parametrize("command", ["report", "merge", "trace", "profile", "explain"])
 def test_every_command_tells_its_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     monkeypatch.setattr("sys.argv", ["lopa-dist", command, "--help"])
-    cli.main()
-    assert f"lopa-dist {command} " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main()
+    assert f"usage: lopa-dist {command} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])

@@ -1,0 +1,125 @@
+"""The commands of `lopa-dist` beside the job itself: `explain`, `report`, `merge`, `trace`, `lm-eval`, `profile`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from lopa_dist.checks import UserError
+from lopa_dist.config import check_keys, with_own_model
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours: one line, which ends with the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError."""
+        raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
+
+
+def report(options: argparse.Namespace) -> None:
+    """`lopa-dist report FOLDER`."""
+    from lopa_dist.jobs.compare import compare
+
+    compare(options.folder)
+
+
+def merge(options: argparse.Namespace) -> None:
+    """`lopa-dist merge FOLDER`."""
+    from lopa_dist.jobs.batch_output import NAME
+    from lopa_dist.jobs.shards import merge_shards
+
+    found = merge_shards(options.folder)
+    print(f"{found['shards']} shards, {found['requests']} requests: {options.folder / 'results.jsonl'}")
+    if (options.folder / NAME).exists():
+        print(f"in OpenAI's form: {options.folder / NAME}")
+
+
+def trace(options: argparse.Namespace) -> None:
+    """`lopa-dist trace RUN ID [--html FILE]`."""
+    page = options.html
+    if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
+        raise UserError(f"--html {page}: cannot be written; name a file in a folder that exists")
+    from rich.console import Console
+
+    from lopa_dist.jobs.trace import show
+    from lopa_dist.jobs.trace import trace as generate_again
+    from lopa_dist.jobs.trace_page import write_page
+
+    found = generate_again(options.run, options.id)
+    show(found, Console())
+    if page:
+        write_page(found, page)
+        print(f"page: {page}")
+
+
+def lm_eval(arguments: list[str]) -> None:
+    """`lopa-dist lm-eval ...`, whose arguments are the harness's own."""
+    try:
+        from lopa_dist.jobs.lm_eval_adapter import main as evaluate
+    except ModuleNotFoundError as error:
+        missing = str(error.name).split(".")[0]
+        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
+    evaluate(arguments)
+
+
+def profile(options: argparse.Namespace) -> None:
+    """`lopa-dist profile [KEY=VALUE ...]`."""
+    check_keys(options.settings)
+    from lopa_dist.jobs.profiles import make_profile
+
+    make_profile(with_own_model(options.settings))
+
+
+def explain(options: argparse.Namespace) -> None:
+    """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
+    from lopa_dist.jobs.explain import explain as told
+
+    print(told(options.keys))
+
+
+def argument_parsers() -> dict[str, Parser]:
+    """The parser of each command but `lm-eval`, which has its own."""
+    made: dict[str, Parser] = {}
+
+    def command(run: Callable[[argparse.Namespace], None], description: str) -> Parser:
+        name = run.__name__
+        made[name] = Parser(prog=f"lopa-dist {name}", description=description, allow_abbrev=False)
+        made[name].set_defaults(perform=run)
+        return made[name]
+
+    parser = command(report, "Compare runs in one table and plot, accuracy against speed.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folders are looked for in it")
+
+    parser = command(merge, "Join the shards of a job array into one result.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the runs of the array")
+
+    parser = command(trace, "Show how a request was filled, step by step.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("id", metavar="ID", help="a custom_id, or an index of results.jsonl")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page besides")
+
+    parser = command(profile, "Measure how long a step takes by its rows, for settings of auto: about a minute.")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="overrides, as for a job")
+
+    parser = command(explain, "Tell what settings mean, what they take, what they are, and where that came from.")
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
+    return made
+
+
+COMMANDS = ("report", "merge", "trace", "lm-eval", "profile", "explain")
+
+
+def perform(name: str, arguments: list[str]) -> None:
+    """Run a command.
+
+    Raises:
+        UserError: arguments that it does not take; the message ends with its usage.
+    """
+    if name == "lm-eval":
+        return lm_eval(arguments)
+    options = argument_parsers()[name].parse_args(arguments)
+    options.perform(options)
