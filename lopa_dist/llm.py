@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from lopa_dist.config import CONF, Config, check_keys, composed, quoted
+from lopa_dist.config import CONF, Config, check_keys, composed, concrete, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.build import EngineBuilder
@@ -138,14 +138,18 @@ class LLM:
             return []
         limit = max(item.max_new_tokens or most for item in items)
         config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
+        builder = self.builder
+        # before the ranks meet: after a call that is refused, there may be another
+        settled_here = replace(config, decode=concrete(config.decode, builder.native))
+        requests = encoded(Encoder(settled_here, builder.shape, builder.tokenizer), items)
         parallel, size = config.parallel, self.world.size
         axes = parallel.data, parallel.branch, parallel.tensor
         mesh = resolve(*axes, size, len(items), config.decode.max_branches)
-        ends = parallel.timeout_s, self.builder.device, Stop(grace_s=0.0)
+        ends = parallel.timeout_s, builder.device, Stop(grace_s=0.0)
         with handlers_kept():
             group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
             with group.guard():
-                return self.answers(config, items, group, progress)
+                return self.answers(config, items, requests, group, progress)
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """The settings with a call's decode options."""
@@ -159,11 +163,12 @@ class LLM:
         preset = [] if decode is None else [f"decode={decode}"]
         return composed([*self.settings, *preset, *given]) if preset or given else self.config
 
-    def answers(self, config: Config, items: Sequence[Item], group: Group, progress: bool) -> list[Output]:
+    def answers(
+        self, config: Config, items: Sequence[Item], requests: Sequence[Request], group: Group, progress: bool
+    ) -> list[Output]:
         """What all replicas of a group generate, on every rank."""
         builder, leader = self.builder, group.world.rank == 0
         config = settled(config, builder.shape, builder.device, group, len(items))
-        requests = encoded(Encoder(config, builder.shape, builder.tokenizer), items)
         builder.load(leader, group.tensor)
         sequences = in_flight(config.engine, len(requests), group.mesh.data)
         engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)

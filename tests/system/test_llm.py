@@ -23,8 +23,14 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 PROGRAM = """
 import json, sys
 from lopa_dist import LLM
+from lopa_dist.parallel import group
+group.PART = 100  # outputs travel in many parts
 folder, prompts, *settings = json.loads(sys.argv[1])
 llm = LLM("embedded", *settings)
+try:
+    llm.generate([prompts[0], ""])
+except ValueError as error:
+    assert "prompts[1]" in str(error)
 calls = [llm.generate(some, "embedded_lopa", branches=3) for some in (prompts, prompts[:1])]
 told = [[(o.text, o.tokens, o.forwards) for o in outputs] for outputs in calls]
 open(f"{folder}/{llm.world.rank}.json", "w").write(json.dumps(told))
