@@ -8,11 +8,13 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import lopa_dist
 from lopa_dist import LLM, DecodeConfig, Output, SamplingParams
@@ -26,6 +28,13 @@ from lopa_dist.tasks.arithmetic import Arithmetic
 
 ROOT = Path(__file__).parent.parent
 PROBLEMS = [str(item.messages[-1]["content"]) for item in Arithmetic(20).items() if item.messages]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Also for the tests that come later."""
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from lopa_dist import cli
@@ -15,9 +17,11 @@ from lopa_dist.models.files import EMBEDDED
 
 
 @pytest.fixture(autouse=True)
-def _no_profiles_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_profiles_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LOPA_CACHE", str(tmp_path))
     monkeypatch.setattr("lopa_dist.jobs.explain.try_to_load_from_cache", lambda *_: None)
+    yield
+    torch.set_num_threads(1)
 
 
 def lines_of(*arguments: str) -> dict[str, list[str]]:
