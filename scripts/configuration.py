@@ -54,9 +54,9 @@ def section_page(name: str, section: Any) -> str:
     return "\n".join([f"### {name or 'The root'}", "", text, "", *table])
 
 
-def in_order(file: Path) -> list[tuple[int, str]]:
+def in_order(file: Path) -> list[tuple[str, int]]:
     """A key to sort names by, in which s2 comes before s10."""
-    return [(int(number or 0), text) for text, number in re.findall(r"(\D+)(\d*)", file.stem)]
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", file.stem)]
 
 
 def presets(group: str, title: str) -> str:
