@@ -22,6 +22,7 @@ from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
 
 
@@ -37,6 +38,7 @@ class Engine:
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
         products: how the static runner multiplies, as `engine.products` found it fastest.
+        watched: a context around the parts of a step, for a thread that notices when the host waits in vain.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Engine:
         requested: Callable[[], StopLevel] = lambda: StopLevel.RUN,
         tensor: Communicator | None = None,
         products: Choices | None = None,
+        watched: Watched = unwatched,
     ) -> None:
         self.model, self.config, self.comm, self.options = model, config, comm, options or EngineConfig()
+        self.watched = watched
         self.tensor = tensor or Solo()
         self.device = model.head_weight.device
         self.runners = Runners(model, config, self.options, self.tensor, products, comm.size)
@@ -76,21 +80,25 @@ class Engine:
         batch = self.start(requests, next_requests or in_order(len(requests)))
         batch.admit()
         while batch.running:
-            step = batch.schedule()  # all sequences, or those that fit engine.max_rows
-            rows = layout(step.state, step.before, self.comm.rank, self.comm.size, step.prefixes)
-            gathered = self.lockstep.forward(batch.runner, rows, step.slots)  # of all ranks
-            records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
-            self.winner = winner = verify(step.state, records)  # LoPA: which branch wins
-            advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
-            spawn(step.state, winner)  # LoPA: the branches of the next step
-            levels = batch.to_host(step, self.lockstep.levels)  # the step's one copy
-            if self.lockstep.agree(levels) == StopLevel.ABORT:
-                return
-            commit(self.lockstep.prepared, batch.pool, self.config, step.before, step.after.winner, self.comm)
+            with self.watched(False):  # all of it is queued; on a GPU nothing is waited for
+                step = batch.schedule()  # all sequences, or those that fit engine.max_rows
+                rows = layout(step.state, step.before, self.comm.rank, self.comm.size, step.prefixes)
+                gathered = self.lockstep.forward(batch.runner, rows, step.slots)  # of all ranks
+                records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
+                self.winner = winner = verify(step.state, records)  # LoPA: which branch wins
+                advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
+                spawn(step.state, winner)  # LoPA: the branches of the next step
+            with self.watched(True):
+                levels = batch.to_host(step, self.lockstep.levels)  # the step's one copy
+                if self.lockstep.agree(levels) == StopLevel.ABORT:
+                    return
+                commit(self.lockstep.prepared, batch.pool, self.config, step.before, step.after.winner, self.comm)
+                finished = batch.collect()
             self.account(step)
-            yield from batch.collect()
+            yield from finished
             if self.lockstep.level == StopLevel.RUN:
-                batch.admit()
+                with self.watched(True):
+                    batch.admit()
 
     def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""

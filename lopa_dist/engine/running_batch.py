@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -128,17 +128,19 @@ class RunningBatch:
         self.statistics.prompt_reused += int(prefixes.length[prefill & ~computed].sum())
         return prefixes
 
-    def collect(self) -> Iterator[Generation]:
+    def collect(self) -> list[Generation]:
         """Take finished requests out of their slots."""
         now = time.perf_counter()
         for admission in self.running.values():
             admission.first_step = admission.first_step or now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
         answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        found = []
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)
             self.scheduler.leave(slot)
-            yield self.generation(self.running.pop(slot), tokens, int(self.host.step[slot]), now)
+            found.append(self.generation(self.running.pop(slot), tokens, int(self.host.step[slot]), now))
+        return found
 
     def generation(self, admission: Admission, tokens: list[int], forwards: int, now: float) -> Generation:
         """Return what the user gets: the tokens up to the first EOS."""

@@ -216,13 +216,14 @@ class Job:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
             self.writer = Writer(self.folder, self.attempt, group.data_rank)
+            group.last_acts.append(self.writer.close)
         rank = group.world.rank
         wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
         sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
         on_step = wandb_log.observe if wandb_log else None
         ranks = group.comm, options, on_step, group.stop.level, group.tensor
-        engine = Engine(model, config.decode, *ranks, self.products)
+        engine = Engine(model, config.decode, *ranks, self.products, group.watched)
         group.ready()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))

@@ -91,7 +91,7 @@ def guarded(engine: Engine, requests: list[Any]) -> list[int]:
         assert len(list(engine.generate(requests))) == len(requests)
     assert isinstance(engine.batch.runner, StaticRunner)
     counts[0] -= 2  # the lengths before and after the first requests came in; no others come later
-    ended = [before > now for before, now in pairwise(admitted)]  # in the step before
+    ended = [before > now for before, now in pairwise(admitted)]
     return counts[:1] + [count - left for count, left in zip(counts[1:], ended, strict=True)]
 
 
