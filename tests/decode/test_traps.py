@@ -257,6 +257,28 @@ def test_rows_of_every_cache() -> None:
     }
 
 
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("knobs", [{}, {"verify": "agreement", "drafts": 3}, {"temperature": 0.8}], ids=str)
+@pytest.mark.parametrize("wrong", [-3, 2, 200])
+def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
+    knobs: dict[str, Any], wrong: int, shift: bool
+) -> None:
+    """On a GPU an index out of range is an assertion on the device, after which nothing can be done there."""
+    config = replace(CONFIG, **knobs)
+    state = State.empty(config, Vocabulary(MASK, (EOS,), shift), 2, 3, torch.device("cpu"))
+    for slot in range(2):
+        state.admit(slot, [1, 2, 3], config.max_new_tokens, 0, "temperature" in knobs)
+    for error in (0, 0, wrong):
+        host = state.to_host()
+        host.masked[0] += error
+        batch = layout(state, host)
+        assert int(batch.head_rows.max()) < len(batch.tokens)
+        gathered = torch.ones(1, batch.local_branches, batch.columns, 3, dtype=torch.int32)
+        winner = verify(state, unpack(state, batch, gathered))
+        advance(state, winner)
+        spawn(state, winner)
+
+
 class NoSynchronisation(TorchDispatchMode):
     """Fails on operations that would wait for a device."""
 
