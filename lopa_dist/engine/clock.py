@@ -44,7 +44,7 @@ def median_ms(
     function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object] = lambda: None
 ) -> float:
     """Median milliseconds of something that is queued, after two runs that do not count; `before` is not in them."""
-    mark: Callable[[], Mark] = device_mark if device.type == "cuda" else HostMark
+    mark: Callable[[], Mark] = partial(device_mark, device) if device.type == "cuda" else HostMark
     marks = []
     for _ in range(repeats + 2):
         before()

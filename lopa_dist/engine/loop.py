@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -58,7 +59,7 @@ class Engine:
         self.tensor = tensor or Solo()
         self.device = model.head_weight.device
         self.runners = Runners(model, config, self.options, self.tensor, products, comm.size)
-        self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
+        self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
         self.winner: Winner | None = None  # of the last step

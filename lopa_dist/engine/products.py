@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lopa_dist.engine.buckets import average, ladder
 from lopa_dist.engine.clock import graphed, median_ms
+from lopa_dist.kernels.dispatch import on_device
 from lopa_dist.kernels.products import PRODUCTS, Choices, Product
 from lopa_dist.models.fused import FusedTransformer
 
@@ -62,7 +63,8 @@ def measure_products(network: FusedTransformer, most_rows: int, budget_s: float)
     found: list[ProductTimes] = []
     for size in ladder(most_rows) if weights else []:
         for shape, some in weights.items():
-            us, _ = time_ways(size, some, lambda run: median_ms(graphed(run, device), device, REPEATS))
+            with on_device(device):
+                us, _ = time_ways(size, some, lambda run: median_ms(graphed(run, device), device, REPEATS))
             found.append(ProductTimes(size, *shape, us))
         if device.type == "cuda":
             torch.cuda.empty_cache()  # of every graph's memory pool

@@ -81,6 +81,7 @@ class Runners:
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,
             self.usual_rows(sequences, longest), not self.options.reproducible,
+            self.options.graphs == "always",
         )  # fmt: skip
 
     def usual_rows(self, sequences: int, longest: int) -> int:

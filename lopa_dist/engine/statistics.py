@@ -23,10 +23,10 @@ class Mark(Protocol):
         """Milliseconds from here to another, when both are past."""
 
 
-def device_mark() -> Mark:
-    """Return the moment when the GPU has done all that was queued so far."""
+def device_mark(device: torch.device) -> Mark:
+    """Return the moment when a GPU has done all that was queued so far."""
     event = torch.cuda.Event(enable_timing=True)
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 
