@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode import HostState, SharedPrefixes, State
+from lopa_dist.decode import Admitted, HostState, SharedPrefixes, State
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
@@ -83,20 +83,20 @@ class RunningBatch:
         empty = [slot for slot in range(self.state.slots) if slot not in self.running]
         missing = len(empty) - len(self.waiting)
         self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
-        admitted = False
+        admitted: list[Admitted] = []
         for slot in empty:
             if not self.waiting or not self.scheduler.fits(slot, self.requests[self.waiting[0]]):
                 break
-            admitted = True
             request = self.requests[self.waiting.popleft()]
             sampling = request.sampling or self.sampling
             if sampling != self.sampling:
                 self.runner.request_sampling[slot] = sampling
-            self.state.admit(slot, request.prompt, request.max_new_tokens, request.key, sampling.temperature > 0)
+            sampled = sampling.temperature > 0
+            admitted.append(Admitted(slot, request.prompt, request.max_new_tokens, request.key, sampled))
             self.running[slot] = Admission(request, time.perf_counter())
             self.statistics.admitted += 1
         if admitted:
-            self.host = self.state.to_host()
+            self.host = self.state.admit_all(admitted, self.host)
         self.statistics.lap("host")
 
     def schedule(self) -> Step:

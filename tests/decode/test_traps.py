@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, layout, spawn, unpack, verify
+from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, layout, spawn, unpack, verify
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
@@ -255,6 +256,32 @@ def test_rows_of_every_cache() -> None:
         "prefix": [(-3, 128, None), (31, 128, None)],
         "dual": [(-3, 128, (131, 0)), (31, 64, (67, 64))],
     }
+
+
+def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
+    """And what the host says of them is what the device has."""
+    for attention in ("self", "blocks"):
+        config = replace(CONFIG, prompt_attention=attention, max_new_tokens=40)
+        one_by_one, together = (
+            State.empty(config, Vocabulary(MASK, (EOS,), True), 4, 40, torch.device("cpu")) for _ in range(2)
+        )
+        come = [Admitted(2, [1, 2, 3], 40, 2**62, False), Admitted(0, [*range(35)], 7, 5, True)]
+        for state in (one_by_one, together):  # slots that others had before
+            state.admit_all([Admitted(0, [9] * 40, 40, 1, False), Admitted(2, [8], 1, 3, True)], state.to_host())
+            state.eos.fill_(True)
+            state.edits.fill_(3)
+            state.edit_confidence.fill_(0.5)
+        for request in come:
+            one_by_one.admit(*request)
+        before = together.to_host()
+        host = together.admit_all(come, before)
+        assert np.array_equal(host, together.to_host())
+        assert np.array_equal(host, one_by_one.to_host())
+        assert not np.array_equal(host, before)
+        for name in ("canvas", "key", "eos", "edits", "edit_confidence", "sampled"):
+            assert np.array_equal(getattr(one_by_one, name), getattr(together, name)), name
+        assert together.sampled.tolist() == [True, False, False, False]
+        assert together.eos.tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize("shift", [True, False])
