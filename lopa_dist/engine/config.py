@@ -30,7 +30,7 @@ class EngineConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    max_sequences: int = 16  # in flight at once
+    max_sequences: int = 16  # in flight at once; on a GPU fewer where its memory is short
     max_rows: int | str | None = None  # of one forward on one rank: sequences beyond it wait a step; auto: by profile
     kv_tokens: int | None = None  # K/V space of a rank; requests wait for it. null: enough for max_sequences
     attention: str = "auto"  # torch, meta (Triton), varlen (torch's, GPUs), plain (the oracle); auto: meta on a GPU

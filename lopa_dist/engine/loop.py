@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,12 @@ import torch
 
 from lopa_dist.decode import DecodeConfig, State, Vocabulary, Winner, advance, layout, spawn, unpack, verify
 from lopa_dist.decode.draft_rows import drafts_with_rows
+from lopa_dist.engine import memory
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
+from lopa_dist.engine.memory import Plan
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import NextRequests, RunningBatch, Step, in_order
@@ -21,10 +24,13 @@ from lopa_dist.engine.scheduler import Scheduler, kv_budget
 from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
+
+log = logging.getLogger("lopa_dist")
 
 
 class Engine:
@@ -105,18 +111,40 @@ class Engine:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
         config, options, device = self.config, self.options, self.device
         self.batch = None  # with its K/V, before there are others
-        slots = min(options.max_sequences, len(requests))
         longest = max(len(r.prompt) for r in requests)
+        local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
+        plan = self.plan(requests, local, longest)
+        slots = plan.sequences
         state = State.empty(config, self.vocabulary, slots, longest, device)
         budget = kv_budget(requests, slots, options.kv_tokens) if config.cache != "none" else 0
-        local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         pool = KVPool(local, slots, budget, self.model.head_weight.dtype, device)
-        runner = self.runners.make(pool, self.sampling, slots, longest)
-        scheduler = Scheduler(pool, config, options.row_limit, self.comm.size, options.prefix_cache)
+        runner = self.runners.make(pool, self.sampling, slots, longest, plan.scratch)
+        scheduler = Scheduler(pool, config, plan.row_limit, self.comm.size, options.prefix_cache)
         parts = state, pool, runner, scheduler, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts)
         self.statistics.start()
         return self.batch
+
+    def plan(self, requests: Sequence[Request], model: ModelConfig, longest_prompt: int) -> Plan:
+        """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
+
+        Raises:
+            TooLarge: not even one sequence fits.
+        """
+        options, sequences = self.options, min(self.options.max_sequences, len(requests))
+        free = memory.free_bytes(self.device)
+        if free is None:
+            return Plan(sequences, options.row_limit)
+        free = self.lockstep.least(free, self.device)
+        needs = [len(r.prompt) + r.max_new_tokens if self.config.cache != "none" else 0 for r in requests]
+        rows, element = self.runners.most_rows(longest_prompt), self.model.head_weight.element_size()
+        plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
+        log.info(
+            "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
+            plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",
+            plan.scratch, plan.bytes / 2**30, free / 2**30,
+        )  # fmt: skip
+        return plan
 
     def account(self, step: Step) -> None:
         """Count the step, and call `on_step`.
