@@ -31,6 +31,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def compiles(device: torch.device) -> bool:
+    """Return whether kernels are compiled in their first run."""
+    return device.type == "cuda"
+
+
 def graphed(function: Callable[[], object], device: torch.device) -> Callable[[], None]:
     """The function as a CUDA graph, captured in its second run; on a CPU itself."""
 
