@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode import Admitted, HostState, SharedPrefixes, State
+from lopa_dist.decode import Admitted, ForwardBatch, HostState, SharedPrefixes, State
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
@@ -43,6 +43,17 @@ class Step:
     before: HostState  # what the host knew of them before it
     prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
+
+
+@dataclass
+class EndedStep:
+    """What is left of a step when the next one begins."""
+
+    before: HostState
+    after: HostState
+    rows: ForwardBatch
+    finished: list[Generation]
+    seconds: dict[str, float]  # of all phases until its end
 
 
 class RunningBatch:
@@ -109,7 +120,6 @@ class RunningBatch:
 
     def to_host(self, step: Step, extra: Tensor) -> Ints:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
-        self.statistics.lap("decode")
         if step.slots is not None:
             self.state.put(step.slots, step.state)
         self.host, copied = self.state.to_host_with(extra)

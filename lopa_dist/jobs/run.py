@@ -221,9 +221,10 @@ class Job:
         wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
         sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
-        on_step = wandb_log.observe if wandb_log else None
-        ranks = group.comm, options, on_step, group.stop.level, group.tensor
+        ranks = group.comm, options, None, group.stop.level, group.tensor
         engine = Engine(model, config.decode, *ranks, self.products, group.watched)
+        if wandb_log is not None:
+            engine.meanwhile.append(wandb_log.observe)
         group.ready()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
@@ -249,7 +250,7 @@ class Job:
         with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display, judges:
             if self.first:
                 display.update(group.tally(done=len(self.rejections) + sum(self.done)))
-            engine.on_step.append(lambda engine: self.note(judges.verdicts(), display))
+            engine.meanwhile.append(lambda engine: self.note(judges.verdicts(), display))
             for generation in generations:
                 item = self.items[generation.request.index]
                 judges.give(Answer(item, *finished_text(self.tokenizer, generation, item.stop), self.now()))
