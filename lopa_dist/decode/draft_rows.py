@@ -138,7 +138,7 @@ def add_draft_rows(
         position[on["token"]] + on["token_prompt"],
         (predicting + on["check_prompt"]).clamp(min=0),
     )
-    head_rows = packed_row[batch.head_rows.clamp(min=0)]
+    head_rows = packed_row[batch.head_rows.clamp(0, in_order - 1)]
     if batch.prefill and batch.prefill.reads_kept:
         head_rows = torch.where(batch.head_rows < 0, batch.head_rows, head_rows)
     keys = batch.head_keys

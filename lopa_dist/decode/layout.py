@@ -63,7 +63,8 @@ def layout(
     masked = host.masked * (host.branches > 0)
     width = -(-int((host.end - host.complete).max(initial=1)) // config.block_size) * config.block_size
     amount = int(masked.sum())
-    where = torch.nonzero_static(state.window(width).masked.view(-1), size=amount)[:, 0]  # no synchronisation
+    nowhere = state.slots * width  # a cell more, which nobody reads: for masks that the host counts and there are not
+    where = torch.nonzero_static(state.window(width).masked.view(-1), size=amount, fill_value=nowhere)[:, 0]
     wanted = masked[sequence] * mine
     heads = wanted.cumsum() - wanted  # each segment's first
     entry = np.arange(wanted.sum()) + (masked.cumsum() - masked)[sequence].repeat(wanted) - heads.repeat(wanted)
@@ -101,6 +102,7 @@ def layout(
     at, token = state.edits.flatten(1, 2).index_select(1, on["edited"])  # [G, E]
     tokens.scatter_(0, torch.where(at >= 0, at + on["offset"][:, None], padded).view(-1), token.view(-1))
     found = where[on["entry"]]
+    head_rows = (on["base"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
     head_sequence = sequence.repeat(wanted)
     keys = None
     if state.sampled.any():
@@ -110,7 +112,7 @@ def layout(
     batch = ForwardBatch(
         sequence=sequence, branch=branch, start=start, rows=rows, shared=shared, first=first, lo=lo, hi=hi, tail=tail,
         begin=begin, stop=stop, prefill=prefill, tokens=tokens[:padded], positions=on["positions"][:padded],
-        head_rows=on["base"] + found, head_slots=on["slot"], head_sequence=head_sequence, head_keys=keys,
+        head_rows=head_rows, head_slots=on["slot"], head_sequence=head_sequence, head_keys=keys,
         local_branches=-(-config.max_branches // ranks), columns=columns, where=where, width=width,
         stale=to_device(stale, device) if stale.any() else None, drafts=None,
     )  # fmt: skip
@@ -208,9 +210,10 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     """
     branches, masked = state.config.max_branches, len(batch.where)
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
-    dense = gathered.new_zeros(3, branches, state.slots * batch.width)
+    cells = state.slots * batch.width
+    dense = gathered.new_zeros(3, branches, cells + 1)  # one for records of no mask, see `layout`
     dense.index_copy_(2, batch.where, parts[:, :, :masked])
-    packed = dense.view(3, branches, state.slots, batch.width).transpose(1, 2)
+    packed = dense[..., :cells].view(3, branches, state.slots, batch.width).transpose(1, 2)
     if batch.stale is not None:
         first = packed[..., 0]
         torch.where(batch.stale[:, None], state.boundary.packed[..., None], first, out=first)

@@ -100,6 +100,16 @@ class HostState(NamedTuple):
         return HostState._make(values[slots] for values in self)
 
 
+class Admitted(NamedTuple):
+    """A request that gets a slot."""
+
+    slot: int
+    prompt: Sequence[int]
+    max_new_tokens: int
+    key: int  # of its random numbers
+    sampled: bool  # whether it draws any
+
+
 BY_SLOT = ("canvas", "key", "eos", "edit_confidence")  # tensors that begin with S
 
 
@@ -173,29 +183,57 @@ class State:
         return state
 
     def admit(self, slot: int, prompt: Sequence[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
-        """Put a request into an empty slot: one block, fully active, and the anchor as its only branch."""
+        """Put a request into an empty slot, see `admit_all`."""
+        self.admit_all([Admitted(slot, prompt, max_new_tokens, key, sampled)], self.to_host())
+
+    def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
+        """Put requests into empty slots: each has one block, fully active, and the anchor as its only branch.
+
+        All of them go to the device in one transfer, and nothing comes back: what the host must know, it has just said.
+
+        Args:
+            admitted: not empty.
+            host: what the host knows before.
+
+        Returns:
+            What the host knows then; `host` stays as it is.
+        """
         self._window = None
-        tail = known_tokens(self.config, len(prompt))
-        before, limit = len(prompt) - tail, max_new_tokens + tail
-        end = min(self.config.block_size, limit)
-        self.canvas[slot] = self.vocabulary.mask_id
-        columns = slice(self.origin - before, self.origin + tail)
-        self.key[slot], self.sampled[slot] = key, sampled
-        begin = dict.fromkeys(HostState._fields, 0) | {
+        columns, mask_id = self.canvas.shape[1], self.vocabulary.mask_id
+        slots = np.array([one.slot for one in admitted])
+        tail = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
+        before = np.array([len(one.prompt) for one in admitted]) - tail
+        limit = np.array([one.max_new_tokens for one in admitted]) + tail
+        end = np.minimum(self.config.block_size, limit)
+        begin = dict.fromkeys(HostState._fields, 0 * slots) | {
             "prompt": before,
-            "committed": -1,
+            "committed": 0 * slots - 1,
             "end": end,
             "limit": limit,
             "known": tail,
             "masked": end - tail,
-            "branches": 1,
-            "first_masked": int(tail == 0),
+            "branches": 0 * slots + 1,
+            "first_masked": np.where(tail == 0, 1, 0),
         }
-        sent = to_device(np.array([*begin.values(), *prompt]), self.canvas.device)
-        self.integers[:, slot], self.canvas[slot, columns] = sent[: len(begin)], sent[len(begin) :]
-        self.eos[slot] = False
-        self.edit_position[slot] = -1
-        self.edit_confidence[slot] = 1.0
+        integers = np.stack([*begin.values()])
+        canvas = np.full((len(admitted), columns), mask_id)
+        for row, one, at in zip(canvas, admitted, self.origin - before, strict=True):
+            row[at : at + len(one.prompt)] = one.prompt
+        keys = np.array([one.key for one in admitted])
+        self.sampled[slots] = [one.sampled for one in admitted]
+
+        parts = slots, integers.ravel(), keys, canvas.ravel()
+        sent = to_device(np.concatenate(parts), self.canvas.device).split([len(part) for part in parts])
+        slots_, integers_, keys_, canvas_ = sent
+        self.integers.index_copy_(1, slots_, integers_.view(integers.shape))
+        self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
+        self.key.index_copy_(0, slots_, keys_)
+        self.eos.index_fill_(0, slots_, 0)
+        self.edit_position.index_fill_(0, slots_, -1)
+        self.edit_confidence.index_fill_(0, slots_, 1.0)
+        known = np.stack(host)
+        known[:, slots] = integers
+        return HostState._make(known)
 
     def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """Return the answers in `slots` up to the positions `ends`, in one transfer, without the prompts' tails."""

@@ -31,6 +31,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def compiles(device: torch.device) -> bool:
+    """Return whether kernels are compiled in their first run."""
+    return device.type == "cuda"
+
+
 def graphed(function: Callable[[], object], device: torch.device) -> Callable[[], None]:
     """The function as a CUDA graph, captured in its second run; on a CPU itself."""
 
@@ -44,7 +49,7 @@ def median_ms(
     function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object] = lambda: None
 ) -> float:
     """Median milliseconds of something that is queued, after two runs that do not count; `before` is not in them."""
-    mark: Callable[[], Mark] = device_mark if device.type == "cuda" else HostMark
+    mark: Callable[[], Mark] = partial(device_mark, device) if device.type == "cuda" else HostMark
     marks = []
     for _ in range(repeats + 2):
         before()

@@ -30,7 +30,7 @@ class EngineConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    max_sequences: int = option(16, "sequences in flight at once")
+    max_sequences: int = option(16, "sequences in flight at once; on a GPU fewer where its memory is short")
     max_rows: int | str | None = option(
         None, "rows of one forward on one rank: sequences beyond them wait a step; null: no bound, auto: by profile"
     )

@@ -39,6 +39,13 @@ class Lockstep:
         self.own_level = StopLevel.RUN
         self.prepared: Prepared
 
+    def least(self, value: int, device: torch.device) -> int:
+        """Return the least of all ranks' values, so that what follows from it is the same on all of them."""
+        for comm in (self.tensor, self.comm):
+            if comm.size > 1:
+                value = int(comm.all_gather(torch.tensor([value], device=device)).min())
+        return value
+
     def forward(self, runner: Runner, batch: ForwardBatch, slots: Ints | None) -> Tensor:
         """Run this rank's share of a forward, and return all ranks' records.
 

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from lopa_dist.decode import DecodeConfig, State, Vocabulary, Winner, advance, layout, spawn, unpack, verify
+from lopa_dist.decode import (
+    DecodeConfig,
+    ForwardBatch,
+    State,
+    Vocabulary,
+    Winner,
+    advance,
+    layout,
+    spawn,
+    unpack,
+    verify,
+)
 from lopa_dist.decode.draft_rows import drafts_with_rows
+from lopa_dist.engine import memory
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
+from lopa_dist.engine.memory import Plan
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runners import Runners
-from lopa_dist.engine.running_batch import NextRequests, RunningBatch, Step, in_order
+from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler, kv_budget
 from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
+
+log = logging.getLogger("lopa_dist")
 
 
 class Engine:
@@ -33,10 +52,13 @@ class Engine:
         config: how masks are filled.
         comm: the branch group.
         options: how the model is run.
-        on_step: called with the engine after every step; more may be appended to the attribute of that name.
+        on_step: called with the engine after every step, while the device waits: for what reads the state. What does
+            not belongs into the list `meanwhile`, which is called when the next step is under way. More may be appended
+            to both.
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
         products: how the static runner multiplies, as `engine.products` found it fastest.
+        watched: a context around the parts of a step, for a thread that notices when the host waits in vain.
     """
 
     def __init__(
@@ -49,14 +71,18 @@ class Engine:
         requested: Callable[[], StopLevel] = lambda: StopLevel.RUN,
         tensor: Communicator | None = None,
         products: Choices | None = None,
+        watched: Watched = unwatched,
     ) -> None:
         self.model, self.config, self.comm, self.options = model, config, comm, options or EngineConfig()
+        self.watched = watched
         self.tensor = tensor or Solo()
         self.device = model.head_weight.device
         self.runners = Runners(model, config, self.options, self.tensor, products, comm.size)
-        self.statistics = Statistics(device_mark if self.device.type == "cuda" else None)
+        self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
+        self.meanwhile: list[Callable[[Engine], None]] = []
+        self.ended: EndedStep | None = None  # of which something is left to do
         self.winner: Winner | None = None  # of the last step
         self.batch: RunningBatch | None = None  # of the last `generate`
         ids = model.config
@@ -76,47 +102,91 @@ class Engine:
         batch = self.start(requests, next_requests or in_order(len(requests)))
         batch.admit()
         while batch.running:
-            step = batch.schedule()  # all sequences, or those that fit engine.max_rows
-            rows = layout(step.state, step.before, self.comm.rank, self.comm.size, step.prefixes)
-            gathered = self.lockstep.forward(batch.runner, rows, step.slots)  # of all ranks
-            records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
-            self.winner = winner = verify(step.state, records)  # LoPA: which branch wins
-            advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
-            spawn(step.state, winner)  # LoPA: the branches of the next step
-            levels = batch.to_host(step, self.lockstep.levels)  # the step's one copy
-            if self.lockstep.agree(levels) == StopLevel.ABORT:
-                return
-            commit(self.lockstep.prepared, batch.pool, self.config, step.before, step.after.winner, self.comm)
-            self.account(step)
-            yield from batch.collect()
+            with self.watched(False):  # all of it is queued; on a GPU nothing is waited for
+                step = batch.schedule()  # all sequences, or those that fit engine.max_rows
+                rows = layout(step.state, step.before, self.comm.rank, self.comm.size, step.prefixes)
+                gathered = self.lockstep.forward(batch.runner, rows, step.slots)  # of all ranks
+                records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
+                winner = verify(step.state, records)  # LoPA: which branch wins
+                advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
+                spawn(step.state, winner)  # LoPA: the branches of the next step
+            yield from self.hand_out()  # what the step before has finished, while the device works on this one
+            with self.watched(True):
+                levels = batch.to_host(step, self.lockstep.levels)  # the step's one copy
+                if self.lockstep.agree(levels) == StopLevel.ABORT:
+                    return
+                commit(self.lockstep.prepared, batch.pool, self.config, step.before, step.after.winner, self.comm)
+                finished = batch.collect()
+            self.end_step(step, rows, winner, finished)
             if self.lockstep.level == StopLevel.RUN:
-                batch.admit()
+                with self.watched(True):
+                    batch.admit()
+        yield from self.hand_out()
 
     def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
         config, options, device = self.config, self.options, self.device
-        self.batch = None  # with its K/V, before there are others
-        slots = min(options.max_sequences, len(requests))
+        self.batch, self.ended = None, None  # with its K/V, before there are others
         longest = max(len(r.prompt) for r in requests)
+        local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
+        plan = self.plan(requests, local, longest)
+        slots = plan.sequences
         state = State.empty(config, self.vocabulary, slots, longest, device)
         budget = kv_budget(requests, slots, options.kv_tokens) if config.cache != "none" else 0
-        local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         pool = KVPool(local, slots, budget, self.model.head_weight.dtype, device)
-        runner = self.runners.make(pool, self.sampling, slots, longest)
-        scheduler = Scheduler(pool, config, options.row_limit, self.comm.size, options.prefix_cache)
+        runner = self.runners.make(pool, self.sampling, slots, longest, plan.scratch)
+        scheduler = Scheduler(pool, config, plan.row_limit, self.comm.size, options.prefix_cache)
         parts = state, pool, runner, scheduler, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts)
         self.statistics.start()
         return self.batch
 
-    def account(self, step: Step) -> None:
-        """Count the step, and call `on_step`.
+    def plan(self, requests: Sequence[Request], model: ModelConfig, longest_prompt: int) -> Plan:
+        """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
+
+        Raises:
+            TooLarge: not even one sequence fits.
+        """
+        options, sequences = self.options, min(self.options.max_sequences, len(requests))
+        free = memory.free_bytes(self.device)
+        if free is None:
+            return Plan(sequences, options.row_limit)
+        free = self.lockstep.least(free, self.device)
+        needs = [len(r.prompt) + r.max_new_tokens if self.config.cache != "none" else 0 for r in requests]
+        rows, element = self.runners.most_rows(longest_prompt), self.model.head_weight.element_size()
+        plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
+        log.info(
+            "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
+            plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",
+            plan.scratch, plan.bytes / 2**30, free / 2**30,
+        )  # fmt: skip
+        return plan
+
+    def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
+        """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
+        self.statistics.lap("commit")
+        self.ended = EndedStep(step.before, step.after, rows, finished, dict(self.statistics.seconds))
+        self.winner = winner
+        for callback in self.on_step:
+            callback(self)
+
+    def hand_out(self) -> Iterator[Generation]:
+        """Count the step that ended last, call `meanwhile`, and yield the requests that the step finished."""
+        self.statistics.lap("decode")
+        step, self.ended = self.ended, None
+        if step is not None:
+            self.account(step)
+            for callback in self.meanwhile:
+                callback(self)
+            yield from step.finished
+
+    def account(self, step: EndedStep) -> None:
+        """Count a step.
 
         Raises:
             FloatingPointError: a running sequence filled nothing, because its predictions are not numbers.
         """
-        self.statistics.lap("commit")
-        before, after, rows = step.before, step.after, self.lockstep.prepared.batch
+        before, after, rows = step.before, step.after, step.rows
         running = before.branches > 0
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         if not filled.all():
@@ -126,6 +196,4 @@ class Engine:
             )
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
         window_rows = (rows.stop - rows.begin + 2 * drafts_with_rows(self.config, before)) * before.branches
-        self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()))
-        for callback in self.on_step:
-            callback(self)
+        self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)

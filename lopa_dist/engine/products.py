@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lopa_dist.engine.buckets import average, ladder
-from lopa_dist.engine.clock import graphed, median_ms
+from lopa_dist.engine.clock import compiles, graphed, median_ms
+from lopa_dist.kernels.dispatch import on_device
 from lopa_dist.kernels.products import PRODUCTS, Choices, Product
 from lopa_dist.models.fused import FusedTransformer
 
@@ -54,15 +55,21 @@ def choices(times: Iterable[ProductTimes]) -> Choices:
 def measure_products(network: FusedTransformer, most_rows: int, budget_s: float) -> list[ProductTimes]:
     """Time every product of the ladder's buckets up to `most_rows`, small ones first, until `budget_s` are spent.
 
-    A bucket that was begun is finished. A quantised model has nothing to choose.
+    Where kernels are compiled, every product has run once before the budget begins. A bucket that was begun is
+    finished. A quantised model has nothing to choose.
     """
     device = network.embedding.device
     weights = {shape: few(linears, device) for shape, linears in network.linears().items()}
+    for size in ladder(most_rows) if compiles(device) else []:
+        with on_device(device):
+            for some in weights.values():
+                time_ways(size, some[:1], only_run)
     deadline = time.perf_counter() + budget_s
     found: list[ProductTimes] = []
     for size in ladder(most_rows) if weights else []:
         for shape, some in weights.items():
-            us, _ = time_ways(size, some, lambda run: median_ms(graphed(run, device), device, REPEATS))
+            with on_device(device):
+                us, _ = time_ways(size, some, lambda run: median_ms(graphed(run, device), device, REPEATS))
             found.append(ProductTimes(size, *shape, us))
         if device.type == "cuda":
             torch.cuda.empty_cache()  # of every graph's memory pool
@@ -93,6 +100,11 @@ def time_ways(size: int, weights: Weights, clock: Clock) -> tuple[dict[str, floa
         if spent is not None:
             us[way] = 1e3 * spent / len(weights)
     return us, failed
+
+
+def only_run(run: Callable[[], object]) -> None:
+    """The clock for what is compiled now, and timed later."""
+    run()
 
 
 def every(product: Product, x: Tensor, weights: Weights, rows: Tensor) -> None:

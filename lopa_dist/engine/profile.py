@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ import torch
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.buckets import ladder
-from lopa_dist.engine.clock import synchronize
+from lopa_dist.engine.clock import compiles, synchronize
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
@@ -42,7 +44,10 @@ NEARLY = 1.03  # a batch is called best from so many times the least time a row
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of a forward by its packed rows, `window` rows to a branch, with the attention that is fastest there."""
+    """Seconds of a forward by its packed rows, `window` rows to a branch, with the attention that is fastest there.
+
+    The rows of a branch are those of its blocks, the row before them and the rows of its drafts, see `usual_window`.
+    """
 
     seconds: dict[int, float]
     window: int
@@ -91,30 +96,45 @@ def measure(
     """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
 
     A forward has branches of one window each, every eight of them of one sequence with `PREFIX` cached tokens; half of
-    its rows are masked. The median of five runs counts, after two that do not. Of `options`, `attention`, `graphs` and
-    `reproducible` are read. With attention=auto, the back ends are compared first, on forwards of one to 64 windows;
-    each size is then timed with the fastest for it. One that raises (it does not take the model's shape, `graphs` or
-    the memory there is) is left out, with a warning.
+    its rows are masked. The median of five runs counts, after two that do not. Where kernels are compiled, every size
+    has run once before the budget begins, for the first run takes as long as hundreds of others.
+
+    Of `options`, `attention`, `graphs` and `reproducible` are read. With attention=auto, the back ends are compared
+    first, on forwards of one to 64 windows; each size is then timed with the fastest for it. One that raises (it does
+    not take the model's shape, `graphs` or the memory there is) is left out, with a warning.
 
     Raises:
         Exception: what the only back end raised, or the last of those that there are.
     """
-    window = usual_window(config)
+    window = usual_window(config, model.config.shift)
     device, dtype = model.head_weight.device, model.head_weight.dtype
 
-    def timed(name: str, count: int) -> float:
+    def ready(name: str, count: int) -> tuple[Runner, ForwardBatch]:
         sequences = -(-count // STACKED)
         pool = KVPool(model.config, sequences, sequences * PREFIX, dtype, device)
         for sequence in range(sequences):
             pool.allocate(sequence, PREFIX)
         runners = Runners(model, config, replace(options, attention=name, max_rows=None), products=products)
         runner = runners.make(pool, Sampling(config.confidence), sequences, PREFIX)
-        return forward_seconds(runner, windows(count, window, model.config.mask_id, device))
+        return runner, windows(count, window, model.config.mask_id, device)
 
-    deadline = time.perf_counter() + budget_s
+    def timed(name: str, count: int) -> float:
+        return forward_seconds(*ready(name, count))
+
+    def run_once(name: str, count: int) -> None:
+        runner, batch = ready(name, count)
+        runner.forward(runner.prepare(batch))
+        synchronize(device)
+
     names = candidates(device, model.config.head_dim, dtype) if options.attention == "auto" else [options.attention]
     if options.reproducible:
         names = names[:1]  # the others are not
+    sizes = rising(window, most_rows)
+    if compiles(device):
+        for rows, name in product(sizes, names):
+            with suppress(Exception):  # it will be raised again where it is timed
+                run_once(name, rows // window)
+    deadline = time.perf_counter() + budget_s
     best: dict[int, str] = {}
     for count in COMPARED:
         if not best or (count * window <= most_rows and time.perf_counter() < deadline):
@@ -122,7 +142,7 @@ def measure(
             names = list(times)
             best[count * window] = min(times, key=lambda name: times[name])
     found = Profile({}, window, best)
-    for rows in rising(window, most_rows):
+    for rows in sizes:
         found.seconds[rows] = timed(found.attention_at(rows), rows // window)
         if time.perf_counter() > deadline:
             break
@@ -142,12 +162,18 @@ def compare(names: list[str], timed: Callable[[str], float]) -> dict[str, float]
     return times
 
 
-def usual_window(config: DecodeConfig) -> int:
-    """Rows of a branch in the forwards that are measured."""
-    return config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
+def usual_window(config: DecodeConfig, shift: bool) -> int:
+    """Return the rows of a branch in the forwards that are measured: as many as one has in a step.
+
+    Those of its blocks; the row before them, where that is computed again (`shift`: it predicts the first one); and two
+    for every draft but the first.
+    """
+    blocks = config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
+    boundary = shift and config.boundary == "fresh" and config.window_attention == "full" and config.cache != "none"
+    return blocks + boundary + 2 * config.extra_drafts
 
 
-def rising(window: int, most_rows: int) -> Iterable[int]:
+def rising(window: int, most_rows: int) -> list[int]:
     """Multiples of the window that lie near the ladder's sizes."""
     sizes = {max(1, size // window) * window for size in ladder(most_rows)}
     return sorted(sizes | {window})

@@ -14,6 +14,7 @@ from torch import Tensor
 from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import Attention
+from lopa_dist.kernels.dispatch import on_device
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.tensor_parallel import head_shard
@@ -48,6 +49,7 @@ class Runner:
         tensor: Communicator | None = None,
     ) -> None:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
+        self.device = model.head_weight.device
         self.shard = head_shard(tensor or Solo())
         self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests that bring their own
         # hidden states of shared prefixes' last rows, which predict the first token behind a prompt
@@ -74,6 +76,11 @@ class Runner:
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
         """Return this rank's records ``[local_branches, columns, 3]`` int32; zeros where no prediction was wanted."""
+        with on_device(self.device):  # Triton launches kernels on the current device, wherever their tensors are
+            return self.run(prepared)
+
+    def run(self, prepared: Prepared) -> Tensor:
+        """As `forward`, on the current device."""
         batch, pool = prepared.batch, self.pool
         records = torch.zeros(batch.local_branches * batch.columns, 3, dtype=torch.int32, device=batch.tokens.device)
         shape = (batch.local_branches, batch.columns, 3)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+import torch
+
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.forward_batch import ROW_TILE
 from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -25,6 +28,8 @@ def merged(model: Transformer) -> FusedTransformer:
     """The model's fused form."""
     if model not in FUSED:
         FUSED[model] = FusedTransformer(model)
+        if model.head_weight.is_cuda:  # what the weights left is in pieces that nothing else fits into
+            torch.cuda.empty_cache()
     return FUSED[model]
 
 
@@ -65,23 +70,58 @@ class Runners:
         if graphs == "always" and not possible:
             raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
         self.static = possible and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
+        if self.static:
+            merged(model)  # before anyone asks how much memory is free
         if reproducible and device.type == "cuda" and not self.static:
             raise ValueError(
                 "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, parallel.tensor=1"
             )
 
-    def make(self, pool: KVPool, sampling: Sampling, sequences: int, longest_prompt: int) -> Runner:
-        """A runner over `pool` for at most so many sequences with prompts of at most so many tokens."""
+    def make(
+        self, pool: KVPool, sampling: Sampling, sequences: int, longest_prompt: int, scratch: int | None = None
+    ) -> Runner:
+        """Return a runner over `pool`.
+
+        Args:
+            pool: gets its scratch now, where it is known how much.
+            sampling: how tokens are chosen for requests that do not say.
+            sequences: at most so many.
+            longest_prompt: tokens.
+            scratch: rows that no forward exceeds; None: not known.
+        """
         if not self.static:
+            if scratch is not None:
+                rows = -(-scratch // ROW_TILE) * ROW_TILE
+                pool.reserve(rows, rows)
             return Runner(self.model, pool, sampling, self.attention, self.tensor)
         assert isinstance(self.attention, Meta)
         network = merged(self.model)
         network = network.choosing({}, "vgemm") if self.options.reproducible else network.choosing(self.products)
-        longest = longest_prompt + self.config.max_new_tokens + self.config.block_size + 2 * self.config.extra_drafts
+        longest = self.longest(longest_prompt)
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,
-            self.usual_rows(sequences, longest), not self.options.reproducible,
+            self.usual_rows(sequences, longest) if scratch is None else scratch, not self.options.reproducible,
+            self.options.graphs == "always",
         )  # fmt: skip
+
+    def longest(self, prompt: int) -> int:
+        """Return the most tokens of a sequence with its prompt of so many, and with the rows of its drafts."""
+        return prompt + self.config.max_new_tokens + self.config.block_size + 2 * self.config.extra_drafts
+
+    def most_rows(self, prompt: int) -> int:
+        """Return the most rows of one sequence with a prompt of so many tokens in a forward on one rank.
+
+        Its prompt is computed with the anchor alone, unless nothing is kept for good. Later a window has the answer
+        behind the committed tokens, and the row before it: as many blocks as may be active, which may all be finished
+        in one step, and as many after them.
+        """
+        config = self.config
+        window = config.max_new_tokens + config.block_size + 1
+        if config.max_active_blocks and config.canvas == "growing":
+            window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
+        if config.cache != "block":
+            window = self.longest(prompt)
+        return max(self.longest(prompt), self.branches * (window + 2 * config.extra_drafts))
 
     def usual_rows(self, sequences: int, longest: int) -> int:
         """Rows that steps hardly ever exceed: those of every sequence, or of one that is larger than the bounds.

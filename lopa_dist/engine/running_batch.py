@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode import HostState, SharedPrefixes, State
+from lopa_dist.decode import Admitted, ForwardBatch, HostState, SharedPrefixes, State
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
@@ -45,6 +45,17 @@ class Step:
     before: HostState  # what the host knew of them before it
     prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
+
+
+@dataclass
+class EndedStep:
+    """What is left of a step when the next one begins."""
+
+    before: HostState
+    after: HostState
+    rows: ForwardBatch
+    finished: list[Generation]
+    seconds: dict[str, float]  # of all phases until its end
 
 
 class RunningBatch:
@@ -85,20 +96,20 @@ class RunningBatch:
         empty = [slot for slot in range(self.state.slots) if slot not in self.running]
         missing = len(empty) - len(self.waiting)
         self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
-        admitted = False
+        admitted: list[Admitted] = []
         for slot in empty:
             if not self.waiting or not self.scheduler.fits(slot, self.requests[self.waiting[0]]):
                 break
-            admitted = True
             request = self.requests[self.waiting.popleft()]
             sampling = request.sampling or self.sampling
             if sampling != self.sampling:
                 self.runner.request_sampling[slot] = sampling
-            self.state.admit(slot, request.prompt, request.max_new_tokens, request.key, sampling.temperature > 0)
+            sampled = sampling.temperature > 0
+            admitted.append(Admitted(slot, request.prompt, request.max_new_tokens, request.key, sampled))
             self.running[slot] = Admission(request, time.perf_counter())
             self.statistics.admitted += 1
         if admitted:
-            self.host = self.state.to_host()
+            self.host = self.state.admit_all(admitted, self.host)
         self.statistics.lap("host")
 
     def schedule(self) -> Step:
@@ -111,7 +122,6 @@ class RunningBatch:
 
     def to_host(self, step: Step, extra: Tensor) -> Ints:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
-        self.statistics.lap("decode")
         if step.slots is not None:
             self.state.put(step.slots, step.state)
         self.host, copied = self.state.to_host_with(extra)
@@ -138,7 +148,7 @@ class RunningBatch:
         self.statistics.prompt_reused += int(prefixes.length[prefill & ~computed].sum())
         return prefixes
 
-    def collect(self) -> Iterator[Generation]:
+    def collect(self) -> list[Generation]:
         """Take finished requests out of their slots."""
         now = time.perf_counter()
         for slot, admission in self.running.items():
@@ -146,10 +156,12 @@ class RunningBatch:
                 admission.first_step = now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
         answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        found = []
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)
             self.scheduler.leave(slot)
-            yield self.generation(self.running.pop(slot), tokens, int(self.host.step[slot]), now)
+            found.append(self.generation(self.running.pop(slot), tokens, int(self.host.step[slot]), now))
+        return found
 
     def generation(self, admission: Admission, tokens: list[int], forwards: int, now: float) -> Generation:
         """Return what the user gets: the tokens up to the first EOS."""

@@ -10,6 +10,7 @@ On a CPU the "graphs" are the functions themselves, over the same buffers: so te
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -30,6 +31,8 @@ from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints
 
+log = logging.getLogger("lopa_dist")
+
 PROGRAMS = 2  # of attention, a multiprocessor: one round of them does not come out even
 PROCESSORS = 132  # multiprocessors of an H100 or H200: what a CPU, which has none, stands in for
 
@@ -44,6 +47,10 @@ def split_for(sequences: int, kv_heads: int, device: torch.device) -> Split | No
     return Split(parts) if parts > 1 else None
 
 
+class CaptureError(RuntimeError):
+    """A function could not be captured as a graph."""
+
+
 class Replay:
     """A function over fixed buffers: on a GPU a captured graph from its second run on, elsewhere itself.
 
@@ -54,17 +61,18 @@ class Replay:
 
     def __init__(self) -> None:
         self.warm = False
+        self.capture = True  # whether to try
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
         """Run it once more.
 
         Raises:
-            RuntimeError: as `captured`.
+            CaptureError: as `captured`; nothing was run.
         """
         if self.graph is not None:
             self.graph.replay()
-        elif device.type != "cuda":
+        elif device.type != "cuda" or (self.warm and not self.capture):
             function()
         elif not self.warm:
             aside, here = capture_stream(device), torch.cuda.current_stream(device)
@@ -84,7 +92,7 @@ def captured(function: Callable[[], None], device: torch.device, memory: Any) ->
     """The function as a graph, its memory in the pool `memory` or, where that is null, in one of its own.
 
     Raises:
-        RuntimeError: the function raised, or did what no graph can hold. The current stream is what it was, so that
+        CaptureError: the function raised, or did what no graph can hold. The current stream is what it was, so that
             those who do without this graph may go on.
     """
     graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
@@ -95,7 +103,7 @@ def captured(function: Callable[[], None], device: torch.device, memory: Any) ->
             function()
     except Exception as error:
         cause = error.__context__ or error  # ending a capture that is broken raises once more
-        raise RuntimeError(
+        raise CaptureError(
             f"no CUDA graph could be captured on {device} ({type(cause).__name__}: {cause}); engine.graphs=never does "
             "without graphs"
         ) from error
@@ -174,7 +182,7 @@ class StaticRunner(Runner):
     `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
     prompt; they size the tables of tiles. `rows` are the most that a step usually has: the pool gets scratch for them
     now, for graphs speak of addresses, and a pool that grows loses them all. Without `stacked`, attention's tiles
-    depend on nothing but their own segment.
+    depend on nothing but their own segment. A bucket that cannot be captured runs without a graph, unless `insist`.
     """
 
     def __init__(
@@ -189,9 +197,11 @@ class StaticRunner(Runner):
         longest: int,
         rows: int,
         stacked: bool = True,
+        insist: bool = False,
     ) -> None:
         super().__init__(model, pool, sampling, attention)
-        self.network, self.device, self.tile_rows = network, model.head_weight.device, attention.tile_rows
+        self.network, self.tile_rows = network, attention.tile_rows
+        self.insist, self.warned = insist, False
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
         self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches
         config = model.config
@@ -234,8 +244,7 @@ class StaticRunner(Runner):
         segments = self.segments(batch, slots)
         return Prepared(batch, slots, segments, tile(segments, self.tile_rows, self.split, self.stacked))
 
-    @torch.inference_mode()
-    def forward(self, prepared: Prepared) -> Tensor:
+    def run(self, prepared: Prepared) -> Tensor:
         """As `Runner.forward`."""
         batch = prepared.batch
         records = torch.zeros(batch.local_branches * batch.columns, 3, dtype=torch.int32, device=self.device)
@@ -259,7 +268,7 @@ class StaticRunner(Runner):
             body.run(self)
             return
         self.bodies[size] = body
-        body.replay(partial(body.run, self), self.device, self.memory)
+        self.replay(body.replay, partial(body.run, self), size)
 
     def head(self, batch: ForwardBatch) -> Tensor:
         """Records ``[H, 3]`` of the rows whose predictions are wanted."""
@@ -271,8 +280,28 @@ class StaticRunner(Runner):
             head.run(self)
         else:
             self.heads[size] = head
-            head.replay(partial(head.run, self), self.device, self.memory)
+            self.replay(head.replay, partial(head.run, self), size)
         return head.records[:count]
+
+    def replay(self, graph: Replay, function: Callable[[], None], size: int) -> None:
+        """Run a bucket's function, as a graph where it can be had.
+
+        Raises:
+            CaptureError: it cannot, and only graphs will do.
+        """
+        try:
+            graph(function, self.device, self.memory)
+        except CaptureError as error:
+            if self.insist:
+                raise
+            graph.capture = False
+            self.memory = torch.cuda.graph_pool_handle()  # the old one may still count as being captured into
+            if not self.warned:
+                log.warning(
+                    "forwards of %d rows, and others like them, run without a CUDA graph, slower: %s", size, error
+                )
+            self.warned = True
+            graph(function, self.device, self.memory)
 
     def attention_plan(self, size: int) -> MetaPlan:
         """A table for any batch of `size` rows."""

@@ -23,10 +23,10 @@ class Mark(Protocol):
         """Milliseconds from here to another, when both are past."""
 
 
-def device_mark() -> Mark:
-    """Return the moment when the GPU has done all that was queued so far."""
+def device_mark(device: torch.device) -> Mark:
+    """Return the moment when a GPU has done all that was queued so far."""
     event = torch.cuda.Event(enable_timing=True)
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 
@@ -41,6 +41,7 @@ class Statistics:
 
     def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds_counted = dict(self.seconds)  # of these, until the end of the last step that was counted
         self.steps = 0
         self.admitted = 0  # requests
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
@@ -87,14 +88,16 @@ class Statistics:
             self._begin = end
         self._begin, self._laps = self._mark(), []
 
-    def step(self, before: HostState, after: HostState, rows: int, filled: int) -> None:
+    def step(self, before: HostState, after: HostState, rows: int, filled: int, seconds: dict[str, float]) -> None:
         """Count one step.
 
         Args:
             before, after: what the host knew before it and after it.
             rows: computed for windows.
             filled: tokens, of all sequences.
+            seconds: as `self.seconds` was when the step ended.
         """
+        self.seconds_counted = seconds
         branches, winner = before.branches, after.winner
         running = int((branches > 0).sum())
         self.rows += rows
@@ -123,6 +126,7 @@ class Statistics:
         """Add another replica's sums."""
         for phase in PHASES:
             self.seconds[phase] += totals["seconds"][phase]
+            self.seconds_counted[phase] += totals["seconds"][phase]
         for name in COUNTERS:
             getattr(self, name).update({int(value): count for value, count in totals[name].items()})
         for name in COUNTS:

@@ -81,4 +81,5 @@ class EngineBuilder:
             return Engine(self.load(), decode, Solo(), options, on_step, products=products)
         products = products_of(self.options, self.shape, self.device, group.agree)
         model = self.load(tensor=group.tensor)
-        return Engine(model, decode, group.comm, options, on_step, group.stop.level, group.tensor, products)
+        ranks = group.comm, options, on_step, group.stop.level, group.tensor
+        return Engine(model, decode, *ranks, products, group.watched)

@@ -95,7 +95,7 @@ def settled(config: Config, shape: ModelConfig, device: torch.device, group: Gro
         ValueError: branches or rows are to be chosen by a profile, and there is none.
     """
     options = native(shape, config.model.pattern)
-    window, engine = usual_window(concrete(config.decode, options)), config.engine
+    window, engine = usual_window(concrete(config.decode, options), shape.shift), config.engine
     possible = candidates(device, shape.head_dim, DTYPES[choose_dtype(config.model, device)])
     by_ranks = config.decode.verify == "agreement"  # then each branch rank has a branch, without a profile
     needed = engine.max_rows == "auto" or (isinstance(config.decode.branches, str) and not by_ranks)

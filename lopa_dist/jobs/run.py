@@ -211,12 +211,14 @@ class Job:
             self.announce(model)
         if group.leads:  # so that a signal from here on finds a journal to write into
             self.writer = Writer(self.folder, self.attempt, group.data_rank)
+            group.last_acts.append(self.writer.close)
         rank = group.world.rank
         wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
         sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
-        on_step = wandb_log.observe if wandb_log else None
-        engine = self.builder.engine(config.decode, options, group, on_step)
+        engine = self.builder.engine(config.decode, options, group)
+        if wandb_log is not None:
+            engine.meanwhile.append(wandb_log.observe)
         group.ready()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
@@ -242,7 +244,7 @@ class Job:
         with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display, judges:
             if self.first:
                 display.update(group.tally(done=len(self.rejections) + sum(self.done)))
-            engine.on_step.append(lambda engine: self.note(judges.verdicts(), display))
+            engine.meanwhile.append(lambda engine: self.note(judges.verdicts(), display))
             for generation in generations:
                 item = self.items[generation.request.index]
                 judges.give(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))

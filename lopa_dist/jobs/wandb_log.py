@@ -152,7 +152,7 @@ def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
         "accepted": sum(drafts * count for drafts, count in statistics.accepted.items()),
         **{f"wins/{branch or 'anchor'}": count for branch, count in statistics.wins.items()},
         **{f"comm_bytes/{what}": amount for what, amount in traffic.items()},
-        **statistics.seconds,
+        **statistics.seconds_counted,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +17,11 @@ OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}  # of every launch: Triton'
 def fused(x: Tensor) -> bool:
     """Whether the Triton form runs: on CUDA, where nothing is to be differentiated."""
     return TRITON and x.is_cuda and not (torch.is_grad_enabled() and x.requires_grad)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which a GPU is the current one; on a CPU, one that does nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -17,13 +17,15 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import init_device_mesh
 
 from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo, TorchCommunicator
-from lopa_dist.parallel.heartbeat import Heartbeat
+from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi, rendezvous, rendezvous_file
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.mpi_communicator import MpiCommunicator
+from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
+NCCL_GRACE_S = 30.0  # beyond the timeout, for NCCL's own watchdog: it aborts the process without a word of who is lost
 
 
 class RankError(RuntimeError):
@@ -52,6 +54,8 @@ class Group:
         self.backend = choose_backend(world, backend, device)
         self.comm: Communicator = Solo()  # the branch group
         self.tensor: Communicator = Solo()
+        self.watched: Watched = unwatched  # around the parts of a step
+        self.last_acts: list[Callable[[], None]] = []  # before a lost rank ends this process from another thread
         self._taken = 0
         self._totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
         if world.size == 1:
@@ -59,11 +63,13 @@ class Group:
         try:
             self.store = rendezvous(world, meeting=meeting)
             self.heart = Heartbeat(self.store, world.rank, world.size, timeout_s, self._cut_off)
+            self.watch = self._watch()
+            self.watched = self.watch.part
             self._count_in("joined", JOIN.total_seconds())  # ranks may take long to import torch
             if self.backend == "mpi":
                 self._split_mpi(mpi().COMM_WORLD)
                 return
-            timeout = timedelta(seconds=timeout_s)
+            timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
             dist.init_process_group(
                 self.backend, store=self.store, rank=world.rank, world_size=world.size, timeout=timeout
             )
@@ -75,6 +81,50 @@ class Group:
             self.comm = TorchCommunicator(within(axes.get_group("branch"), timeout))
         if mesh.tensor > 1:
             self.tensor = TorchCommunicator(within(axes.get_group("tensor"), timeout))
+
+    def _watch(self) -> StepWatch:
+        """The thread that ends this process where it waits in vain, and NCCL would not say so.
+
+        With NCCL it comes first; the other communicators raise in time themselves.
+        """
+        limit_s = max(self.timeout_s - PATIENCE_S, 0.0) if self.backend == "nccl" else self.timeout_s
+        return StepWatch(limit_s, self._announced, self._overdue, self._end, self._note)
+
+    def _note(self, waits: int) -> None:
+        """Tell the others how far this rank has come."""
+        assert self.store is not None
+        self.store.set(f"waits/{self.world.rank}", str(waits))
+
+    def _announced(self) -> str | None:
+        """What a rank announced before it left."""
+        assert self.store is not None
+        return str(self.store.get("failed").decode()) if self.store.check(["failed"]) else None
+
+    def _overdue(self, waits: bool) -> str | None:
+        """Who keeps this rank from going on; None: nobody, it is busy itself.
+
+        Args:
+            waits: it waits for the device, and so for the other ranks of its replica.
+        """
+        why = f"timeout {self.timeout_s:g} s; seen by rank {self.world.rank}"
+        verdict = self._verdict(why)
+        if verdict or not waits:
+            return verdict
+        assert self.store is not None
+        mates = [r for r in range(self.world.size) if self.mesh.place(r)[0] == self.data_rank]
+        come = {r: int(self.store.get(f"waits/{r}")) if self.store.check([f"waits/{r}"]) else 0 for r in mates}
+        behind = [r for r in mates if come[r] < come[self.world.rank]]
+        if behind:
+            verb = "is" if len(behind) == 1 else "are"
+            return f"{self._names(behind)} {verb} still at an earlier step: busy or hanging, though alive ({why})"
+        return f"what rank {self.world.rank} waits for does not come, although all ranks are alive ({why})"
+
+    def _end(self, verdict: str) -> None:
+        """End this process, whose main thread waits in vain. What it finished is kept."""
+        for act in self.last_acts:
+            with contextlib.suppress(Exception):
+                act()
+        die(f"lopa-dist: {verdict}")
 
     def _split_mpi(self, everyone: Any) -> None:
         """The same groups among MPI's ranks; neighbours of one axis have the same place on the others."""
@@ -271,6 +321,7 @@ class Group:
             self.announce(error)
             raise
         finally:
+            self.watch.close()
             self.heart.close()
 
     def announce(self, error: BaseException) -> None:
@@ -280,6 +331,8 @@ class Group:
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             if self.store.add("failures", 1) == 1:
                 self.store.set("failed", message)
+        if self.world.rank == 0:
+            time.sleep(PATIENCE_S)  # its end is the store's: until all have heard
 
     def roll_call(self, error: BaseException) -> str:
         """Who has fallen silent after a broken collective, and why as far as anyone said."""
@@ -292,16 +345,15 @@ class Group:
 
     def _verdict(self, why: str) -> str | None:
         """What a rank announced before it left, else who has fallen silent; None when all are well."""
-        assert self.store is not None
-        silent = [] if self.store.check(["failed"]) else self.heart.silent()
-        if self.store.check(["failed"]):
-            return str(self.store.get("failed").decode())
-        return self._lost(silent, why) if silent else None
+        silent = [] if self._announced() else self.heart.silent()
+        return self._announced() or (self._lost(silent, why) if silent else None)
 
     def _lost(self, missing: list[int], why: str) -> str:
-        names = " and ".join(f"rank {r}" for r in missing)
         verb = "does" if len(missing) == 1 else "do"
-        return f"{names} of {self.world.size} {verb} not answer: killed, hanging or unreachable ({why})"
+        return f"{self._names(missing)} {verb} not answer: killed, hanging or unreachable ({why})"
+
+    def _names(self, ranks: list[int]) -> str:
+        return " and ".join(f"rank {r}" for r in ranks) + f" of {self.world.size}"
 
     def _cut_off(self) -> None:
         """The store's host does not answer. Whatever this rank waits for, it ends here and now."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from torch._C._distributed_c10d import Store
 
 INTERVAL_S = 0.5
+PATIENCE_S = 3 * INTERVAL_S  # in which a rank that is alive beats
 
 
 class Heartbeat:
@@ -56,7 +57,7 @@ class Heartbeat:
     def _counts(self) -> list[int]:
         return [self.store.add(f"beat/{rank}", 0) for rank in range(self.size)]
 
-    def silent(self, patience_s: float = 3 * INTERVAL_S) -> list[int]:
+    def silent(self, patience_s: float = PATIENCE_S) -> list[int]:
         """Ranks that do not beat while we watch for `patience_s`."""
         before = self._counts()
         time.sleep(patience_s)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, layout, spawn, unpack, verify
+from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, layout, spawn, unpack, verify
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
@@ -255,6 +256,54 @@ def test_rows_of_every_cache() -> None:
         "prefix": [(-3, 128, None), (31, 128, None)],
         "dual": [(-3, 128, (131, 0)), (31, 64, (67, 64))],
     }
+
+
+def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
+    """And what the host says of them is what the device has."""
+    for attention in ("self", "blocks"):
+        config = replace(CONFIG, prompt_attention=attention, max_new_tokens=40)
+        one_by_one, together = (
+            State.empty(config, Vocabulary(MASK, (EOS,), True), 4, 40, torch.device("cpu")) for _ in range(2)
+        )
+        come = [Admitted(2, [1, 2, 3], 40, 2**62, False), Admitted(0, [*range(35)], 7, 5, True)]
+        for state in (one_by_one, together):  # slots that others had before
+            state.admit_all([Admitted(0, [9] * 40, 40, 1, False), Admitted(2, [8], 1, 3, True)], state.to_host())
+            state.eos.fill_(True)
+            state.edits.fill_(3)
+            state.edit_confidence.fill_(0.5)
+        for request in come:
+            one_by_one.admit(*request)
+        before = together.to_host()
+        host = together.admit_all(come, before)
+        assert np.array_equal(host, together.to_host())
+        assert np.array_equal(host, one_by_one.to_host())
+        assert not np.array_equal(host, before)
+        for name in ("canvas", "key", "eos", "edits", "edit_confidence", "sampled"):
+            assert np.array_equal(getattr(one_by_one, name), getattr(together, name)), name
+        assert together.sampled.tolist() == [True, False, False, False]
+        assert together.eos.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("knobs", [{}, {"verify": "agreement", "drafts": 3}, {"temperature": 0.8}], ids=str)
+@pytest.mark.parametrize("wrong", [-3, 2, 200])
+def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
+    knobs: dict[str, Any], wrong: int, shift: bool
+) -> None:
+    """On a GPU an index out of range is an assertion on the device, after which nothing can be done there."""
+    config = replace(CONFIG, **knobs)
+    state = State.empty(config, Vocabulary(MASK, (EOS,), shift), 2, 3, torch.device("cpu"))
+    for slot in range(2):
+        state.admit(slot, [1, 2, 3], config.max_new_tokens, 0, "temperature" in knobs)
+    for error in (0, 0, wrong):
+        host = state.to_host()
+        host.masked[0] += error
+        batch = layout(state, host)
+        assert int(batch.head_rows.max()) < len(batch.tokens)
+        gathered = torch.ones(1, batch.local_branches, batch.columns, 3, dtype=torch.int32)
+        winner = verify(state, unpack(state, batch, gathered))
+        advance(state, winner)
+        spawn(state, winner)
 
 
 class NoSynchronisation(TorchDispatchMode):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,13 +14,17 @@ from lopa_dist.decode import ForwardBatch
 from lopa_dist.engine import profile
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.profile import MOST_BRANCHES, Profile, measure
-from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.profile import MOST_BRANCHES, Profile, measure, usual_window
+from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.products import PRODUCTS
 from lopa_dist.models.fused import projections
 from lopa_dist.models.transformer import Transformer
-from tests.engine.test_loop import BASE
+from lopa_dist.parallel.communicator import Solo
+from tests.engine import test_loop
+
+BASE = replace(test_loop.BASE, boundary="stale")  # windows of eight rows
 
 ALWAYS, NEVER = EngineConfig(graphs="always"), EngineConfig(graphs="never")
 
@@ -104,3 +112,61 @@ def test_forwards_multiply_as_the_jobs_will(small_model: Transformer, monkeypatc
     products = {(64, *shape): "vgemm" for shape in projections(small_model.config).values()}
     measure(small_model, BASE, EngineConfig(attention="meta", graphs="always"), 96, 60, products)
     assert set(rows_of) == {64}
+
+
+@pytest.mark.parametrize(
+    ("rules", "shift", "rows"),
+    [
+        ({}, True, 8),
+        ({"boundary": "fresh"}, True, 9),
+        ({"boundary": "fresh"}, False, 8),
+        ({"boundary": "fresh", "window_attention": "block_causal"}, True, 8),
+        ({"boundary": "fresh", "verify": "agreement", "drafts": 4}, True, 9 + 2 * 3),
+        ({"max_active_blocks": 1}, True, 4),
+    ],
+    ids=str,
+)
+def test_a_branch_has_the_rows_that_it_has_in_a_step(rules: dict[str, Any], shift: bool, rows: int) -> None:
+    assert usual_window(replace(BASE, **rules), shift) == rows
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_those_are_the_rows_of_steps(small_model: Transformer, drafts: int) -> None:
+    """The most of a step whose sequence has two active blocks and nothing to commit."""
+    rules = {"verify": "agreement", "drafts": drafts} if drafts else {}
+    config = replace(test_loop.BASE, max_active_blocks=2, tau_conf=0.99, tau_add=0.0, **rules)
+    found = set()
+
+    def observe(engine: Engine) -> None:
+        batch = engine.lockstep.prepared.batch
+        if not batch.prefill and int(batch.stop[0]) - max(int(batch.begin[0]), 0) <= 9:
+            found.update(batch.rows.tolist())
+
+    requests = test_loop.random_requests(1, 12, config.max_new_tokens)
+    list(Engine(small_model, config, Solo(), EngineConfig(1), observe).generate(requests))
+    usual = usual_window(config, shift=True)  # the row before the window is not always among them
+    assert usual - 1 <= max(found) <= usual
+
+
+def test_kernels_are_compiled_before_the_budget_begins(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: each size has run once, with every back end, before the first is timed."""
+    clock, ran = [0.0], []
+    forward = Runner.forward
+
+    def slow_at_first(runner: Runner, prepared: Prepared) -> torch.Tensor:
+        size = type(runner.attention).__name__, len(prepared.batch.tokens)
+        clock[0] += 0.001 if size in ran else 100.0
+        ran.append(size)
+        return forward(runner, prepared)
+
+    monkeypatch.setattr(Runner, "forward", slow_at_first)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(profile, "compiles", lambda device: True)
+    monkeypatch.setattr(profile, "candidates", lambda *of: ["meta", "torch"])
+    found = measure(small_model, BASE, NEVER, most_rows=96, budget_s=20)
+    assert list(found.seconds) == [8, 32, 64, 96]
+    assert max(found.seconds.values()) < 1
+    compiled = [(name, size) for size in (8, 32, 64, 96) for name in ("Meta", "Grouped")]
+    assert ran[:8] == compiled

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from lopa_dist.engine.static_runner import Replay, capture_stream
+from lopa_dist.engine.static_runner import CaptureError, Replay, StaticRunner, capture_stream
 
 GPU = torch.device("cuda:0")
 
@@ -88,6 +88,53 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(gpu: SimpleNamespace, 
             replay(waits, GPU, None)
         assert gpu.current is gpu.here
     assert replay.graph is None
+
+
+class Buckets:
+    """What `StaticRunner.replay` needs of its runner."""
+
+    replay = StaticRunner.replay
+
+    def __init__(self, insist: bool) -> None:
+        self.device, self.memory, self.insist, self.warned = GPU, "pool", insist, False
+
+
+def test_a_bucket_that_cannot_be_captured_runs_without_a_graph_and_that_is_said_once(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "another pool")
+    ran: list[str] = []
+
+    def waits() -> None:
+        if Graph.calls[-1] == "begin":
+            raise ValueError("operation not permitted when stream is capturing")
+        ran.append(gpu.current.name)
+
+    buckets, replays = Buckets(insist=False), (Replay(), Replay())
+    for _ in range(4):
+        for size, replay in zip((32, 64), replays, strict=True):
+            buckets.replay(replay, waits, size)
+    assert ran == 2 * ["aside"] + 6 * ["here"]
+    assert Graph.calls.count("begin") == 2, "each is tried once"
+    assert buckets.memory == "another pool"
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "forwards of 32 rows" in said
+    assert "operation not permitted" in said
+    good = Replay()
+    for _ in range(3):
+        buckets.replay(good, lambda: None, 96)
+    assert Graph.calls[-2:] == ["replay", "replay"]
+
+
+def test_with_graphs_always_a_capture_that_fails_ends_the_job(gpu: SimpleNamespace) -> None:
+    def waits() -> None:
+        if Graph.calls[-1] == "begin":
+            raise ValueError("operation not permitted when stream is capturing")
+
+    buckets, replay = Buckets(insist=True), Replay()
+    buckets.replay(replay, waits, 32)
+    with pytest.raises(CaptureError, match=r"engine\.graphs=never"):
+        buckets.replay(replay, waits, 32)
 
 
 def test_a_capture_that_cannot_end(gpu: SimpleNamespace) -> None:

@@ -146,10 +146,10 @@ def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -
     together: list[int] = []
     for sampled in (samples, [replace(r, prompt=[r.index, *prompt[1:]]) for r in samples]):
         engine = Engine(small_model, BASE, Solo(), EngineConfig(4, kv_tokens=len(prompt) + 4 * 8))
-        most = 0
-        for _ in engine.generate(sampled):
-            most = max(most, len(engine.batch.running) + 1)
-        together.append(most)
+        sizes: list[int] = []
+        engine.on_step = [lambda engine, sizes=sizes: sizes.append(int((engine.batch.host.step > 0).sum()))]
+        list(engine.generate(sampled))
+        together.append(max(sizes))
     assert together == [4, 1]
 
 

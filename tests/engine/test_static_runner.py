@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig, HostState
+from lopa_dist.engine import runner as runner_module
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.config import EngineConfig
@@ -383,3 +385,28 @@ def test_buckets_hold_their_rows_and_waste_little(rows: int) -> None:
     assert size % 16 == 0
     assert size in ladder()
     assert size - max(rows, 1) < max(32, rows / 4)
+
+
+@pytest.mark.parametrize("graphs", ["always", "never"])
+def test_every_forward_runs_on_the_models_device(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, graphs: str
+) -> None:
+    """Triton launches on the current device, which a program that uses the package need not have chosen."""
+    current: list[torch.device] = []
+
+    @contextmanager
+    def on_device(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(runner_module, "on_device", on_device)
+    seen = []
+    heads = runner_module.record_head, static_runner.record_head
+    for module, head in zip((runner_module, static_runner), heads, strict=True):
+        monkeypatch.setattr(module, "record_head", lambda *given, head=head: seen.append([*current]) or head(*given))
+    requests = random_requests(5, 3, BASE.max_new_tokens)
+    assert texts(small_model, BASE, requests, attention="meta", graphs=graphs)
+    assert seen
+    assert all(devices == [torch.device("cpu")] for devices in seen)
+    assert not current

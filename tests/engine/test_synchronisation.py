@@ -90,8 +90,8 @@ def guarded(engine: Engine, requests: list[Any]) -> list[int]:
     with Operations(), copies:
         assert len(list(engine.generate(requests))) == len(requests)
     assert isinstance(engine.batch.runner, StaticRunner)
-    counts[0] -= 2  # the lengths before and after the first requests came in; no others come later
-    ended = [before > now for before, now in pairwise(admitted)]  # in the step before
+    counts[0] -= 1  # the lengths before the first requests came in
+    ended = [before > now for before, now in pairwise(admitted)]
     return counts[:1] + [count - left for count, left in zip(counts[1:], ended, strict=True)]
 
 

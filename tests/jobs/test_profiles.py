@@ -23,6 +23,8 @@ from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
 
+DECODE = ["decode.block_size=16", "decode.verify=confidence", "decode.drafts=0"]  # what `job` below has
+
 
 def test_the_attention_that_was_fastest_for_the_jobs_steps() -> None:
     profile = Profile({32: 1.0, 1024: 1.0, 2048: 9.0}, 32, {32: "meta", 256: "torch", 1024: "varlen"})
@@ -77,14 +79,14 @@ def test_made_read_and_followed(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(profiles, "BUDGET_S", 0.5)
-    monkeypatch.setattr("sys.argv", ["lopa-dist", "profile", "decode.block_size=16", "parallel.threads=1"])
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "profile", *DECODE, "parallel.threads=1"])
     main()
     assert "decode.branches=auto with 4 in flight on one rank: " in capsys.readouterr().out
     [file] = cache.iterdir()
     made = json.loads(file.read_text())
-    assert made["window"] == 32
+    assert made["window"] == 33  # two blocks, and the row before them
     # a device on which four windows cost what one costs, and more of them in proportion
-    made["seconds"] = {str(rows): max(128, rows) / 1e4 for rows in range(32, 513, 32)}
+    made["seconds"] = {str(rows): max(4 * 33, rows) / 1e4 for rows in range(33, 514, 32)}
     file.write_text(json.dumps(made))
     report = run(job(), tmp_path / "run", World("python"))
     assert report["branch"]["k"] == report["decode"]["branches"] == 1  # two sequences in flight
@@ -98,7 +100,7 @@ def test_a_profile_of_another_precision_does_not_count(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiles, "BUDGET_S", 0.0)
-    profiles.make_profile(["model.dtype=bf16", "decode.block_size=16", "parallel.threads=1"])
+    profiles.make_profile(["model.dtype=bf16", *DECODE, "parallel.threads=1"])
     assert len(list(cache.iterdir())) == 1
     with pytest.raises(ValueError, match="run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
@@ -106,8 +108,8 @@ def test_a_profile_of_another_precision_does_not_count(
 
 def test_a_profile_of_another_window_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiles, "BUDGET_S", 0.0)
-    profiles.make_profile(["decode.block_size=16", "decode.max_active_blocks=1", "parallel.threads=1"])
-    with pytest.raises(ValueError, match=r"windows of 32 rows on .* run lopa-dist profile once"):
+    profiles.make_profile([*DECODE, "decode.max_active_blocks=1", "parallel.threads=1"])
+    with pytest.raises(ValueError, match=r"windows of \d+ rows on .* run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
     config = job()
     config.decode.max_active_blocks = 1

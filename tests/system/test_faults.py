@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -62,14 +63,14 @@ def read_until(process: subprocess.Popen[str], word: str) -> tuple[str, float]:
 
 @contextlib.contextmanager
 def watched(
-    folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[str, int], word: str
+    folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[str, int], word: str, before_s: float = 0
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A job with a fault, and what it printed up to `word`, which has to come in time."""
+    """A job with a fault `before_s` after it begins, and what it printed up to `word`, which has to come in time."""
     process = start(folder, launcher, ranks, fault, mesh)
     try:
         printed, seconds = read_until(process, word)
         assert word in printed, printed[-3000:]
-        assert seconds < TIMEOUT_S + 5
+        assert seconds < before_s + TIMEOUT_S + 5
         yield process, printed
     finally:
         end(process, folder)
@@ -102,6 +103,31 @@ def test_groups_that_are_a_part_of_the_job_know_its_timeout(tmp_path: Path) -> N
     mesh = {"branch": 2, "tensor": 2}
     with watched(tmp_path, "torchrun", 4, ["3", "4", "stop"], mesh, "lopa-dist: rank") as (_, printed):
         assert "rank 3 of 4 does not answer" in printed, printed[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("stop", "rank 1 of 2 does not answer"),
+        ("hang", "rank 1 of 2 is still at an earlier step: busy or hanging, though alive"),
+        ("raise", "rank 1: MemoryError: planted fault"),
+    ],
+)
+def test_a_collective_that_never_raises_names_the_lost_rank_and_keeps_what_was_done(
+    tmp_path: Path, how: str, said: str
+) -> None:
+    """As NCCL's, which returns at once, while the copy to the host behind it never comes."""
+    fault, mesh = ["1", "30", f"late-{how}"], {"branch": 2}
+    with watched(tmp_path, "torchrun", 2, fault, mesh, "lopa-dist: rank", before_s=10) as (_, printed):
+        assert said in printed, printed[-3000:]
+    [part] = (tmp_path / "journal").glob("001-*.jsonl")
+    kept = [json.loads(line)["id"] for line in part.read_text().splitlines()]
+    assert kept
+    with watched(tmp_path, "torchrun", 2, ["1", "0", "none"], mesh, "60 requests: ") as (process, printed):
+        assert f"{len(kept)} of them were done before (attempt 2)" in printed
+        assert process.wait(60) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["attempts"], report["requests"]) == (2, 60)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py: pip install 'lopa_dist[mpi]'")

@@ -1,0 +1,96 @@
+"""How much of a GPU's free memory a generation takes, worked out before it begins.
+
+The K/V of running sequences and the rows of a forward are all that grows with the work. Both are bounded here, and room
+for them is made at once: a pool that grows in mid-run is there twice for a moment, and loses all graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lopa_dist.engine.buckets import TOP
+from lopa_dist.models.config import ModelConfig
+
+SHARE = 0.9  # of the free memory
+KEPT = 512 << 20  # bytes besides, for the tables of graphs, the libraries' workspaces and what nobody counted
+FEW_ROWS = 2048  # forwards of so many rows keep a GPU busy: smaller ones make no room for more sequences
+TILE = 128  # tokens of the vocabulary whose sums the record head keeps, 28 bytes each
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a generation has room for."""
+
+    sequences: int  # running at once
+    row_limit: int | None  # of one forward; None: no bound
+    scratch: int | None = None  # rows that no forward exceeds; None: it was not worked out
+    bytes: int = 0  # that K/V and rows take
+
+
+class TooLarge(ValueError):
+    """Not even one sequence fits in the free memory."""
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the bytes that this process can still have on a GPU; None on a CPU, where nothing is planned."""
+    if device.type != "cuda":
+        return None
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def token_bytes(model: ModelConfig, element: int) -> int:
+    """Return the bytes of a token's K/V in all layers; `element` bytes a number."""
+    return 2 * model.layers * model.kv_heads * model.head_dim * element
+
+
+def row_bytes(model: ModelConfig, element: int) -> int:
+    """Return about how many bytes a row of a forward takes: its K/V in all layers, and the largest layer's numbers."""
+    heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
+    numbers = 6 * model.hidden_size + heads + 3 * model.intermediate_size
+    return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
+
+
+def plan(
+    model: ModelConfig, element: int, free: int, needs: list[int], sequences: int, limit: int | None,
+    kv_limit: int | None, longest: int,
+) -> Plan:  # fmt: skip
+    """Return what fits in `free` bytes: first forwards get smaller, as far as that costs no speed, then fewer run.
+
+    Args:
+        model: with this rank's share of the K/V heads.
+        element: bytes of a number of the model's precision.
+        free: bytes.
+        needs: K/V tokens of every request.
+        sequences: that should run at once.
+        limit: `engine.max_rows`; None: as many as fit, up to the largest graph.
+        kv_limit: `engine.kv_tokens`; None: no bound.
+        longest: rows that one sequence has in a forward, at most; it runs alone where they exceed the limit.
+
+    Raises:
+        TooLarge: it says what one sequence takes.
+    """
+    usable = int(SHARE * free) - KEPT
+    of_token, of_row = token_bytes(model, element), row_bytes(model, element)
+    needs = sorted(needs, reverse=True)
+
+    def planned(count: int, rows: int) -> Plan:
+        tokens = sum(needs[:count]) if kv_limit is None else min(kv_limit, sum(needs[:count]))
+        scratch = min(count * longest, max(rows, longest))
+        return Plan(count, rows, scratch, tokens * of_token + scratch * of_row)
+
+    limits = [limit] if limit is not None else [TOP, TOP // 2, FEW_ROWS]
+    for rows in limits:
+        if (found := planned(sequences, rows)).bytes <= usable:
+            return found
+    for count in range(sequences - 1, 0, -1):
+        if (found := planned(count, limits[-1])).bytes <= usable:
+            return found
+    one = planned(1, limits[-1]).bytes / 2**30
+    raise TooLarge(
+        f"of the GPU's memory {free / 2**30:.3g} GiB are free and {max(usable, 0) / 2**30:.3g} can be used, but one "
+        f"sequence takes {one:.3g}: {needs[0]} tokens of K/V, and up to {longest} rows in a forward. Take fewer "
+        "decode.branches, shorter prompts or answers, model.quantization, or parallel.tensor"
+    )

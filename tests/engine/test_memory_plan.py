@@ -1,0 +1,154 @@
+"""What a GPU's free memory allows is planned before the first step, and no step outgrows the plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine import memory
+from lopa_dist.engine.buckets import TOP
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.memory import FEW_ROWS, KEPT, Plan, TooLarge, plan, row_bytes, token_bytes
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
+from tests.engine.ranks import on_ranks
+from tests.engine.test_loop import BASE, random_requests, texts
+from tests.strategies import engine_configs
+
+GIB = 2**30
+LLADA = ModelConfig(
+    family="LLaDA", vocab_size=126_464, hidden_size=4096, layers=32, heads=32, kv_heads=32, head_dim=128,
+    intermediate_size=12_288, rms_eps=1e-5, rope_theta=500_000.0, qkv_bias=False, tied=False, shift=False,
+    mask_id=126_336, eos_ids=(126_081,), pad_id=126_081, max_positions=4096,
+)  # fmt: skip
+NEEDS = [1312] * 200  # prompts of 800 tokens and answers of 512
+
+
+def planned(free: float, sequences: int = 64, limit: int | None = None, kv_limit: int | None = None) -> Plan:
+    return plan(LLADA, 2, int(free * GIB), NEEDS, sequences, limit, kv_limit, 1344)
+
+
+def test_what_a_token_takes() -> None:
+    assert token_bytes(LLADA, 2) == 512 * 1024
+    assert 0 < row_bytes(LLADA, 2) - token_bytes(LLADA, 2) < 512 * 1024
+
+
+def test_first_forwards_get_smaller_then_fewer_sequences_run() -> None:
+    """LLaDA-8B, 16 GB of weights: on 80 GB, 64 sequences of 1,312 tokens do not all fit beside 8,192 rows."""
+    assert (planned(140).sequences, planned(140).row_limit) == (64, TOP)
+    found = [planned(free) for free in range(140, 4, -4)]
+    assert {one.row_limit for one in found} == {TOP, TOP // 2, FEW_ROWS}
+    assert sorted(found, key=lambda one: -one.sequences) == found
+    assert all(one.sequences == 64 for one in found if one.row_limit != FEW_ROWS)
+    assert found[-1].sequences < 10
+    for free, one in zip(range(140, 4, -4), found, strict=True):
+        assert one.bytes <= memory.SHARE * free * GIB - KEPT
+
+
+def test_what_the_user_says_stands() -> None:
+    assert planned(30, 16, limit=6000).row_limit == 6000
+    assert planned(16, 16, limit=6000).sequences < planned(16, 16).sequences
+    assert planned(140, 16, limit=100_000).scratch == 16 * 1344
+    assert planned(30, 64, kv_limit=20_000).sequences == 64
+
+
+def test_one_that_does_not_fit_is_told_what_it_takes() -> None:
+    with pytest.raises(TooLarge, match=r"2 GiB .* one sequence takes 1\.53: 1312 tokens .* parallel\.tensor"):
+        planned(2)
+
+
+def test_on_a_cpu_nothing_is_planned() -> None:
+    assert memory.free_bytes(torch.device("cpu")) is None
+
+
+def watched(
+    model: Transformer, config: DecodeConfig, monkeypatch: pytest.MonkeyPatch, free: int, graphs: str = "always",
+    comm: Callable[[], Communicator] = Solo, requests: int = 8, **options: Any,
+) -> tuple[Engine, Any]:  # fmt: skip
+    """The engine with so many free bytes, and what it generates; nothing may grow."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    settings = EngineConfig(5, attention="meta" if graphs == "always" else "torch", graphs=graphs, **options)
+    engine = Engine(model, config, comm(), settings)
+    grown, grow = [], KVPool.grow
+    monkeypatch.setattr(KVPool, "grow", lambda pool, held, rows: grown.append(rows) or grow(pool, held, rows))
+    some = random_requests(3, requests, config.max_new_tokens)
+    found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(some)}
+    monkeypatch.setattr(KVPool, "grow", grow)
+    assert len(grown) == 2, "keys and values were made once, and have not grown"
+    return engine, found
+
+
+@pytest.mark.parametrize("graphs", ["always", "never"])
+@given(config=engine_configs(replace(BASE, tau_conf=0.95)), ahead=st.sampled_from([0, 3, 7]))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_step_outgrows_the_plan(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, graphs: str, config: DecodeConfig, ahead: int
+) -> None:
+    """Many branches and blocks at a time: the row limit or the largest sequence bounds every forward."""
+    config = replace(config, tau_add=0.0, branches=config.branches or ahead)
+    monkeypatch.setattr(memory, "TOP", 8)
+    monkeypatch.setattr(memory, "FEW_ROWS", 8)
+    _, found = watched(small_model, config, monkeypatch, GIB, graphs)
+    assert len(found) == 8
+
+
+def test_as_many_run_as_there_is_memory_for(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "KEPT", 0)
+    monkeypatch.setattr(memory, "FEW_ROWS", 40)
+    config = replace(BASE, branches=0)
+    wanted = texts(small_model, config, random_requests(3, 8, config.max_new_tokens))
+    running = []
+    caplog.set_level(logging.INFO, "lopa_dist")
+    for free in (10**8, 112_000, 92_000):
+        engine, found = watched(small_model, config, monkeypatch, free)
+        assert found == wanted
+        assert engine.batch is not None
+        running.append(engine.batch.state.slots)
+    assert running[0] == 5
+    assert running[0] > running[1] > running[2] >= 1
+    assert "5 sequences run at once, forwards have up to" in caplog.text
+    assert "(not 5, for want of memory)" in caplog.text
+    with pytest.raises(TooLarge):
+        watched(small_model, BASE, monkeypatch, 10_000)
+
+
+def test_ranks_plan_alike(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the least that any of them has."""
+    monkeypatch.setattr(memory, "KEPT", 0)
+    monkeypatch.setattr(memory, "FEW_ROWS", 40)
+    config = replace(BASE, branches=1)
+    requests = random_requests(3, 8, config.max_new_tokens)
+    wanted = texts(small_model, config, requests)
+    frees = iter((10**8, 100_000))
+    monkeypatch.setattr(memory, "free_bytes", lambda device: next(frees))
+
+    def work(comm: Communicator) -> Any:
+        engine = Engine(small_model, config, comm, EngineConfig(5))
+        found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+        assert engine.batch is not None
+        return engine.batch.state.slots, engine.batch.scheduler.max_rows, found
+
+    one, other = on_ranks(2, work)
+    assert one == other
+    assert one[2] == wanted
+    assert one[0] < 5
+
+
+def test_growing_is_what_these_tests_would_notice(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa_dist.engine.runners.Runners.most_rows", lambda *of: 1)
+    monkeypatch.setattr(memory, "TOP", 1)
+    with pytest.raises(AssertionError, match="have not grown"):
+        watched(small_model, replace(BASE, branches=15, tau_conf=0.99), monkeypatch, GIB)
