@@ -188,7 +188,7 @@ class DecodeConfig:
         if self.window_attention == "block_causal":
             if self.cache in ("prefix", "dual"):
                 raise ValueError(
-                    f"decode.cache={self.cache} needs decode.window_attention=full: with block_causal, finished blocks "
+                    f"decode.cache={self.cache} needs decode.window_attention=full: with block_causal, complete blocks "
                     "never change and decode.cache=block is exact"
                 )
             if self.canvas == "whole":
