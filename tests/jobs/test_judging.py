@@ -33,8 +33,6 @@ from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import SIGNALS, Stopped
 from lopa_dist.tasks.task import Item, Score
 
-pytestmark = pytest.mark.xdist_group("sandbox")  # what its processes leave behind is counted
-
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
 

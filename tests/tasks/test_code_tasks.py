@@ -17,8 +17,6 @@ from lopa_dist.tasks.rows import rows
 from lopa_dist.tasks.task import Item, Score
 from tests.tasks.data import real
 
-pytestmark = pytest.mark.xdist_group("sandbox")  # what its processes leave behind is counted
-
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
 
