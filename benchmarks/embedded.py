@@ -21,7 +21,7 @@ import hashlib
 import json
 import multiprocessing
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from lopa_dist.jobs.plots import draw
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.quantize import KINDS
 from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.task import Item
 
 RESULTS = Path(__file__).parent / "results"
 BASE = {"block_size": 16, "max_new_tokens": 64, "branches": 0}
@@ -157,6 +158,16 @@ MOST = {"LoPA published": 500}
 """Most problems of a setting: its eight windows a step make it slow on a CPU."""
 
 
+def requests_of(items: Sequence[Item], tokenizer: Any, max_new_tokens: int) -> list[Request]:
+    """Return the items' chats as requests, in order."""
+    requests = []
+    for i, item in enumerate(items):
+        text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        requests.append(Request(i, ids, max_new_tokens, request_key(0, item.custom_id)))
+    return requests
+
+
 def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     """Run one setting in this process, on one thread."""
     torch.set_num_threads(1)
@@ -167,11 +178,7 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     tokenizer = builder.tokenizer
     task = Arithmetic(problems, "held_out", seed)
     items = list(task.items())
-    requests = []
-    for i, item in enumerate(items):
-        text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-        requests.append(Request(i, ids, config.max_new_tokens, request_key(0, item.custom_id)))
+    requests = requests_of(items, tokenizer, config.max_new_tokens)
     engine = builder.engine(config, EngineConfig(32))
     began = time.perf_counter()
     done = list(engine.generate(requests))

@@ -20,11 +20,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.embedded import LEFT_TO_RIGHT
+from benchmarks.embedded import LEFT_TO_RIGHT, requests_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation, Request, request_key
+from lopa_dist.engine.request import Generation
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import find
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -53,11 +53,7 @@ def measure(folder: Path, setting: dict[str, Any], problems: int, seed: int) -> 
     model, tokenizer = load_model(folder, torch.float32, torch.device("cpu")), load_tokenizer(folder)
     task = Lists(problems, "held_out", seed)
     items = list(task.items())
-    requests = []
-    for i, item in enumerate(items):
-        text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-        requests.append(Request(i, ids, config.max_new_tokens, request_key(0, item.custom_id)))
+    requests = requests_of(items, tokenizer, config.max_new_tokens)
     done: dict[str, list[tuple[Generation, bool]]] = {"all": []}
     for generation in Engine(model, config, Solo(), EngineConfig(32)).generate(requests):
         item = items[generation.request.index]

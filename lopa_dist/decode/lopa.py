@@ -39,7 +39,7 @@ def by_confidence(state: State, records: Records) -> Winner:
         return anchor_alone(state, records)
     width = records.packed.shape[-1]
     window = state.window(width)
-    slots, k = (arange(n, window.span.device) for n in (state.slots, state.config.max_branches))
+    k = arange(state.config.max_branches, window.span.device)
     open_ = window.masked[:, None]  # [S, K, W] what a branch leaves masked
     for position in state.edit_position[..., None].unbind(2):
         open_ = open_ & (position != window.span[:, None])
@@ -47,6 +47,12 @@ def by_confidence(state: State, records: Records) -> Winner:
     scores = scores.masked_fill(k >= state.branches[:, None], -torch.inf)
     # argmax takes the first of equals: the lookaheads by rank, then the anchor
     branch = (scores.roll(-1, 1).argmax(1) + 1) % len(k)
+    return winning(state, records, branch, scores)
+
+
+def winning(state: State, records: Records, branch: Tensor, scores: Tensor | None = None) -> Winner:
+    """Return `branch` ``[S]`` as the winner, which brings all that it differs in from the anchor."""
+    slots = arange(state.slots, branch.device)
     position, token = state.edits[:, slots, branch].unbind()
     return Winner(branch, Records(records.packed[:, slots, branch]), position, token, scores)
 
@@ -111,10 +117,7 @@ def by_plain_steps(state: State, records: Records, exact: bool) -> Winner:
     follower = torch.maximum((depth * steps[1:]).amax(2), steps)  # [S, K] the deepest branch that follows b, or b
     for _ in range(branches.bit_length()):  # followers of followers
         follower = follower.gather(1, follower)
-    branch = follower[:, 0]
-    each = arange(slots, window.span.device)
-    brings, tokens = state.edits[:, each, branch].unbind()
-    return Winner(branch, Records(records.packed[:, each, branch]), brings, tokens)
+    return winning(state, records, follower[:, 0])
 
 
 VERIFY: dict[str, Callable[[State, Records], Winner]] = {
