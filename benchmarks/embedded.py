@@ -6,6 +6,7 @@
     python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
     python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part baselines    # rules of others
+    python -m benchmarks.embedded --part temperatures # sampled answers
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
@@ -120,6 +121,15 @@ def baselines() -> list[tuple[str, Setting]]:
     ]
 
 
+def temperatures() -> list[tuple[str, Setting]]:
+    """Plain decoding and verified lookahead of sampled tokens."""
+    return [
+        (name, {**setting, "temperature": t})
+        for t in (0.3, 0.7, 1.0)
+        for name, setting in (("plain, sampled", {"tau_conf": 0.9}), ("verified, sampled", drafted(0, 10)))
+    ]
+
+
 def final() -> list[tuple[str, Setting]]:
     """What the README quotes, on problems that no choice was made on."""
     return [
@@ -149,6 +159,7 @@ PARTS = {
     "verified": (verified, 1),
     "depths": (depths, 1),
     "baselines": (baselines, 1),
+    "temperatures": (temperatures, 1),
     "final": (final, 2),
     "eight_bits": (eight_bits, 1),
 }

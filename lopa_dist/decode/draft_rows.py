@@ -36,7 +36,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import ROW_TILE, DraftRows, ForwardBatch
 from lopa_dist.decode.state import HostState, State, arange
-from lopa_dist.ragged import Ints, ragged_arange, together
+from lopa_dist.ragged import Ints, ragged_arange, to_device, together
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -61,7 +61,7 @@ def add_draft_rows(
     sequence, start, rows = batch.sequence, batch.start, batch.rows
     branch = np.maximum(batch.branch, 0)
     t = extra[sequence] * (batch.branch >= 0)  # [G]
-    drafts = np.clip(host.drafts[sequence] - branch * m, 0, m) * (t > 0)  # [G] that the segment's branch has
+    drafts = np.minimum(np.maximum(host.drafts[sequence] - branch * m, 0), m) * (t > 0)  # [G] that the segment's branch has
     packed_start = (rows + 2 * t).cumsum() - (rows + 2 * t)
     seen = rows  # [G] window rows up to the end of what drafts see
     if config.window_attention == "block_causal":
@@ -105,45 +105,49 @@ def add_draft_rows(
     where = (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra)
 
     into_window = start - batch.first  # plus a position: the row in the order of positions
+    of_all, drafts_of_all = np.concatenate([of_mask, of_token, of_check]), [mask_draft, token_draft, check_draft]
     on = together(
-        device, moved=moved, mask_row=mask_row, mask_window=into_window[of_mask], mask=in_chain[of_mask] + mask_draft,
-        token_row=token_row, token=in_chain[of_token] + token_draft, token_prompt=host.prompt[sequence[of_token]],
-        check_row=check_row, check=in_chain[of_check] + check_draft, check_prompt=host.prompt[sequence[of_check]],
+        device, moved=moved, mask_row=mask_row, mask_window=into_window[of_mask], token_row=token_row,
+        token_prompt=host.prompt[sequence[of_token]], check_row=check_row, check_prompt=host.prompt[sequence[of_check]],
         check_draft=check_draft, branch=(sequence * config.max_branches + branch)[of_check],
         check_window=into_window[of_check], first_row=start[of_check], last_row=(start + rows - 1)[of_check],
-        kept=np.flatnonzero(kept), kept_sequence=sequence[of_check][kept], slot=slot, where=where, begin=begin,
+        draft=in_chain[of_all] + np.concatenate(drafts_of_all), head_row=check_row[kept], slot=slot, where=where,
+        begin=begin,
     )  # fmt: skip
-    position, draft = state.chain.flatten(1)
+    position, draft = state.chain.flatten(1).index_select(1, on["draft"])
+    of_masks, of_tokens, of_checks = position.split([len(of_mask), len(of_token), len(of_check)])
 
     # window rows
-    masks = on["mask_window"] + position[on["mask"]]
+    masks = on["mask_window"] + of_masks
     count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
     packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 
     # verification rows: the predicting position, and the token that it has in the context of the drafts before
-    predicting = position[on["check"]] - shift
+    predicting = of_checks - shift
     if shift:
-        earlier = state.chain.view(2, -1, m)[:, on["branch"]]  # [2, n, m] drafts of the same branch
+        earlier = state.chain.view(2, -1, m).index_select(1, on["branch"])  # [2, n, m] drafts of the same branch
         hit = (earlier[0] == predicting[:, None]) & (arange(m, device) < on["check_draft"][:, None])
         there = torch.minimum(torch.maximum(on["check_window"] + predicting, on["first_row"]), on["last_row"])
-        tokens = torch.where(hit.any(1), (earlier[1] * hit).sum(1), batch.tokens[there])
+        tokens = torch.where(hit.any(1), (earlier[1] * hit).sum(1), batch.tokens.index_select(0, there))
     else:
         tokens = torch.full_like(predicting, state.vocabulary.mask_id)
 
     into = torch.cat([packed_row, on["token_row"], on["check_row"]])
     in_order = len(moved)
-    rows_of = (batch.tokens[:in_order], draft[on["token"]], tokens)
+    rows_of = (batch.tokens[:in_order], draft[len(of_mask) :][: len(of_token)], tokens)
     at = (
         batch.positions[:in_order],
-        position[on["token"]] + on["token_prompt"],
+        of_tokens + on["token_prompt"],
         (predicting + on["check_prompt"]).clamp(min=0),
     )
-    head_rows = packed_row[batch.head_rows.clamp(0, in_order - 1)]
+    head_rows = packed_row.index_select(0, batch.head_rows.clamp(0, in_order - 1))
     if batch.prefill and batch.prefill.reads_kept:
         head_rows = torch.where(batch.head_rows < 0, batch.head_rows, head_rows)
     keys = batch.head_keys
     if keys is not None:
-        keys = torch.cat([keys, state.noise_keys(on["kept_sequence"], position[on["check"][on["kept"]]])])
+        reported_at = to_device(np.flatnonzero(kept), device)
+        of = to_device(sequence[of_check][kept], device)
+        keys = torch.cat([keys, state.noise_keys(of, of_checks[reported_at])])
     return replace(
         batch,
         start=packed_start,
@@ -152,7 +156,7 @@ def add_draft_rows(
         hi=hi,
         tokens=scattered(rows_of, into, padded),
         positions=scattered(at, into, padded),
-        head_rows=torch.cat([head_rows, on["check_row"][on["kept"]]]),
+        head_rows=torch.cat([head_rows, on["head_row"]]),
         head_slots=torch.cat([batch.head_slots, on["slot"]]),
         head_sequence=np.append(batch.head_sequence, sequence[of_check][kept]),
         head_keys=keys,

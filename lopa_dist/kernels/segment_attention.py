@@ -103,10 +103,12 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
             visible = (c < (cached + final)[of, None])[:, None, None]
         else:
             stacked = np.arange(-(-n * heads_per_kv // ROW_TILE) * ROW_TILE) % n
-            column = c - cached[of, None, None]  # own column
-            visible = column < segments.hi[rows][:, stacked, None]
-            if segments.lo is not None:
-                visible &= (column < 0) | (column >= segments.lo[rows][:, stacked, None])
+            column = (c - cached[of, None, None]).astype(np.int32)  # own column
+            visible = column < segments.hi[rows].astype(np.int32)[..., None]
+            if segments.lo is not None:  # which every cached column is behind
+                behind = np.where(column < 0, np.int32(2**31 - 1), column)
+                visible &= behind >= segments.lo[rows].astype(np.int32)[..., None]
+            visible = visible.take(stacked, 1)
             visible = visible[:, None]
         groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
