@@ -61,7 +61,7 @@ def add_draft_rows(
     sequence, start, rows = batch.sequence, batch.start, batch.rows
     branch = np.maximum(batch.branch, 0)
     t = extra[sequence] * (batch.branch >= 0)  # [G]
-    drafts = np.minimum(np.maximum(host.drafts[sequence] - branch * m, 0), m) * (t > 0)  # [G] that the segment's branch has
+    drafts = np.minimum(np.maximum(host.drafts[sequence] - branch * m, 0), m) * (t > 0)  # [G] of the branch
     packed_start = (rows + 2 * t).cumsum() - (rows + 2 * t)
     seen = rows  # [G] window rows up to the end of what drafts see
     if config.window_attention == "block_causal":
