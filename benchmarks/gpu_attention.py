@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,13 @@ from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Capacity, real, tile, tile_rows_for
-from lopa_dist.kernels.varlen_attention import Varlen, attend_varlen, plan_varlen, varlen_function
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import ragged_arange
 
 CACHES = 16  # K/V of a run are at least so many times the L2 cache
 TOLERANCE = 0.02  # the largest difference between two ways; results are about 0.1
-OTHERS = ("padded SDPA", "with gather", "varlen", "cascade")
-STOCK = ("padded SDPA", "varlen", "cascade")
+OTHERS = ("padded SDPA", "with gather", "varlen")
+STOCK = ("padded SDPA", "varlen")
 
 
 @dataclass(frozen=True)
@@ -90,17 +88,12 @@ def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
     keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=device).normal_() for _ in range(2))
     q = torch.empty(total, heads, dim, dtype=torch.bfloat16, device=device).normal_()
 
-    def cascade() -> Attend:
-        calls, stock = plan_varlen(segments, device), stock_varlen(device)
-        return lambda layer: attend_varlen(q, keys[layer], values[layer], calls, stock)
-
     ours = meta(segments, config, mix, q, keys, values)
     ways: dict[str, Callable[[], Attend]] = {
         "meta": lambda: ours,
         "padded SDPA": lambda: padded(segments, q, keys, values),
         "with gather": lambda: padded(segments, q, keys, values, gather=True),
         "varlen": lambda: by_branch(segments, q, keys, values, stock_varlen(device)),
-        "cascade": cascade,
     }
 
     wanted = ours(0)
@@ -131,6 +124,7 @@ def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
 
 
 Attend = Callable[[int], Tensor]
+Varlen = Callable[..., Any]  # with the parameters and result of `torch.nn.attention.varlen.varlen_attn`
 
 
 def every(attend: Attend, layers: int) -> None:
@@ -207,25 +201,23 @@ def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor, varle
 
 
 def stock_varlen(device: torch.device) -> Varlen:
-    """Torch's varlen_attn, or on a CPU what it computes.
+    """Torch's varlen_attn, or on a CPU, which it has no kernel for, what it computes."""
+    if device.type != "cuda":
+        return plain_varlen
+    from torch.nn.attention.varlen import varlen_attn
 
-    Raises:
-        RuntimeError: this torch has none that will do.
-    """
-    return varlen_function() if device.type == "cuda" else plain_varlen
+    return varlen_attn
 
 
 def plain_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: Any
-) -> Any:
-    """What `varlen_attn` computes, for a CPU, which it has no kernel for."""
-    out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
-    repeat, used = q.shape[1] // k.shape[1], options.get("seqused_k")
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, enable_gqa: bool
+) -> Tensor:
+    """What `varlen_attn` computes."""
+    out = torch.empty_like(q)
+    repeat = q.shape[1] // k.shape[1]
     for i in range(len(cu_q) - 1):
-        rows, begin = slice(int(cu_q[i]), int(cu_q[i + 1])), int(cu_k[i])
-        end = int(cu_k[i + 1]) if used is None else begin + int(used[i])
-        keys, values = (x[begin:end].float().repeat_interleave(repeat, 1) for x in (k, v))
+        rows, columns = slice(int(cu_q[i]), int(cu_q[i + 1])), slice(int(cu_k[i]), int(cu_k[i + 1]))
+        keys, values = (x[columns].float().repeat_interleave(repeat, 1) for x in (k, v))
         scores = torch.einsum("rhd,chd->rhc", q[rows].float(), keys) * q.shape[2] ** -0.5
         out[rows] = torch.einsum("rhc,chd->rhd", scores.softmax(2), values).to(q.dtype)
-        lse[rows] = scores.logsumexp(2)
-    return (out, lse) if options.get("return_aux", SimpleNamespace(lse=False)).lse else out
+    return out

@@ -12,15 +12,18 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
 
 from benchmarks.roofline import Bar, Deadline, Machine
-from lopa_dist.engine.clock import graphed, median_ms
-from lopa_dist.engine.products import cache_bytes
+from lopa_dist.engine.profile import synchronize
+from lopa_dist.engine.static_runner import Replay
+from lopa_dist.engine.statistics import device_mark
 from lopa_dist.models.config import ModelConfig
 
+UNKNOWN_CACHE = 64 << 20  # bytes, where torch does not say
 FLUSHED = 5  # times the L2 cache's size is read between replays
 
 
@@ -111,3 +114,33 @@ class Bench:
 def brief(error: Exception) -> str:
     """Its kind and first line."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
+def graphed(function: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """The function as a CUDA graph, captured in its second run; on a CPU itself."""
+
+    def run() -> None:
+        function()
+
+    return partial(Replay(), run, device, None)
+
+
+def median_ms(
+    function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object]
+) -> float:
+    """Median milliseconds of something that is queued on a GPU, after two runs that do not count, without `before`."""
+    marks = []
+    for _ in range(repeats + 2):
+        before()
+        begin = device_mark(device)
+        function()
+        marks.append((begin, device_mark(device)))
+    synchronize(device)
+    return statistics.median(begin.elapsed_time(end) for begin, end in marks[2:])
+
+
+def cache_bytes(device: torch.device) -> int:
+    """A GPU's L2 cache; 0 on a CPU, where times count for nothing."""
+    if device.type != "cuda":
+        return 0
+    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or UNKNOWN_CACHE

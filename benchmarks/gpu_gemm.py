@@ -1,29 +1,40 @@
-"""The product part of `gpu_step`: a bucket's rows times a layer's four projections, in all ways of `kernels.products`.
+"""The product part of `gpu_step`: a bucket's rows times a layer's four projections, by the library and by `vgemm`.
 
-The library multiplies the whole bucket; the others as many rows as there are in it on average, which they read from the
-device. The fastest way of every (bucket, outputs, inputs) is what `lopa-dist profile` finds out for one model.
+The library multiplies the whole bucket; `vgemm` as many rows as there are in it on average, which it reads from the
+device. The engine takes the library's, and `vgemm` for `engine.reproducible` and int8 weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.gpu_bench import Bench, Row, brief
 from benchmarks.roofline import MODELS, Bar, ratio
-from lopa_dist.engine.buckets import ladder
-from lopa_dist.engine.products import REPEATS, ProductTimes, Weights, enough, time_ways
-from lopa_dist.kernels.products import PRODUCTS
+from lopa_dist.engine.buckets import average, ladder
+from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.fused import projections
 
-VIRTUAL = tuple(name for name in PRODUCTS if name != "library")
 TOY = 64  # rows, the most of toys
 SMALL = 2048  # larger steps are prefills
+REPEATS = 7
+CACHES = 16  # weights of a run are at least so many times the L2 cache, where the model has as many
 
-Found = dict[str, list[ProductTimes]]
-"""What was measured, by model."""
+Weights = Sequence[tuple[Tensor, "Tensor | None"]]
+"""Weights ``[N, K]`` of one shape, each with its bias ``[N]`` or null."""
+
+
+def library(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+    """The library's product of all rows, padding included."""
+    return F.linear(x, weight, bias)
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]] = {"library": library, "vgemm": vgemm}
 
 
 def rows() -> list[Row]:
@@ -37,10 +48,10 @@ def rows() -> list[Row]:
 
 
 @torch.inference_mode()
-def run(bench: Bench, table: list[Row], found: Found, above: int, most: int) -> None:
-    """Measure the buckets of more than `above` and at most `most` rows; what was found is appended to `found`."""
+def run(bench: Bench, table: list[Row], above: int, most: int) -> None:
+    """Measure the buckets of more than `above` and at most `most` rows."""
     sizes = ladder()
-    for number, (name, config) in enumerate(MODELS.items()):
+    for number, config in enumerate(MODELS.values()):
         if bench.deadline.over():
             return
         shape = bench.shape(config)
@@ -48,47 +59,44 @@ def run(bench: Bench, table: list[Row], found: Found, above: int, most: int) -> 
         for i, size in enumerate(sizes):
             if above < size <= most and not (bench.toy and size > TOY):
                 row = table[number * len(sizes) + i]
-                bench.fill(row, partial(measure, bench, shape, weights, size, found[name]))
+                bench.fill(row, partial(measure, bench, shape, weights, size))
 
 
 def make(bench: Bench, config: ModelConfig) -> dict[str, Weights]:
     """Random weights: of so many layers that no cache holds them, where the model has as many."""
     weights: dict[str, Weights] = {}
     for name, (n, k) in projections(config).items():
-        count = min(enough(2 * n * k, bench.cache), config.layers)
+        count = min(max(-(-CACHES * bench.cache // (2 * n * k)), 2), config.layers)
         bias = torch.zeros(n, dtype=torch.bfloat16, device=bench.device) if name == "qkv" and config.qkv_bias else None
         layers = [torch.empty(n, k, dtype=torch.bfloat16, device=bench.device) for _ in range(count)]
         weights[name] = [(weight.normal_(0, 0.02), bias) for weight in layers]
     return weights
 
 
-def measure(
-    bench: Bench,
-    config: ModelConfig,
-    weights: dict[str, Weights],
-    size: int,
-    found: list[ProductTimes],
-    row: Row,
-) -> None:
+def measure(bench: Bench, config: ModelConfig, weights: dict[str, Weights], size: int, row: Row) -> None:
     """One bucket: microseconds of a layer's projections, each way."""
     total: dict[str, float | None] = dict.fromkeys(PRODUCTS, 0.0)
-    virtual: float | None = 0.0
     for parts in weights.values():
-        times, failed = time_ways(size, parts, partial(bench.graph, repeats=REPEATS))
-        for way, error in failed.items():
-            if bench.toy:
-                raise error
-            row.note = f"{way} failed: {brief(error)}"
-        for way in PRODUCTS:
-            before = total[way]
-            total[way] = None if before is None or way not in times else before + times[way]
-        best = min((times[way] for way in VIRTUAL if way in times), default=None)
-        virtual = None if virtual is None or best is None else virtual + best
-        if times:
-            outputs, inputs = parts[0][0].shape
-            found.append(ProductTimes(size, outputs, inputs, times))
+        x = torch.empty(size, parts[0][0].shape[1], dtype=torch.bfloat16, device=bench.device).normal_()
+        real = torch.full((1,), average(size), dtype=torch.int32, device=bench.device)
+        for way, product in PRODUCTS.items():
+            before, spent = total[way], None
+            try:
+                spent = bench.graph(partial(every, product, x, parts, real), REPEATS)
+            except Exception as error:  # of `vgemm`, which may not take what the library takes
+                if bench.toy or way == "library":
+                    raise
+                row.note = f"{way} failed: {brief(error)}"
+            total[way] = None if before is None or spent is None else before + 1e3 * spent / len(parts)
     operations = 2.0 * size * sum(n * k for n, k in projections(config).values())
-    library = total["library"]
     row.figures |= total
-    row.figures["x library"] = ratio(virtual, library)
-    row.figures["TFLOP/s"] = None if library is None else operations / library / 1e6
+    row.figures["x library"] = ratio(total["vgemm"], total["library"])
+    row.figures["TFLOP/s"] = None if total["library"] is None else operations / total["library"] / 1e6
+
+
+def every(
+    product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: Weights, rows: Tensor
+) -> None:
+    """The product with each of the weights; results are dropped, so one's memory serves the next."""
+    for weight, bias in weights:
+        product(x, weight, rows, bias)

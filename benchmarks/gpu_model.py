@@ -1,8 +1,8 @@
 """The parts of `gpu_step` that run a whole model: forwards, steps of the engine, and transformers beside them.
 
-- step: the forward alone, as the two CUDA graphs of the static runner (transformer and record head), with the products
-  that were measured as fastest. Attention, linears and head are graphs of their own over all layers; rest is what the
-  forward takes more than these: embedding, norms, rotation, gates, and the gaps between kernels.
+- step: the forward alone, as the two CUDA graphs of the static runner (transformer and record head).
+  Attention, linears and head are graphs of their own over all layers; rest is what the forward takes more than these:
+  embedding, norms, rotation, gates, and the gaps between kernels.
 - whole: steps of the engine as a job runs them, one sequence: layout, forward, verify, advance, spawn, the copy to
   the host and commit, from one step's end to the next one's. What they take more than the forward is the host's time
   that the GPU waits for, and the kernels of decoding. With random weights nothing passes a threshold: a step fills the
@@ -39,7 +39,6 @@ from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import FUSED, Runners
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import attend_tiles
-from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
@@ -51,7 +50,6 @@ PREFIXES, WINDOWS, BRANCHES = (256, 1024, 2048), (32, 64, 96), (1, 2, 4, 8)
 COLUMNS = ("ms", "floor ms", "x floor", "TB/s", "TFLOP/s", "attention", "linears", "head", "rest")
 CASES = [Case(p, w, b) for p in PREFIXES for w in WINDOWS for b in BRANCHES]
 STEPS = [(model, precision, case) for model in MODELS for precision in (BF16, FP8) for case in CASES]
-MOST_ROWS = max(case.rows for case in CASES)
 WHOLE = [(precision, Case(1024, w, b)) for precision in (BF16, FP8) for w, b in ((32, 1), (64, 1), (96, 1), (64, 8))]
 EAGER = [Case(1024, 32, 1), Case(1024, 96, 1), Case(1024, 64, 8)]
 ENGINES = "Dream-7B"  # the model of WHOLE and EAGER
@@ -61,24 +59,21 @@ BLOCKS = 2  # that the engine's steps fill: those of the first one warm up
 Tables = dict[str, list[Row]]
 
 
-def run(bench: Bench, name: str, tables: Tables, products: Choices, bars: bool = True) -> None:
-    """What needs one model and has a bar, with steps of the engine; or else its other forwards.
-
-    `products` are the ways to multiply that were found fastest for bf16 weights of its shapes.
-    """
+def run(bench: Bench, name: str, tables: Tables, bars: bool = True) -> None:
+    """What needs one model and has a bar, with steps of the engine; or else its other forwards."""
     if not set(PARTS if bars else ("step",)) & set(tables) or bench.deadline.over():
         return
     model = random_model(bench.shape(MODELS[name]), bench.device)
-    forwards(bench, model, products, name, BF16, tables, bars)
+    forwards(bench, model, name, BF16, tables, bars)
     if bars and name == ENGINES:
-        eager_part(bench, model, products, tables)
-        whole_part(bench, model, products, BF16, tables)
+        eager_part(bench, model, tables)
+        whole_part(bench, model, BF16, tables)
     if bars and {"step", "whole"} & set(tables):
         FUSED.pop(model, None)
         quantize(model, "fp8")
-        forwards(bench, model, products, name, FP8, tables, bars)
+        forwards(bench, model, name, FP8, tables, bars)
         if name == ENGINES:
-            whole_part(bench, model, products, FP8, tables)
+            whole_part(bench, model, FP8, tables)
     FUSED.pop(model, None)
     del model
     bench.free()
@@ -131,14 +126,14 @@ def decoding(case: Case) -> DecodeConfig:
     )  # fmt: skip
 
 
-def prepare(bench: Bench, model: Transformer, products: Choices, case: Case) -> tuple[StaticRunner, ForwardBatch]:
+def prepare(bench: Bench, model: Transformer, case: Case) -> tuple[StaticRunner, ForwardBatch]:
     """A static runner over a pool of noise, and a batch of branches of one sequence."""
     pool = KVPool(model.config, 1, case.prefix, torch.bfloat16, bench.device)
     pool.allocate(0, case.prefix)
     pool.reserve(bucket(case.rows) or case.rows)
     pool.keys.normal_()
     pool.values.normal_()
-    runners = Runners(model, decoding(case), ALWAYS, products=products)
+    runners = Runners(model, decoding(case), ALWAYS)
     runner = runners.make(pool, Sampling(), 1, case.prefix)
     assert isinstance(runner, StaticRunner)
     batch = windows(case.branches, case.window, model.config.mask_id, bench.device)
@@ -146,24 +141,20 @@ def prepare(bench: Bench, model: Transformer, products: Choices, case: Case) -> 
     return runner, replace(batch, shared=np.full(case.branches, case.prefix), positions=positions)
 
 
-def forwards(
-    bench: Bench, model: Transformer, products: Choices, name: str, precision: str, tables: Tables, bars: bool
-) -> None:
+def forwards(bench: Bench, model: Transformer, name: str, precision: str, tables: Tables, bars: bool) -> None:
     """A model's forwards that have a bar, or those that have none."""
     if "step" not in tables:
         return
     for case in sorted(CASES, key=importance):
         if (step_bar(precision, case) is not None) == bars:
             row = step_row(tables, name, precision, case)
-            bench.fill(row, partial(measure_step, bench, model, products, MODELS[name], precision, case))
+            bench.fill(row, partial(measure_step, bench, model, MODELS[name], precision, case))
 
 
-def measure_step(
-    bench: Bench, model: Transformer, products: Choices, config: ModelConfig, precision: str, case: Case, row: Row
-) -> None:
+def measure_step(bench: Bench, model: Transformer, config: ModelConfig, precision: str, case: Case, row: Row) -> None:
     """One forward and its parts."""
     needed = work(config, precision, case)
-    runner, batch = prepare(bench, model, products, toy_case(case) if bench.toy else case)
+    runner, batch = prepare(bench, model, toy_case(case) if bench.toy else case)
     with torch.inference_mode():
         runner.forward(runner.prepare(batch))
         size = bucket(len(batch.tokens)) or 0
@@ -225,21 +216,19 @@ def whole_rows() -> list[Row]:
     ]
 
 
-def whole_part(bench: Bench, model: Transformer, products: Choices, precision: str, tables: Tables) -> None:
+def whole_part(bench: Bench, model: Transformer, precision: str, tables: Tables) -> None:
     """Steps of one precision."""
     for (found, case), row in zip(WHOLE, tables.get("whole", []), strict=False):
         if found == precision:
             forward = step_row(tables, ENGINES, precision, case).figures["ms"] if "step" in tables else None
-            bench.fill(row, partial(measure_whole, bench, model, products, case, forward))
+            bench.fill(row, partial(measure_whole, bench, model, case, forward))
 
 
-def measure_whole(
-    bench: Bench, model: Transformer, products: Choices, case: Case, forward: float | None, row: Row
-) -> None:
+def measure_whole(bench: Bench, model: Transformer, case: Case, forward: float | None, row: Row) -> None:
     """Steps of one sequence whose last block sees the case's prefix; `forward` milliseconds each is known to take."""
     case = toy_case(case) if bench.toy else case
     config = decoding(case)
-    engine = Engine(model, config, Solo(), ALWAYS, products=products)
+    engine = Engine(model, config, Solo(), ALWAYS)
     prompt = torch.randint(model.config.mask_id, (case.prefix - (BLOCKS - 1) * case.window,)).tolist()
     request = Request(0, prompt, config.max_new_tokens, 0)
 
@@ -266,7 +255,7 @@ def eager_rows() -> list[Row]:
     ]  # fmt: skip
 
 
-def eager_part(bench: Bench, model: Transformer, products: Choices, tables: Tables) -> None:
+def eager_part(bench: Bench, model: Transformer, tables: Tables) -> None:
     """Both, one after the other, on the same weights."""
     made: list[Any] = []
 
@@ -274,7 +263,7 @@ def eager_part(bench: Bench, model: Transformer, products: Choices, tables: Tabl
         if not made:
             made.append(qwen2(model, bench.device))
         case = toy_case(case) if bench.toy else case
-        runner, batch = prepare(bench, model, products, case)
+        runner, batch = prepare(bench, model, case)
         with torch.inference_mode():
             ours = bench.wall(lambda: runner.forward(runner.prepare(batch)))
             theirs = bench.wall(eager_step(made[0], model.config, case, bench.device))

@@ -11,7 +11,7 @@ needed. Parts:
   floor (`roofline`), how many times it, and where the time goes. whole: steps of the engine, host included. eager: the
   forward beside transformers' Qwen2. See `gpu_model`.
 - attention: see `gpu_attention`.
-- gemm: see `gpu_gemm`. Buckets of the steps above come before these, which multiply as was found fastest.
+- gemm: see `gpu_gemm`.
 - projection: tokens a second that the paper's tokens per forward would give with the measured step of the engine, on as
   many GPUs as branches, with collectives as `latency_model` has them; beside the published tokens a second. A
   projection, no measurement: the link's constants are assumptions.
@@ -48,12 +48,10 @@ from torch import Tensor
 
 from benchmarks import gpu_attention, gpu_gemm, gpu_model
 from benchmarks.gpu_bench import Bench, Row
-from benchmarks.gpu_gemm import Found
 from benchmarks.gpu_model import COLUMNS, WHOLE, WINDOWS, Tables
 from benchmarks.latency_model import Link, Load, Model, step
 from benchmarks.roofline import BF16, MODELS, Bar, Case, Deadline, Machine
 from lopa_dist.engine.buckets import TOP
-from lopa_dist.engine.products import choices
 from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.quantized import FP8 as FP8_DTYPE
 
@@ -89,9 +87,8 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(0)
 
     tables = make_rows(parts)
-    found: Found = {name: [] for name in MODELS}
     try:
-        measure(bench, tables, found)
+        measure(bench, tables)
     finally:  # whatever broke off, what was measured is told
         rows = [row for part in PARTS if part in parts for row in tables[part]]
         if bench.deadline.over():
@@ -102,28 +99,24 @@ def main(arguments: list[str] | None = None) -> None:
             print("No GPU was measured: tiny shapes ran on the CPU.")
         file = options.json or (None if toy else RESULTS / f"gpu_step-{'-'.join(device(bench).split())}.json")
         if file is not None:
-            keep(file, bench, rows, found, options.minutes, time.monotonic() - began)
+            keep(file, bench, rows, options.minutes, time.monotonic() - began)
             print(f"written to {file}")
 
 
-def measure(bench: Bench, tables: Tables, found: Found) -> None:
-    """All parts, what has a bar first. What is found of products is put into `found`."""
+def measure(bench: Bench, tables: Tables) -> None:
+    """All parts, what has a bar first."""
     machine_part(bench, tables.get("machine", machine_rows()))
-    products = tables.get("gemm", gpu_gemm.rows())
-    if {"gemm", *gpu_model.PARTS} & set(tables):
-        gpu_gemm.run(bench, products, found, 0, gpu_model.MOST_ROWS)
-    ways = {name: choices(times) for name, times in found.items()}
-    gpu_model.run(bench, "Dream-7B", tables, ways["Dream-7B"])
+    gpu_model.run(bench, "Dream-7B", tables)
     if "attention" in tables:
         gpu_attention.run(bench, tables["attention"])
-    gpu_model.run(bench, "LLaDA-8B", tables, ways["LLaDA-8B"])
+    gpu_model.run(bench, "LLaDA-8B", tables)
     if "projection" in tables:
         project(tables["projection"], tables.get("whole", []))
     if "gemm" in tables:
-        gpu_gemm.run(bench, products, found, gpu_model.MOST_ROWS, gpu_gemm.SMALL)
-        gpu_gemm.run(bench, products, found, gpu_gemm.SMALL, TOP)
+        gpu_gemm.run(bench, tables["gemm"], 0, gpu_gemm.SMALL)
+        gpu_gemm.run(bench, tables["gemm"], gpu_gemm.SMALL, TOP)
     for name in MODELS:
-        gpu_model.run(bench, name, tables, ways[name], bars=False)
+        gpu_model.run(bench, name, tables, bars=False)
 
 
 def make_rows(parts: Iterable[str]) -> Tables:
@@ -299,16 +292,13 @@ def told(row: Row) -> dict[str, Any]:
     return {"part": row.part, "case": row.case, "figures": figures, "bars": bars, "note": row.note}
 
 
-def keep(file: Path, bench: Bench, rows: list[Row], found: Found, minutes: float, seconds: float) -> None:
+def keep(file: Path, bench: Bench, rows: list[Row], minutes: float, seconds: float) -> None:
     """Write the results."""
     report = {
         **software(bench),
         "minutes": minutes,
         "seconds": round(seconds, 1),
         "rows": [told(row) for row in rows],
-        "products": [
-            {"model": name, **asdict(one), "fastest": one.fastest} for name, times in found.items() for one in times
-        ],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report, indent=1) + "\n")

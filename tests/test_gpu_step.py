@@ -7,16 +7,15 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import gpu_attention, gpu_gemm, gpu_model, gpu_step
+from benchmarks import gpu_attention, gpu_bench, gpu_model, gpu_step
 from benchmarks.gpu_bench import Bench, Row
 from benchmarks.roofline import BF16, DREAM, FP8, LLADA, Bar, Case, Deadline, Machine, halved, step_bar, work
 from lopa_dist.decode import ForwardBatch
-from lopa_dist.engine.products import ProductTimes
-from lopa_dist.kernels.products import PRODUCTS
 
 H200 = Machine(bandwidth=4.3e12, rate=7e14, fp8_rate=1.4e15)
 
@@ -56,7 +55,6 @@ def test_json_without_gpu_claims_nothing(tmp_path: Path, capsys: pytest.CaptureF
     assert told["device"] == "no GPU"
     assert {figure for row in told["rows"] for figure in row["figures"].values()} == {"not measured"}
     assert {bar["met"] for row in told["rows"] for bar in row["bars"]} == {"not measured"}
-    assert told["products"] == []
 
 
 def test_what_was_measured_is_told_though_a_part_breaks_off(
@@ -120,11 +118,9 @@ def test_what_a_gpu_would_be_told(
 
     monkeypatch.setattr(gpu_step, "device", lambda bench: "NVIDIA H200")
     file = tmp_path / "results.json"
-    found = {"Dream-7B": [ProductTimes(32, 4, 2, {"library": 2.0, "vgemm": 1.0})]}
-    gpu_step.keep(file, Bench(torch.device("cpu"), Deadline(1)), rows, found, 8, 1.23)
+    gpu_step.keep(file, Bench(torch.device("cpu"), Deadline(1)), rows, 8, 1.23)
     found = json.loads(file.read_text())
-    assert {"device", "driver", "torch", "triton", "rows", "products"} <= set(found)
-    assert found["products"][0]["fastest"] == "vgemm"
+    assert {"device", "driver", "torch", "triton", "rows"} <= set(found)
     assert len(found["rows"]) == len(rows)
     assert found["rows"][4]["bars"][0]["figure"] == "x floor"
     capsys.readouterr()
@@ -215,20 +211,6 @@ def test_a_projection_by_hand() -> None:
     assert table[1].figures["projected tokens/s"] is None, "window 64 was not measured"
 
 
-def test_steps_multiply_as_was_found_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    plain = PRODUCTS["vgemm"]
-    monkeypatch.setitem(PRODUCTS, "vgemm", lambda x, *rest: (rows.append(len(x)), plain(x, *rest))[1])
-    monkeypatch.setattr(gpu_gemm, "time_ways", lambda *of: ({"library": 2.0, "vgemm": 1.0}, {}))
-    monkeypatch.setattr(gpu_model, "CASES", [Case(256, 64, 8)])
-    monkeypatch.setattr(gpu_model, "EAGER", [Case(256, 64, 1)])
-    monkeypatch.setattr(gpu_model, "WHOLE", [(BF16, Case(256, 64, 4))])
-    for part, sizes in (("step", {64}), ("eager", {32}), ("whole", {32})):
-        rows.clear()
-        gpu_step.main(["--toy", "--part", part])
-        assert set(rows) == sizes
-
-
 def test_whole_steps_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most forwards have all branches of a whole block, and the last block's see the case's prefix."""
     seen: list[tuple[int, int]] = []
@@ -244,7 +226,7 @@ def test_whole_steps_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> N
     model = gpu_model.random_model(bench.shape(DREAM), bench.device)
     marks: list[int] = []
     monkeypatch.setattr(bench, "laps", lambda run: run(lambda: marks.append(len(seen))))
-    gpu_model.measure_whole(bench, model, {}, case, None, Row("whole", "one", {}))
+    gpu_model.measure_whole(bench, model, case, None, Row("whole", "one", {}))
     assert marks == list(range(1, len(seen) + 1)), "a lap a step"
     later = seen[len(seen) // 2 :]
     assert sum(one == (64, 128) for one in later) >= 0.6 * len(later)
@@ -269,20 +251,38 @@ def test_transformers_gets_no_mask_and_sees_all_rows(monkeypatch: pytest.MonkeyP
     assert torch.equal(first, second), "the cache is as it was"
 
 
-def test_a_torch_without_varlen_leaves_the_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise RuntimeError("this torch's varlen_attn lacks seqused_k")
+def test_another_that_fails_leaves_the_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device) -> None:
+        raise RuntimeError("no kernel for this GPU")
 
-    monkeypatch.setattr(gpu_attention, "plain_varlen", None)
-    monkeypatch.setattr(gpu_attention, "stock_varlen", lambda device: missing())
+    monkeypatch.setattr(gpu_attention, "stock_varlen", broken)
     bench = Bench(torch.device("cpu"), Deadline(1))
     config, mix, row = bench.shape(LLADA), gpu_attention.Mix((4, 8), 2, 2), gpu_attention.rows()[0]
     bench.toy = False
     monkeypatch.setattr(bench, "graph", lambda function: (function(), 2.0)[1])
     gpu_attention.measure(bench, config, mix, row)
-    assert row.figures["varlen"] is row.figures["cascade"] is None
+    assert row.figures["varlen"] is None
     assert row.figures["x padded SDPA"] == row.figures["x best stock"] == 1.0
-    assert row.note.count("varlen_attn lacks") == 2
+    assert row.note.count("no kernel for this GPU") == 1
+
+
+def test_the_median_of_the_runs_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, spent = [0.0], [9.0, 9.0, 0.003, 0.001, 0.002]  # seconds; compiling and capturing first
+
+    def run() -> None:
+        now[0] += spent.pop(0)
+
+    def before() -> None:
+        now[0] += 100.0
+
+    def mark(device: torch.device) -> SimpleNamespace:
+        at = now[0]
+        return SimpleNamespace(at=at, elapsed_time=lambda end: 1e3 * (end.at - at))
+
+    monkeypatch.setattr(gpu_bench, "device_mark", mark)
+    cpu = torch.device("cpu")
+    assert gpu_bench.median_ms(gpu_bench.graphed(run, cpu), cpu, 3, before) == pytest.approx(2.0)
+    assert not spent
 
 
 def test_laps_of_the_second_half_count(monkeypatch: pytest.MonkeyPatch) -> None:

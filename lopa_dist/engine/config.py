@@ -39,7 +39,7 @@ class EngineConfig:
     )
     attention: str = option(
         "auto",
-        "the kernel: torch, meta (Triton), varlen (torch's, on GPUs), plain (the oracle); auto: what suits the device",
+        "the kernel: torch, meta (Triton), plain (the oracle); auto: meta on a GPU whose heads it takes, else torch",
         ("auto", *ATTENTION),
     )
     graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))

@@ -33,7 +33,6 @@ from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler, kv_budget
 from lopa_dist.engine.statistics import Statistics, device_mark
-from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
@@ -57,7 +56,6 @@ class Engine:
             to both.
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
-        products: how the static runner multiplies, as `engine.products` found it fastest.
         watched: a context around the parts of a step, for a thread that notices when the host waits in vain.
     """
 
@@ -70,14 +68,13 @@ class Engine:
         on_step: Callable[[Engine], None] | None = None,
         requested: Callable[[], StopLevel] = lambda: StopLevel.RUN,
         tensor: Communicator | None = None,
-        products: Choices | None = None,
         watched: Watched = unwatched,
     ) -> None:
         self.model, self.config, self.comm, self.options = model, config, comm, options or EngineConfig()
         self.watched = watched
         self.tensor = tensor or Solo()
         self.device = model.head_weight.device
-        self.runners = Runners(model, config, self.options, self.tensor, products, comm.size)
+        self.runners = Runners(model, config, self.options, self.tensor, comm.size)
         self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []

@@ -6,14 +6,8 @@ free. Above it a step costs in proportion. A profile is measured once for a mode
 
 from __future__ import annotations
 
-import logging
-import math
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
 
 import numpy as np
 import torch
@@ -21,22 +15,16 @@ import torch
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.buckets import ladder
-from lopa_dist.engine.clock import compiles, synchronize
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.runners import USUAL_BLOCKS, Runners
-from lopa_dist.kernels.attention import candidates
-from lopa_dist.kernels.products import Choices
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
-
-log = logging.getLogger("lopa_dist")
 
 PREFIX = 256  # cached tokens that every row of a measured forward sees
 STACKED = 8  # branches of a sequence in them
 REPEATS = 5
-COMPARED = (1, 8, 32, 64)  # windows of the forwards that attention back ends are compared on
 MOST_BRANCHES = 15  # lookahead branches that `free_branches` may take
 FREE = 1.1  # a step with lookahead branches is called free up to so many times the one without
 NEARLY = 1.03  # a batch is called best from so many times the least time a row
@@ -44,18 +32,13 @@ NEARLY = 1.03  # a batch is called best from so many times the least time a row
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of a forward by its packed rows, `window` rows to a branch, with the attention that is fastest there.
+    """Seconds of a forward by its packed rows, `window` rows to a branch.
 
     The rows of a branch are those of its blocks, the row before them and the rows of its drafts, see `usual_window`.
     """
 
     seconds: dict[int, float]
     window: int
-    attention: dict[int, str]  # the fastest back end, by packed rows of the forwards that they were compared on
-
-    def attention_at(self, rows: int) -> str:
-        """The back end that was fastest at the measured size next to so many rows, by their ratio."""
-        return self.attention[min(self.attention, key=lambda size: abs(math.log(size / rows)))]
 
     def at(self, rows: int) -> float:
         """Seconds of a forward of so many rows, between and beyond the measured ones in proportion."""
@@ -86,12 +69,7 @@ class Profile:
 
 @torch.inference_mode()
 def measure(
-    model: Transformer,
-    config: DecodeConfig,
-    options: EngineConfig,
-    most_rows: int,
-    budget_s: float,
-    products: Choices | None = None,
+    model: Transformer, config: DecodeConfig, options: EngineConfig, most_rows: int, budget_s: float
 ) -> Profile:
     """Time forwards of the ladder's sizes, small ones first, until `budget_s` seconds are spent.
 
@@ -99,67 +77,32 @@ def measure(
     its rows are masked. The median of five runs counts, after two that do not. Where kernels are compiled, every size
     has run once before the budget begins, for the first run takes as long as hundreds of others.
 
-    Of `options`, `attention`, `graphs` and `reproducible` are read. With attention=auto, the back ends are compared
-    first, on forwards of one to 64 windows; each size is then timed with the fastest for it. One that raises (it does
-    not take the model's shape, `graphs` or the memory there is) is left out, with a warning.
-
-    Raises:
-        Exception: what the only back end raised, or the last of those that there are.
+    Of `options`, `attention`, `graphs` and `reproducible` are read.
     """
     window = usual_window(config, model.config.shift)
     device, dtype = model.head_weight.device, model.head_weight.dtype
+    runners = Runners(model, config, replace(options, max_rows=None))
 
-    def ready(name: str, count: int) -> tuple[Runner, ForwardBatch]:
+    def ready(count: int) -> tuple[Runner, ForwardBatch]:
         sequences = -(-count // STACKED)
         pool = KVPool(model.config, sequences, sequences * PREFIX, dtype, device)
         for sequence in range(sequences):
             pool.allocate(sequence, PREFIX)
-        runners = Runners(model, config, replace(options, attention=name, max_rows=None), products=products)
         runner = runners.make(pool, Sampling(config.confidence), sequences, PREFIX)
         return runner, windows(count, window, model.config.mask_id, device)
 
-    def timed(name: str, count: int) -> float:
-        return forward_seconds(*ready(name, count))
-
-    def run_once(name: str, count: int) -> None:
-        runner, batch = ready(name, count)
+    sizes = rising(window, most_rows)
+    for rows in sizes if compiles(device) else []:
+        runner, batch = ready(rows // window)
         runner.forward(runner.prepare(batch))
         synchronize(device)
-
-    names = candidates(device, model.config.head_dim, dtype) if options.attention == "auto" else [options.attention]
-    if options.reproducible:
-        names = names[:1]  # the others are not
-    sizes = rising(window, most_rows)
-    if compiles(device):
-        for rows, name in product(sizes, names):
-            with suppress(Exception):  # it will be raised again where it is timed
-                run_once(name, rows // window)
     deadline = time.perf_counter() + budget_s
-    best: dict[int, str] = {}
-    for count in COMPARED:
-        if not best or (count * window <= most_rows and time.perf_counter() < deadline):
-            times = compare(names, partial(timed, count=count))
-            names = list(times)
-            best[count * window] = min(times, key=lambda name: times[name])
-    found = Profile({}, window, best)
+    found = Profile({}, window)
     for rows in sizes:
-        found.seconds[rows] = timed(found.attention_at(rows), rows // window)
+        found.seconds[rows] = forward_seconds(*ready(rows // window))
         if time.perf_counter() > deadline:
             break
     return found
-
-
-def compare(names: list[str], timed: Callable[[str], float]) -> dict[str, float]:
-    """Seconds by name, of those that run."""
-    times: dict[str, float] = {}
-    for name in names:
-        try:
-            times[name] = timed(name) if len(names) > 1 else 0.0
-        except Exception as error:  # torch's, Triton's and ours have nothing in common
-            if name == names[-1] and not times:
-                raise
-            log.warning("engine.attention=%s is left out of the profile: %s", name, error)
-    return times
 
 
 def usual_window(config: DecodeConfig, shift: bool) -> int:
@@ -195,6 +138,17 @@ def windows(count: int, window: int, mask_id: int, device: torch.device) -> Forw
         head_sequence=numbers.repeat(window)[::2] // STACKED, head_keys=None, local_branches=1, columns=len(head),
         where=torch.zeros_like(head), width=window, stale=None, drafts=None,
     )  # fmt: skip
+
+
+def compiles(device: torch.device) -> bool:
+    """Return whether kernels are compiled in their first run."""
+    return device.type == "cuda"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def forward_seconds(runner: Runner, batch: ForwardBatch) -> float:

@@ -13,8 +13,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
-from lopa_dist.kernels.attention import Meta, candidates, make
-from lopa_dist.kernels.products import Choices
+from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
@@ -40,7 +39,6 @@ class Runners:
         model, config: of the engine.
         options: `attention`, `graphs`, `reproducible` and `max_rows` are read.
         tensor: the group that the model is split over.
-        products: how the static runner multiplies, as `engine.products` found it fastest.
         ranks: of the branch group, which shares out a sequence's branches.
 
     Raises:
@@ -53,15 +51,14 @@ class Runners:
         config: DecodeConfig,
         options: EngineConfig,
         tensor: Communicator | None = None,
-        products: Choices | None = None,
         ranks: int = 1,
     ) -> None:
         self.branches = -(-config.max_branches // ranks)  # of a sequence on one rank, at most
-        self.model, self.config, self.options, self.products = model, config, options, products or {}
+        self.model, self.config, self.options = model, config, options
         self.tensor = tensor = tensor or Solo()
         attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
         device, shape = model.head_weight.device, model.config
-        name = candidates(device)[0] if attention == "auto" else attention
+        name = suited(device, shape.head_dim) if attention == "auto" else attention
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
         stack_rows = (windows + 2 * config.extra_drafts) * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
@@ -96,7 +93,8 @@ class Runners:
             return Runner(self.model, pool, sampling, self.attention, self.tensor)
         assert isinstance(self.attention, Meta)
         network = merged(self.model)
-        network = network.choosing({}, "vgemm") if self.options.reproducible else network.choosing(self.products)
+        if self.options.reproducible:
+            network = network.with_virtual_padding()
         longest = self.longest(longest_prompt)
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,

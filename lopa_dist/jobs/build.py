@@ -14,7 +14,6 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.loading import choose_dtype, load
-from lopa_dist.jobs.products import products_of
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.families import native
 from lopa_dist.models.files import find
@@ -77,9 +76,7 @@ class EngineBuilder:
             on_step: as for `Engine`.
         """
         if group is None:
-            products = products_of(self.options, self.shape, self.device)
-            return Engine(self.load(), decode, Solo(), options, on_step, products=products)
-        products = products_of(self.options, self.shape, self.device, group.agree)
+            return Engine(self.load(), decode, Solo(), options, on_step)
         model = self.load(tensor=group.tensor)
         ranks = group.comm, options, on_step, group.stop.level, group.tensor
-        return Engine(model, decode, *ranks, products, group.watched)
+        return Engine(model, decode, *ranks, group.watched)

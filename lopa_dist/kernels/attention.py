@@ -12,7 +12,6 @@ from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.meta_attention import MOST_DIM, MetaPlan, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
 from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
-from lopa_dist.kernels.varlen_attention import Call, attend_varlen, has_varlen, plan_varlen, takes
 
 
 class Attention(Protocol):
@@ -72,33 +71,12 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: T
     return (attend_meta if q.is_cuda else attend_tiles_plain)(q, keys, values, plan, out)
 
 
-class Varlen:
-    """torch's varlen_attn, a cascade of calls. GPUs only, in half precision."""
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise ValueError("engine.attention=varlen needs a GPU: on a CPU take torch")
-        self.device = device
-
-    def plan(self, segments: Segments, rows: int) -> list[Call]:
-        return plan_varlen(segments, self.device)
-
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[Call]) -> Tensor:
-        return attend_varlen(q, keys, values, plan)
-
-
-NAMES = ("torch", "meta", "varlen", "plain")
+NAMES = ("torch", "meta", "plain")
 """What `make` makes."""
 
 
 def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> Attention:
-    """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together.
-
-    Raises:
-        ValueError: one that the device or the shape does not allow.
-    """
-    if name == "varlen":
-        return Varlen(device)
+    """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together."""
     if name == "plain":
         return Plain()
     if name == "torch":
@@ -106,12 +84,6 @@ def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device
     return Meta(heads, kv_heads, dim, stack_rows, device)
 
 
-def candidates(device: torch.device, dim: int = MOST_DIM, dtype: torch.dtype = torch.bfloat16) -> list[str]:
-    """What ``auto`` may mean on a device for heads of `dim` numbers of `dtype`, the likely best first.
-
-    A profile measures all of them; without one it means the first.
-    """
-    if device.type != "cuda":
-        return ["torch"]
-    meta, varlen = TRITON and dim <= MOST_DIM, has_varlen() and takes(dim, dtype)
-    return [*(["meta"] if meta else []), "torch", *(["varlen"] if varlen else [])]
+def suited(device: torch.device, dim: int) -> str:
+    """Return what ``auto`` means on a device, for heads of `dim` numbers."""
+    return "meta" if device.type == "cuda" and TRITON and dim <= MOST_DIM else "torch"

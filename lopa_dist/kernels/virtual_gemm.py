@@ -1,7 +1,7 @@
 """Linear layers whose number of real rows only the device knows: virtual padding (XY-Serve, section 4).
 
-A CUDA graph freezes shapes, so the rows of a step are padded to a bucket's. These forms read how many are real from the
-device and multiply only those; pad rows may hold anything, NaN included, and take no part.
+A CUDA graph freezes shapes, so the rows of a step are padded to a bucket's. This one reads how many are real from the
+device and multiplies only those; pad rows may hold anything, NaN included, and take no part.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
-
-GROUPED = (9, 10)  # major compute capabilities whose rows torch counts on the device: Hopper and Blackwell's servers
 
 
 def vgemm(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -50,28 +48,3 @@ def vgemm_plain(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None, sc
     product = F.linear(real.float(), weight.float()) * scale
     out[: len(real)] = (product if bias is None else product + bias.float()).to(x.dtype)
     return out
-
-
-def grouped_linear(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `vgemm`, by torch's grouped product with one group, which ends where the real rows end.
-
-    Args:
-        x: ``[M, K]``, bf16, with rows of a multiple of 16 bytes.
-        weight: ``[N, K]`` likewise.
-        rows: ``[1]`` int32 on x's device, at most M.
-        bias: ``[N]`` or null; added behind the product, for grouped products take none.
-
-    Returns:
-        ``[M, N]``; rows from `rows` on are undefined.
-
-    Raises:
-        RuntimeError: a GPU whose major compute capability is not in `GROUPED`: there torch falls back to a loop that
-            asks the device for `rows`, so no graph can be captured.
-    """
-    if x.is_cuda and torch.cuda.get_device_capability(x.device)[0] not in GROUPED:
-        raise RuntimeError(
-            f"grouped_linear on {torch.cuda.get_device_name(x.device)}: grouped products wait for the host but on "
-            "compute capabilities 9 and 10; use vgemm or padded rows"
-        )
-    out = F.grouped_mm(x, weight.t()[None], offs=rows)
-    return out if bias is None else out + bias

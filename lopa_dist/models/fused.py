@@ -9,7 +9,6 @@ hold the whole of it. On a CPU the plain forms of the kernels run: what the test
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lopa_dist.kernels.norm import add_rms_norm, rms_norm
-from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.kernels.rope import rope_and_store, rope_table
 from lopa_dist.kernels.swiglu import swiglu
+from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import QuantizedLinear, joined
 from lopa_dist.models.transformer import Layer, RMSNorm, Transformer
@@ -69,26 +68,16 @@ class FusedTransformer:
     """``tokens [R], positions [R] -> hidden [R, d]`` of a whole (not tensor-parallel) transformer."""
 
     def __init__(self, model: Transformer) -> None:
-        self.products: Choices = {}
-        self.usual = "library"
+        self.real_rows_only = False
         self.config, self.embedding = model.config, model.model.embed_tokens.weight
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
 
-    def choosing(self, products: Choices, usual: str = "library") -> FusedTransformer:
-        """The same weights, multiplied in these ways, and where none is named in the usual one of `PRODUCTS`."""
+    def with_virtual_padding(self) -> FusedTransformer:
+        """Return the same weights, multiplied by `vgemm`: a row's bits do not depend on how many rows there are."""
         chosen = copy.copy(self)
-        chosen.products, chosen.usual = products, usual
+        chosen.real_rows_only = True
         return chosen
-
-    def linears(self) -> dict[tuple[int, int], list[nn.Linear]]:
-        """The layers' projections that are not quantised, by outputs and inputs."""
-        found: dict[tuple[int, int], list[nn.Linear]] = defaultdict(list)
-        for layer in self.layers:
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                if isinstance(linear, nn.Linear):
-                    found[linear.out_features, linear.in_features].append(linear)
-        return dict(found)
 
     def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: Cache, attend: Attend) -> Tensor:
         """Hidden states after the final norm.
@@ -119,5 +108,6 @@ class FusedTransformer:
         if isinstance(linear, QuantizedLinear):
             return linear(x, rows)
         assert isinstance(linear, nn.Linear)
-        how = self.products.get((len(x), *linear.weight.shape), self.usual)
-        return PRODUCTS[how](x, linear.weight, rows, linear.bias)
+        if self.real_rows_only:
+            return vgemm(x, linear.weight, rows, linear.bias)
+        return F.linear(x, linear.weight, linear.bias)

@@ -10,16 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.decode import ForwardBatch
 from lopa_dist.engine import profile
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.profile import MOST_BRANCHES, Profile, measure, usual_window
 from lopa_dist.engine.runner import Prepared, Runner
-from lopa_dist.kernels.attention import Meta
-from lopa_dist.kernels.products import PRODUCTS
-from lopa_dist.models.fused import projections
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from tests.engine import test_loop
@@ -31,7 +27,7 @@ ALWAYS, NEVER = EngineConfig(graphs="always"), EngineConfig(graphs="never")
 
 def knee(at: int, floor_s: float = 0.004) -> Profile:
     """A device on which a step costs the same up to `at` rows, and from there on in proportion."""
-    return Profile({rows: floor_s * max(1.0, rows / at) for rows in ladder(2048)}, 32, {32: "torch"})
+    return Profile({rows: floor_s * max(1.0, rows / at) for rows in ladder(2048)}, 32)
 
 
 def test_below_the_knee_branches_are_free_and_above_it_they_cost() -> None:
@@ -46,47 +42,8 @@ def test_below_the_knee_branches_are_free_and_above_it_they_cost() -> None:
 
 def test_steps_are_best_filled_up_to_where_a_row_costs_least() -> None:
     assert knee(256).best_rows() == 256
-    waves = Profile({128: 1.0, 256: 1.1, 384: 2.1, 512: 2.2}, 32, {32: "torch"})  # 384 rows begin a second wave
+    waves = Profile({128: 1.0, 256: 1.1, 384: 2.1, 512: 2.2}, 32)  # 384 rows begin a second wave
     assert waves.best_rows() == 256
-
-
-def test_the_attention_of_the_measured_size_next_to_a_steps() -> None:
-    found = Profile({}, 32, {32: "torch", 256: "meta", 1024: "varlen"})
-    assert [found.attention_at(rows) for rows in (1, 90, 91, 511, 513, 9999)] == [
-        "torch", "torch", "meta", "meta", "varlen", "varlen",
-    ]  # fmt: skip
-
-
-def test_back_ends_that_cannot_run_are_left_out(
-    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With graphs=always none but meta can; varlen never on a CPU."""
-    monkeypatch.setattr(profile, "candidates", lambda *of: ["torch", "meta", "varlen"])
-    found = measure(small_model, BASE, ALWAYS, most_rows=96, budget_s=60)
-    assert found.attention == {8: "meta", 64: "meta"}
-    assert caplog.text.count("engine.attention=torch is left out of the profile: engine.graphs=always") == 1
-    assert caplog.text.count("engine.attention=varlen is left out of the profile") == 1
-    monkeypatch.setattr(profile, "candidates", lambda *of: ["torch", "varlen"])
-    assert set(measure(small_model, BASE, NEVER, 96, 60).attention.values()) == {"torch"}
-    with pytest.raises(ValueError, match="needs a GPU"):
-        measure(small_model, BASE, ALWAYS, most_rows=96, budget_s=60)
-
-
-def test_each_size_is_timed_with_the_back_end_that_is_fastest_there(
-    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed = []
-
-    def seconds(runner: Runner, batch: ForwardBatch) -> float:
-        name = "meta" if isinstance(runner.attention, Meta) else "torch"
-        timed.append((name, len(batch.tokens)))
-        return len(batch.tokens) if name == "torch" else 20.0
-
-    monkeypatch.setattr(profile, "candidates", lambda *of: ["meta", "torch"])
-    monkeypatch.setattr(profile, "forward_seconds", seconds)
-    found = measure(small_model, BASE, NEVER, most_rows=96, budget_s=60)
-    assert found.attention == {8: "torch", 64: "meta"}
-    assert timed[-4:] == [("torch", 8), ("meta", 32), ("meta", 64), ("meta", 96)]
 
 
 @given(st.integers(1, 10_000))
@@ -100,18 +57,8 @@ def test_measuring_times_rising_sizes(small_model: Transformer, attention: str, 
     found = measure(small_model, BASE, settings, most_rows=96, budget_s=60)
     assert list(found.seconds) == [8, 32, 64, 96]
     assert all(seconds > 0 for seconds in found.seconds.values())
-    assert found.attention == {8: attention, 64: attention}
     few = measure(small_model, BASE, settings, most_rows=96, budget_s=0)
     assert list(few.seconds) == [8]
-
-
-def test_forwards_multiply_as_the_jobs_will(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows_of: list[int] = []
-    plain = PRODUCTS["vgemm"]
-    monkeypatch.setitem(PRODUCTS, "vgemm", lambda x, *rest: (rows_of.append(len(x)), plain(x, *rest))[1])
-    products = {(64, *shape): "vgemm" for shape in projections(small_model.config).values()}
-    measure(small_model, BASE, EngineConfig(attention="meta", graphs="always"), 96, 60, products)
-    assert set(rows_of) == {64}
 
 
 @pytest.mark.parametrize(
@@ -151,12 +98,12 @@ def test_those_are_the_rows_of_steps(small_model: Transformer, drafts: int) -> N
 def test_kernels_are_compiled_before_the_budget_begins(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long that takes: each size has run once, with every back end, before the first is timed."""
+    """However long that takes: each size has run once before the first is timed."""
     clock, ran = [0.0], []
     forward = Runner.forward
 
     def slow_at_first(runner: Runner, prepared: Prepared) -> torch.Tensor:
-        size = type(runner.attention).__name__, len(prepared.batch.tokens)
+        size = len(prepared.batch.tokens)
         clock[0] += 0.001 if size in ran else 100.0
         ran.append(size)
         return forward(runner, prepared)
@@ -164,9 +111,7 @@ def test_kernels_are_compiled_before_the_budget_begins(
     monkeypatch.setattr(Runner, "forward", slow_at_first)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(profile, "compiles", lambda device: True)
-    monkeypatch.setattr(profile, "candidates", lambda *of: ["meta", "torch"])
     found = measure(small_model, BASE, NEVER, most_rows=96, budget_s=20)
     assert list(found.seconds) == [8, 32, 64, 96]
     assert max(found.seconds.values()) < 1
-    compiled = [(name, size) for size in (8, 32, 64, 96) for name in ("Meta", "Grouped")]
-    assert ran[:8] == compiled
+    assert ran[:4] == [8, 32, 64, 96]

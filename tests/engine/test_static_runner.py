@@ -30,9 +30,10 @@ from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import in_order
 from lopa_dist.engine.static_runner import StaticRunner, split_for
 from lopa_dist.kernels.attention import Meta
-from lopa_dist.kernels.products import PRODUCTS, Choices
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
+from lopa_dist.kernels.virtual_gemm import vgemm
+from lopa_dist.models import fused
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -103,7 +104,6 @@ def static_run(
     comm: Communicator | None = None,
     sequences: int = 4,
     observe: Callable[[StaticRunner], None] = lambda runner: None,
-    products: Choices | None = None,
     **options: Any,
 ) -> tuple[Engine, Texts]:
     """The engine, and what it generates, where there is NaN before the first step and after every one."""
@@ -119,7 +119,7 @@ def static_run(
 
     given_out = in_order(len(requests))
     settings = EngineConfig(sequences, attention="meta", graphs="always", **options)
-    engine = Engine(model, config, comm or Solo(), settings, observed, products=products)
+    engine = Engine(model, config, comm or Solo(), settings, observed)
     return engine, {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests, take)}
 
 
@@ -321,11 +321,13 @@ def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
 ) -> None:
     config = replace(BASE, tau_conf=0.95, tau_add=0.1, **options)  # few tokens at a time, many branches
     requests = prefixed(4, 8)
-    used, tiled = set(), []
-    multiply = PRODUCTS["vgemm"]
-    for name in PRODUCTS:
-        how = lambda *given, name=name: used.add(name) or multiply(*given)  # noqa: E731
-        monkeypatch.setitem(PRODUCTS, name, how)
+    multiplied, tiled = set(), []
+
+    def multiply(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
+        multiplied.add(weight.data_ptr())
+        return vgemm(x, weight, *rest)
+
+    monkeypatch.setattr(fused, "vgemm", multiply)
 
     def observe(engine: Engine) -> None:
         runner = engine.batch.runner
@@ -341,10 +343,10 @@ def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
 
     monkeypatch.setattr(static_runner, "tile", cut)
     settings = EngineConfig(4, attention="meta", graphs="always", reproducible=True)
-    engine = Engine(small_model, config, Solo(), settings, observe, products={(32, 64, 32): "grouped"})
+    engine = Engine(small_model, config, Solo(), settings, observe)
     found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
     assert found == texts(small_model, config, requests)
-    assert used == {"vgemm"}
+    assert len(multiplied) == 4 * small_model.config.layers
     assert set(tiled) == {1}
 
 

@@ -13,12 +13,10 @@ import torch
 from lopa_dist.cli import main
 from lopa_dist.config import Config, DecodeOptions, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.profile import Profile
 from lopa_dist.jobs import profiles
 from lopa_dist.jobs.run import run
 from lopa_dist.kernels import attention
 from lopa_dist.models.checkpoint import read_config
-from lopa_dist.models.families import native
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
@@ -26,30 +24,12 @@ from lopa_dist.parallel.mesh import Mesh
 DECODE = ["decode.block_size=16", "decode.verify=confidence", "decode.drafts=0"]  # what `job` below has
 
 
-def test_the_attention_that_was_fastest_for_the_jobs_steps() -> None:
-    profile = Profile({32: 1.0, 1024: 1.0, 2048: 9.0}, 32, {32: "meta", 256: "torch", 1024: "varlen"})
-    config = Config(decode=DecodeOptions(branches=7), engine=EngineConfig(max_sequences=16))
-    options = native(read_config(EMBEDDED))
-    one, many, ranks = Mesh(1, 1), Mesh(4, 1), Mesh(1, 4)
-    assert [profiles.followed(profile, config, options, *job)[2] for job in [
-        (one, 1), (one, 1000), (many, 4), (ranks, 1), (ranks, 16),
-    ]] == ["torch", "varlen", "torch", "meta", "varlen"]  # fmt: skip
-    config.engine.max_rows = 300
-    assert profiles.followed(profile, config, options, one, 1000)[2] == "torch"
-    config.decode.branches = "auto"
-    assert profiles.followed(profile, config, options, one, 1) == (15, 1024, "torch")
-
-
 def test_on_a_gpu_auto_never_means_what_the_model_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "TRITON", True)
-    monkeypatch.setattr(attention, "has_varlen", lambda: True)
-    gpu, bf16 = torch.device("cuda"), torch.bfloat16
-    assert attention.candidates(gpu, 128, bf16) == ["meta", "torch", "varlen"]
-    assert attention.candidates(gpu, 128, torch.float32) == ["meta", "torch"]
-    assert attention.candidates(gpu, 192, bf16) == ["torch", "varlen"]
-    assert attention.candidates(gpu, 100, bf16) == ["meta", "torch"]
-    assert attention.candidates(gpu, 512, bf16) == ["torch"]
-    group, shape = SimpleNamespace(), replace(read_config(EMBEDDED), head_dim=512)
+    gpu = torch.device("cuda")
+    assert [attention.suited(gpu, dim) for dim in (100, 128, 192)] == ["meta", "meta", "torch"]
+    assert attention.suited(torch.device("cpu"), 128) == "torch"
+    group, shape = SimpleNamespace(mesh=Mesh(1, 1)), replace(read_config(EMBEDDED), head_dim=512)
     settled = profiles.settled(Config(decode=DecodeOptions(branches=1)), shape, gpu, group, 4)
     assert settled.engine.attention == "torch"
 

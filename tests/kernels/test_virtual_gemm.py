@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lopa_dist.kernels import virtual_gemm_triton
 from lopa_dist.kernels.quantized import quantize_int8
-from lopa_dist.kernels.virtual_gemm import grouped_linear, vgemm, vgemm_plain
+from lopa_dist.kernels.virtual_gemm import vgemm, vgemm_plain
 from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, Config, config
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 
@@ -109,34 +109,6 @@ def test_small_buckets_take_narrow_tiles(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [width(rows, 3584, torch.float32, torch.float32) for rows in (32, 192)] == [32, 64]
     monkeypatch.setattr(virtual_gemm_triton, "processors", lambda device: 28)
     assert (width(32, 3584), width(32, 3584, torch.int8)) == (128, 128)
-
-
-@pytest.mark.parametrize("rows", [1, 50, 64])
-@pytest.mark.parametrize("bias", [False, True])
-def test_grouped_products(rows: int, bias: bool) -> None:
-    x, weight = random(64, 32, dtype=torch.bfloat16), random(48, 32, dtype=torch.bfloat16, seed=1)
-    x[rows:] = torch.nan
-    added = random(48, dtype=torch.bfloat16, seed=2) if bias else None
-    found = grouped_linear(x, weight, real(rows), added)[:rows]
-    wanted = vgemm_plain(x, weight, real(rows), added, None)[:rows]
-    assert torch.allclose(found.float(), wanted.float(), rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)])
-def test_grouped_products_are_refused_where_they_wait_for_the_host(
-    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class OnGPU(Tensor):
-        is_cuda = True
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    x, weight = (random(32, 32, dtype=torch.bfloat16).as_subclass(OnGPU) for _ in range(2))
-    if capability[0] in (9, 10):
-        assert grouped_linear(x, weight, real(3)).shape == (32, 32)
-    else:
-        with pytest.raises(RuntimeError, match="a GPU: grouped products wait for the host"):
-            grouped_linear(x, weight, real(3))
 
 
 def test_the_dispatcher() -> None:
