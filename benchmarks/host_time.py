@@ -5,7 +5,8 @@
 Prints medians over steps, in milliseconds and as a share of the forward, with the tokens a second that many in flight
 give, for one thread and for all cores, and writes benchmarks/results/host_time.json. The ways of decoding take turns,
 run by run, so that they share whatever else the machine does meanwhile.
-Host time is all of a step but the model's forward, the preparation of its attention included.
+Host time is all of a step but the model's forward, the preparation of its attention included. Exposed is what of it a
+device would wait for: from the arrival of the step's copy to where the next forward is prepared.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.engine.statistics import PHASES
+from lopa_dist.engine.statistics import PHASES, Statistics
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
+EXPOSED = "exposed"
 RUNS = {1: 12, 8: 4, 64: 2}  # by sequences in flight
 DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
@@ -42,15 +44,31 @@ DECODINGS: dict[str, dict[str, Any]] = {
 
 
 class Steps:
-    """Appends what each step spent on each phase, in milliseconds."""
+    """Appends what each step spent on each phase, in milliseconds, and `EXPOSED`."""
 
     def __init__(self, steps: list[dict[str, float]]) -> None:
         self.steps, self.before = steps, dict.fromkeys(PHASES, 0.0)
+        self.arrived, self.exposed = 0.0, 0.0
+
+    def watch(self, clock: Statistics) -> None:
+        """Note when the copy to the host arrives, and when the next forward is prepared."""
+        lap = clock.lap
+
+        def noted(phase: str, waited: bool = False) -> None:
+            lap(phase, waited)
+            now = time.perf_counter()
+            if waited:
+                self.arrived = now
+            elif phase == "host":
+                self.exposed = 1000 * (now - self.arrived)  # admitting is a lap of its own; the last one counts
+
+        clock.lap = noted  # type: ignore[method-assign]
 
     def __call__(self, engine: Engine) -> None:
         """After a step; what follows it (collecting, admitting) counts with the next."""
         clock = engine.statistics
-        self.steps.append({phase: 1000 * (clock.seconds[phase] - self.before[phase]) for phase in PHASES})
+        spent = {phase: 1000 * (clock.seconds[phase] - self.before[phase]) for phase in PHASES}
+        self.steps.append(spent | ({EXPOSED: self.exposed} if self.before["forward"] else {}))
         self.before = dict(clock.seconds)
 
 
@@ -71,14 +89,17 @@ def main() -> None:
         for run, name in product(range(RUNS[sequences]), DECODINGS):
             config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
             chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
-            engine = builder.engine(config, EngineConfig(sequences), on_step=Steps(steps[name]))
+            watcher = Steps(steps[name])
+            engine = builder.engine(config, EngineConfig(sequences), on_step=watcher)
+            watcher.watch(engine.statistics)
             requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
             began = time.perf_counter()
             tokens = sum(len(generation.tokens) for generation in engine.generate(requests))
             rates[name].append(tokens / (time.perf_counter() - began))
         for name in DECODINGS:
-            median = {phase: statistics.median(step[phase] for step in steps[name]) for phase in PHASES}
-            host = statistics.median(sum(step.values()) - step["forward"] for step in steps[name])
+            of = (*PHASES, EXPOSED)
+            median = {phase: statistics.median(step[phase] for step in steps[name] if phase in step) for phase in of}
+            host = statistics.median(sum(step[p] for p in PHASES) - step["forward"] for step in steps[name])
             about = {"threads": threads, "decoding": name, "sequences": sequences, "steps": len(steps[name])}
             rate = statistics.median(rates[name])
             rows.append({**about, "tokens_per_s": rate, "host_ms": host, **median})
@@ -91,12 +112,13 @@ def main() -> None:
         "host (all but forward)",
         "share of forward",
         *PHASES,
+        EXPOSED,
     ):
         table.add_column(column, justify="right")
     for r in rows:
         shown = (str(r["threads"]), str(r["decoding"]), str(r["sequences"]), f"{r['tokens_per_s']:.0f}")
         share = f"{r['host_ms'] / r['forward']:.0%}"
-        table.add_row(*shown, f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in PHASES))
+        table.add_row(*shown, f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in (*PHASES, EXPOSED)))
     Console().print(table)
     RESULTS.mkdir(exist_ok=True)
     report = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "rows": rows}

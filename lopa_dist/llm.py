@@ -173,6 +173,8 @@ class LLM:
         sequences = in_flight(config.engine, len(requests), group.mesh.data)
         engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
         group.ready()
+        engine.prepare(requests)
+        group.prepared()
         own: dict[int, Output] = {}
         shown = "auto" if progress and leader else "never"
         with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:

@@ -124,6 +124,13 @@ class KVPool:
             for key in idle[: len(idle) - self.most_idle]:
                 del self.prefixes[key]
 
+    def clear(self) -> None:
+        """Free all ranges, and drop all prefixes."""
+        for held in (self.ranges, self.prefixes, self.prefix_of):
+            held.clear()
+        for array in (self.base, self.prefix_base, self.prefix_length, self.prefix_hidden):
+            array.fill(0)
+
     def shared_prefixes(self, sequences: Ints, prefill: NDArray[np.bool_]) -> SharedPrefixes:
         """Return what a forward with `sequences` must know of their prefixes.
 

@@ -29,6 +29,7 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.memory import Plan
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.room import Room
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler, kv_budget
@@ -81,6 +82,7 @@ class Engine:
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # of which something is left to do
         self.winner: Winner | None = None  # of the last step
+        self.room: Room | None = None  # of the last `generate` or `prepare`
         self.batch: RunningBatch | None = None  # of the last `generate`
         ids = model.config
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
@@ -122,21 +124,41 @@ class Engine:
 
     def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
-        config, options, device = self.config, self.options, self.device
-        self.batch, self.ended = None, None  # with its K/V, before there are others
-        longest = max(len(r.prompt) for r in requests)
-        local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
-        plan = self.plan(requests, local, longest)
-        slots = plan.sequences
-        state = State.empty(config, self.vocabulary, slots, longest, device)
-        budget = kv_budget(requests, slots, options.kv_tokens) if config.cache != "none" else 0
-        pool = KVPool(local, slots, budget, self.model.head_weight.dtype, device)
-        runner = self.runners.make(pool, self.sampling, slots, longest, plan.scratch)
-        scheduler = Scheduler(pool, config, plan.row_limit, self.comm.size, options.prefix_cache)
-        parts = state, pool, runner, scheduler, self.sampling, self.statistics
+        self.batch, self.ended = None, None
+        room = self.prepare(requests)
+        state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
+        scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.options.prefix_cache)
+        parts = state, room.pool, room.runner, scheduler, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts)
         self.statistics.start()
         return self.batch
+
+    @torch.inference_mode()
+    def prepare(self, requests: Sequence[Request]) -> Room:
+        """Make K/V space for a generation of these requests and, on a GPU, compile and capture what its steps will run.
+
+        `generate` does it, too. A job does it before, because it takes as long as many steps, and not equally long on
+        all ranks. What was made for earlier requests stays where these need no more and graphs would have to be
+        captured again.
+        """
+        options, caches = self.options, self.config.cache != "none"
+        asked, longest = min(options.max_sequences, len(requests)), max(len(r.prompt) for r in requests)
+        budget = kv_budget(requests, asked, options.kv_tokens) if caches else 0
+        if self.room is not None and self.runners.static and self.room.holds(asked, longest, budget):
+            self.room.clear()
+            return self.room
+        self.room = None  # with its K/V, before there are others
+        local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
+        plan = self.plan(requests, local, longest)
+        slots = plan.sequences
+        if slots < asked:
+            budget = kv_budget(requests, slots, options.kv_tokens) if caches else 0
+        pool = KVPool(local, slots, budget, self.model.head_weight.dtype, self.device)
+        runner = self.runners.make(pool, self.sampling, slots, longest, plan.scratch)
+        if self.device.type == "cuda":
+            runner.warm_up()
+        self.room = Room(asked, longest, budget, plan, pool, runner)
+        return self.room
 
     def plan(self, requests: Sequence[Request], model: ModelConfig, longest_prompt: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.

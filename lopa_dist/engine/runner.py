@@ -73,6 +73,9 @@ class Runner:
         lo = None if batch.drafts is None else batch.lo
         return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail, lo)
 
+    def warm_up(self) -> None:
+        """Make what steps will need and takes long to make; here nothing."""
+
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
         """Return this rank's records ``[local_branches, columns, 3]`` int32; zeros where no prediction was wanted."""

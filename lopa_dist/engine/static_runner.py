@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
-from lopa_dist.engine.buckets import TOP, bucket
+from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
-from lopa_dist.kernels.dispatch import processors
+from lopa_dist.kernels.dispatch import on_device, processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import Sampling, record_head
 from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_rows, tile
@@ -216,6 +216,7 @@ class StaticRunner(Runner):
         self.heads: dict[int, Head] = {}
         self.make_room(TOP)
         most = bucket(rows) or -(-rows // ROW_TILE) * ROW_TILE
+        self.usual = min(most, TOP)
         pool.reserve(most, most)
         self.address = pool.keys.data_ptr()
         self.forget()
@@ -230,6 +231,23 @@ class StaticRunner(Runner):
         self.bodies.clear()
         self.heads.clear()
         self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def warm_up(self) -> None:
+        """Compile kernels and capture the graphs of all usual sizes, large ones first: the others fit in their memory.
+
+        A graph needs two runs. These have no row that counts, so they write nothing that anybody reads.
+        """
+        sizes = ladder(self.usual)[::-1]
+        heads = [] if self.sampling.filtered else sizes
+        with on_device(self.device):
+            for size in sizes:
+                body = self.bodies[size] = Body(size, self)
+                for _ in range(2):
+                    self.replay(body.replay, partial(body.run, self), size)
+            for size in heads:
+                head = self.heads[size] = Head(size, self)
+                for _ in range(2):
+                    self.replay(head.replay, partial(head.run, self), size)
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool and cut its attention into tiles."""

@@ -220,6 +220,9 @@ class Job:
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
         group.ready()
+        if self.requests:
+            engine.prepare(self.requests)
+            group.prepared()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
         if group.leads:

@@ -201,6 +201,11 @@ class Group:
         if self.world.launcher == "srun" and self.world.rank == 0:
             rendezvous_file().unlink(missing_ok=True)
 
+    def prepared(self) -> None:
+        """Wait until every rank is, once more: what they made on their devices took them more or less time."""
+        if self.store is not None:
+            self._count_in("prepared", float("inf"))
+
     def _count_in(self, what: str, limit_s: float) -> None:
         """Wait until all ranks have come here, unless one fails."""
         assert self.store is not None

@@ -356,12 +356,12 @@ def ragged_rows(segments: Segments) -> Ints:
 
 
 def test_kv_is_given_back_without_the_garbage_collector(small_model: Transformer) -> None:
-    """Graphs and gigabytes of K/V hang on it: before the next generation, and with the engine."""
+    """Graphs and gigabytes of K/V hang on it: before a generation that needs more, and with the engine."""
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention="meta", graphs="always"))
     gc.disable()
     try:
-        for _ in range(2):
-            list(engine.generate(random_requests(2, 3, BASE.max_new_tokens)))
+        for count in (2, 3):
+            list(engine.generate(random_requests(2, count, BASE.max_new_tokens)))
             pool, runner = weakref.ref(engine.batch.pool), weakref.ref(engine.batch.runner)
             engine.on_step = [lambda engine, pool=pool: pool() is None or pytest.fail("the last generation's K/V")]
             assert pool() is not None

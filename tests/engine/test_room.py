@@ -1,0 +1,64 @@
+"""What was made for a generation serves those after it that fit; usual graphs are there before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from lopa_dist.engine.buckets import ladder
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
+from tests.engine.naive import Texts
+from tests.engine.test_loop import BASE, random_requests, texts
+
+STATIC = EngineConfig(4, attention="meta", graphs="always")
+
+
+def generated(engine: Engine, requests: list[Request]) -> Texts:
+    return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
+
+
+def test_no_usual_size_is_new_in_mid_run(small_model: Transformer) -> None:
+    requests = random_requests(3, 6, BASE.max_new_tokens)
+    engine = Engine(small_model, BASE, Solo(), STATIC)
+    runner = engine.prepare(requests).runner
+    assert isinstance(runner, StaticRunner)
+    assert not runner.bodies, "on a CPU there is nothing to capture"
+    with torch.inference_mode():
+        runner.warm_up()
+    made = dict(runner.bodies), dict(runner.heads)
+    assert list(runner.bodies) == list(runner.heads) == ladder(runner.usual)[::-1]
+    assert generated(engine, requests) == texts(small_model, BASE, requests)
+    assert engine.batch is not None
+    assert engine.batch.runner is runner
+    assert (runner.bodies, runner.heads) == made
+
+
+def test_what_fits_finds_the_same_room(small_model: Transformer) -> None:
+    many, few = random_requests(3, 6, BASE.max_new_tokens), random_requests(4, 2, BASE.max_new_tokens)
+    few = [replace(request, prompt=request.prompt[:4]) for request in few]
+    engine = Engine(small_model, BASE, Solo(), STATIC)
+    assert generated(engine, many) == texts(small_model, BASE, many)
+    room = engine.room
+    list(islice(engine.generate(many), 1))  # the others are dropped
+    for requests in (few, many):
+        assert generated(engine, requests) == texts(small_model, BASE, requests)
+        assert engine.room is room
+    longer = [replace(request, prompt=[*request.prompt, 1]) for request in many]
+    assert generated(engine, longer) == texts(small_model, BASE, longer)
+    assert engine.room is not room
+
+
+@pytest.mark.parametrize("attention", ["torch", "meta"])
+def test_without_graphs_nothing_is_worth_keeping(small_model: Transformer, attention: str) -> None:
+    requests = random_requests(2, 3, BASE.max_new_tokens)
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention=attention, graphs="never"))
+    first = engine.prepare(requests)
+    assert engine.prepare(requests) is not first
