@@ -7,6 +7,7 @@
     python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part baselines    # rules of others
     python -m benchmarks.embedded --part temperatures # sampled answers
+    python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows a token
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
@@ -130,6 +131,16 @@ def temperatures() -> list[tuple[str, Setting]]:
     ]
 
 
+def blocks() -> list[tuple[str, Setting]]:
+    """One or two blocks at a time: fewer tokens a forward, and fewer rows a token."""
+    named: list[tuple[str, Setting]] = [("control, 1 block", {"extra_fill": extra}) for extra in (1, 2, 3, 4)]
+    named += [("plain, 1 block", {"tau_conf": 0.9}), ("verified, 1 block", drafted(0, 6))]
+    return [(name, {**setting, "max_active_blocks": 1}) for name, setting in named] + [
+        (name, {**setting, "max_active_blocks": 2})
+        for name, setting in (("verified, 2 blocks", drafted(0, 10)), ("control, 2 blocks", {"extra_fill": 2}))
+    ]
+
+
 def final() -> list[tuple[str, Setting]]:
     """What the README quotes, on problems that no choice was made on."""
     return [
@@ -160,6 +171,7 @@ PARTS = {
     "depths": (depths, 1),
     "baselines": (baselines, 1),
     "temperatures": (temperatures, 1),
+    "blocks": (blocks, 1),
     "final": (final, 2),
     "eight_bits": (eight_bits, 1),
 }

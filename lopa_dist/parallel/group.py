@@ -21,6 +21,7 @@ from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi, rendezvous, rendezvous_file
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.mpi_communicator import MpiCommunicator
+from lopa_dist.parallel.stacks import main_thread
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
@@ -124,7 +125,7 @@ class Group:
         for act in self.last_acts:
             with contextlib.suppress(Exception):
                 act()
-        die(f"lopa-dist: {verdict}")
+        die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
 
     def _split_mpi(self, everyone: Any) -> None:
         """The same groups among MPI's ranks; neighbours of one axis have the same place on the others."""
