@@ -47,12 +47,12 @@ def trace(options: argparse.Namespace) -> None:
 
     from lopa_dist.jobs.trace import show
     from lopa_dist.jobs.trace import trace as generate_again
-    from lopa_dist.jobs.trace_page import write_page
+    from lopa_dist.jobs.trace_page import write_trace_page
 
     found = generate_again(options.run, options.id)
     show(found, Console())
     if page:
-        write_page(found, page)
+        write_trace_page(found, page)
         print(f"page: {page}")
 
 
