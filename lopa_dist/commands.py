@@ -91,7 +91,9 @@ def argument_parsers() -> dict[str, Parser]:
         made[name].set_defaults(perform=run)
         return made[name]
 
-    parser = command(report, "Compare runs in one table and plot, accuracy against speed.")
+    parser = command(
+        report, "Compare runs in a table, a plot and a page, accuracy against speed; make the page of one."
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folders are looked for in it")
 
     parser = command(merge, "Join the shards of a job array into one result.")

@@ -52,8 +52,9 @@ class Point:
     name: str  # short: it stands beside the point
     told: str  # when one points at it
     speed: float
-    accuracy: float  # in percent, as its error
-    error: float
+    accuracy: float  # in percent, as its confidence interval
+    low: float
+    high: float
 
 
 class Scatter:
@@ -68,7 +69,7 @@ class Scatter:
     def __init__(self, title: str, points: Sequence[Point], sign: int = 1) -> None:
         self.title, self.axis, self.points = title, "more is faster" if sign > 0 else "fewer is faster", points
         self.x_ticks = ticks([p.speed for p in points])
-        self.y_ticks = ticks([p.accuracy + side * p.error for p in points for side in (-1, 1)], 100)
+        self.y_ticks = ticks([end for p in points for end in (p.low, p.high)], 100)
         pairs = [(sign * p.speed, p.accuracy) for p in points]
         best = front(pairs)
         self.best = [pair in best for pair in pairs]
@@ -83,10 +84,9 @@ class Scatter:
         return round(self.left + (self.right - self.left) * (speed - low) / (high - low), 1)
 
     def y(self, accuracy: float) -> float:
-        """Where an accuracy is; an error may reach beyond 0 or 100 %, which no accuracy can."""
+        """Where an accuracy is."""
         low, high = self.y_ticks[0], self.y_ticks[-1]
-        share = (min(max(accuracy, low), high) - low) / (high - low)
-        return round(self.bottom - (self.bottom - self.top) * share, 1)
+        return round(self.bottom - (self.bottom - self.top) * (accuracy - low) / (high - low), 1)
 
     def place_labels(self) -> list[tuple[float, float]]:
         """The middle of each name's base line: beside its point, where it covers the least of what is there."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from lopa_dist.jobs.charts import Point, Scatter
 from lopa_dist.jobs.page import write_page
-from lopa_dist.jobs.run_page import command, standard_error
+from lopa_dist.jobs.report import accuracy_interval
+from lopa_dist.jobs.run_page import command
 
 NAME = "comparison.html"
 
@@ -68,7 +69,7 @@ def charts(reports: Sequence[dict[str, Any]], told: Sequence[str]) -> Iterator[S
         for number, (report, words) in enumerate(zip(reports, told, strict=True), 1):
             speed = speed_of(report)
             if speed and "accuracy" in report:
-                error = 100 * standard_error(report)
-                points.append(Point(str(number), words, speed, 100 * report["accuracy"], error))
+                low, high = accuracy_interval(report)
+                points.append(Point(str(number), words, speed, 100 * report["accuracy"], 100 * low, 100 * high))
         if points:
             yield Scatter(title, points, sign)

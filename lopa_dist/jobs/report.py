@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,15 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         latency = ", ".join(f"{name} {s:.3f} s" for name, s in report["latency_s"].items())
         rows += [("tokens/s of a request", rates), ("latency", latency)]
     return [*rows, ("wall time", seconds)]
+
+
+def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
+    """The 95 % confidence interval of the accuracy: Wilson's, which also holds for few answers that are all right."""
+    z, share, count = 1.96, report["accuracy"], max(1, report["requests"] - report["errors"])
+    middle = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 1 + z**2 / count
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:

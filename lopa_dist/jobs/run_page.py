@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -15,7 +14,7 @@ import yaml
 from lopa_dist.jobs.charts import Bars, bars, histogram
 from lopa_dist.jobs.explain import settings_of, shown, value_of
 from lopa_dist.jobs.page import write_page
-from lopa_dist.jobs.report import figures, settings, told_of
+from lopa_dist.jobs.report import accuracy_interval, figures, settings, told_of
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.tasks.task import Item
 
@@ -88,19 +87,13 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} [{len(text) - LONGEST} more characters]"
 
 
-def standard_error(report: dict[str, Any]) -> float:
-    """The standard error of a run's accuracy, which is a mean of ones and zeros."""
-    right = report["accuracy"]
-    return math.sqrt(right * (1 - right) / max(1, report["requests"] - report["errors"]))
-
-
 def headline(report: dict[str, Any]) -> str:
     """What ran and what came out, in words."""
     failed = f" ({report['errors']} with errors)" if report["errors"] else ""
     told = f"{report['requests']} requests{failed}, {way(report)}: "
     if "accuracy" in report:
-        error = 100 * standard_error(report)
-        told += f"{report['accuracy']:.1%} of the answers are right (standard error {error:.1f} points), at "
+        low, high = accuracy_interval(report)
+        told += f"{report['accuracy']:.1%} of the answers are right (95 % confidence: {low:.1%} to {high:.1%}), at "
     told += f"{report['tpf']:.2f} tokens per forward pass"
     if report.get("rows_per_token"):
         told += f" and {report['rows_per_token']:.1f} rows of the model computed per token"

@@ -28,26 +28,28 @@ def test_the_front_is_what_nothing_beats_in_both() -> None:
 speeds = st.floats(0.1, 100).map(lambda value: round(value, 2))
 
 
-runs_of_a_sweep = st.lists(st.tuples(speeds, st.floats(0, 100), st.floats(0, 5)), min_size=1, max_size=20)
+runs_of_a_sweep = st.lists(
+    st.tuples(speeds, st.lists(st.floats(0, 100), min_size=3, max_size=3).map(sorted)), min_size=1, max_size=20
+)
 
 
 @settings(deadline=None)
 @given(runs_of_a_sweep, st.sampled_from((1, -1)))
-def test_all_points_and_names_are_inside(runs: list[tuple[float, float, float]], sign: int) -> None:
-    points = [Point(str(i), "", *run) for i, run in enumerate(runs, 1)]
+def test_all_points_and_names_are_inside(runs: list[tuple[float, list[float]]], sign: int) -> None:
+    points = [Point(str(i), "", speed, middle, low, high) for i, (speed, (low, middle, high)) in enumerate(runs, 1)]
     chart = Scatter("title", points, sign)
     assert chart.y_ticks[0] >= 0
     assert chart.y_ticks[-1] <= 100
     for point, (x, y) in zip(points, chart.labels, strict=True):
         assert chart.left <= chart.x(point.speed) <= chart.right
-        assert chart.top <= chart.y(point.accuracy) <= chart.bottom
+        assert chart.top <= chart.y(point.high) <= chart.y(point.accuracy) <= chart.y(point.low) <= chart.bottom
         assert chart.left <= x <= chart.width
         assert 0 <= y <= chart.height
     assert any(chart.best)
 
 
 def test_names_keep_clear_of_points_where_there_is_room() -> None:
-    points = [Point(str(i), "", 1 + i, 90 - i, 1) for i in range(6)]
+    points = [Point(str(i), "", 1 + i, 90 - i, 89 - i, 91 - i) for i in range(6)]
     chart = Scatter("axis", points)
     names = [(x, y - 4, 7.0, 11.0) for x, y in chart.labels]
     dots = [(chart.x(p.speed), chart.y(p.accuracy), 9.0, 9.0) for p in points]

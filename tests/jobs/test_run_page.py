@@ -10,7 +10,7 @@ import pytest
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.compare import compare
-from lopa_dist.jobs.report import figures, read_report
+from lopa_dist.jobs.report import accuracy_interval, figures, read_report
 from lopa_dist.jobs.run import run
 from lopa_dist.jobs.run_page import LONGEST, asked, asked_again, short, write_run_page
 from lopa_dist.parallel.launcher import World
@@ -58,6 +58,13 @@ def test_a_job_leaves_a_page_with_its_figures(judged: Path) -> None:
     shown = [line for verdict in (True, False) for line in lines if line["correct"] is verdict][:3]
     assert all(line["custom_id"] in page.text and line["text"] in page.text for line in shown)
     assert "How many" in page.text, "the questions"
+
+
+def test_few_answers_that_are_all_right_prove_little() -> None:
+    low, high = accuracy_interval({"accuracy": 1.0, "requests": 12, "errors": 2})
+    assert (low, high) == (pytest.approx(0.722, abs=1e-3), 1.0)
+    low, high = accuracy_interval({"accuracy": 0.5, "requests": 10_000, "errors": 0})
+    assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.5098, abs=1e-4))
 
 
 def test_acceptance_is_shown_where_drafts_were_verified(judged: Path, hostile: Path) -> None:
