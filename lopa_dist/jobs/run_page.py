@@ -37,7 +37,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
 
     Args:
         folder: of the run.
-        report: its report, which may be there as a file only later.
+        report: its `report.json`.
         questions: by custom_id, those of the first requests.
     """
     rows = list(setting_rows(report))
@@ -107,7 +107,7 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def way(report: dict[str, Any]) -> str:
-    """How was decoded."""
+    """How the answers were decoded."""
     decode = report["decode"]
     branches = f"{decode['branches']} lookahead branch{'' if decode['branches'] == 1 else 'es'} beside the anchor"
     if decode["verify"] == "agreement":
@@ -141,8 +141,7 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     """The other bar charts, of what there is something to show of."""
-    with (folder / "results.jsonl").open(encoding="utf-8") as file:
-        done = [(line["tpf"], line["latency_s"]) for line in map(json.loads, file) if "tpf" in line]
+    done = [(line["tpf"], line["latency_s"]) for line in results(folder) if "tpf" in line]
     if done:
         speeds, seconds = zip(*done, strict=True)
         yield histogram("Requests by tokens per forward", "tokens per forward, from this number on", speeds)
@@ -156,14 +155,21 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
         yield bars("Where a step's time goes", "milliseconds a step", list(phases), list(phases.values()), ".2f")
 
 
+def results(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of `results.jsonl`; none where the report alone was kept."""
+    file = folder / "results.jsonl"
+    if file.exists():
+        with file.open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+
+
 def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:
     """A few answers of each kind."""
     kinds: dict[str, list[dict[str, str]]] = {"wrong": [], "right": [], "": [], "error": []}
-    with (folder / "results.jsonl").open(encoding="utf-8") as file:
-        for line in map(json.loads, islice(file, LOOKED_AT)):
-            verdict = "error" if line["finish_reason"] == "error" else VERDICTS[line.get("correct")]
-            if len(kinds[verdict]) < OF_A_KIND:
-                kinds[verdict].append(answer(line, verdict, questions.get(line["custom_id"], "")))
+    for line in islice(results(folder), LOOKED_AT):
+        verdict = "error" if line["finish_reason"] == "error" else VERDICTS[line.get("correct")]
+        if len(kinds[verdict]) < OF_A_KIND:
+            kinds[verdict].append(answer(line, verdict, questions.get(line["custom_id"], "")))
     return [one for some in kinds.values() for one in some]
 
 

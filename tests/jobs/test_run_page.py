@@ -126,6 +126,14 @@ def test_an_input_that_is_gone_leaves_the_answers(hostile: Path, tmp_path: Path)
     assert Page(folder / "report.html").text.count(HOSTILE) == 2
 
 
+def test_a_report_alone_makes_a_page_of_its_figures(judged: Path, tmp_path: Path) -> None:
+    shutil.copy(judged / "report.json", tmp_path)
+    compare(tmp_path)
+    page = Page(tmp_path / "report.html")
+    assert "4 requests" in page.text
+    assert page.count("article") == 0
+
+
 def test_questions_go_without_what_all_prompts_share_and_are_cut() -> None:
     items = [
         Item("a", prompt="Shared. Mine", prefix="Shared. "),
