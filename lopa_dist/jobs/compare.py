@@ -68,7 +68,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
     start = 1 if told_apart(named) else 0  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
     knobs = range(1, head.index("accuracy"))
-    # names that a person gave say more than settings: on a narrow terminal these are left out
+    # names that a person gave say more than settings, which are left out on a narrow terminal
     columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
     for i in columns:
         shown.add_column(head[i], justify="left" if i == 0 else "right")
