@@ -47,12 +47,12 @@ def trace(options: argparse.Namespace) -> None:
 
     from lopa_dist.jobs.trace import show
     from lopa_dist.jobs.trace import trace as generate_again
-    from lopa_dist.jobs.trace_page import write_page
+    from lopa_dist.jobs.trace_page import write_trace_page
 
     found = generate_again(options.run, options.id)
     show(found, Console())
     if page:
-        write_page(found, page)
+        write_trace_page(found, page)
         print(f"page: {page}")
 
 
@@ -91,7 +91,9 @@ def argument_parsers() -> dict[str, Parser]:
         made[name].set_defaults(perform=run)
         return made[name]
 
-    parser = command(report, "Compare runs in one table and plot, accuracy against speed.")
+    parser = command(
+        report, "Compare runs in a table, a plot and a page, accuracy against speed; make the page of one."
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folders are looked for in it")
 
     parser = command(merge, "Join the shards of a job array into one result.")

@@ -10,7 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lopa_dist.jobs.charts import front
+from lopa_dist.jobs.comparison_page import write_comparison_page
 from lopa_dist.jobs.report import read_report, table
+from lopa_dist.jobs.run_page import asked_again, write_run_page
 
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -25,19 +28,27 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return reports
 
 
+def settings_of(report: dict[str, Any]) -> dict[str, Any]:
+    """What a run's texts depend on, by name; names of decode settings go without their section."""
+    sections = {"": "decode", "model.": "model", "task.": "task"}
+    found = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
+    return found | {"seed": report.get("seed")}
+
+
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """The decode keys in which the runs differ."""
-    return [k for k in reports[0]["decode"] if len({json.dumps(r["decode"].get(k)) for r in reports}) > 1]
+    """The settings in which the runs differ."""
+    runs = [settings_of(report) for report in reports]
+    return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
 def rows_of(named: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table, fastest last."""
+    """Head and rows of the table."""
     keys = differing([r for _, r in named])
     head = ["run", *keys, "accuracy", "TPF", "rows/token", "tokens/s", "requests"]
     rows = []
-    for name, report in sorted(named, key=lambda pair: pair[1]["tpf"]):
+    for name, report in named:
         accuracy = f"{report['accuracy']:.1%}" if "accuracy" in report else "-"
-        knobs = [str(report["decode"][k]) for k in keys]
+        knobs = [str(settings_of(report).get(k)) for k in keys]
         speed = f"{report['tokens_per_s']['job']:.0f}"
         computed = f"{report['rows_per_token']:.1f}" if "rows_per_token" in report else "-"
         rows.append([name, *knobs, accuracy, f"{report['tpf']:.2f}", computed, speed, str(report["requests"])])
@@ -45,22 +56,24 @@ def rows_of(named: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], lis
 
 
 def compare(folder: Path, console: Console | None = None) -> None:
-    """Print the table and write `comparison.md` and, where there are accuracies, `pareto.png`."""
-    named = load_reports(folder)
+    """Print the table, write `comparison.md`, where there are accuracies `pareto.png`, and a page.
+
+    The page is `comparison.html`, or of a single run its `report.html`.
+    """
+    named = sorted(load_reports(folder), key=lambda pair: pair[1]["tpf"])
     head, rows = rows_of(named)
-    about = sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named})
+    title = ", ".join(sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named}))
     console = console or Console()
-    shown = Table(title=", ".join(about))
+    shown = Table(title=title)
+    start = 1 if told_apart(named) else 0  # from which column on: names that only repeat settings are left out
+    brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
     knobs = range(1, head.index("accuracy"))
-    if told_apart(named):
-        columns = list(range(1, len(head)))
-    else:  # names say more than settings: on a narrow terminal these are left out
-        columns = [i for i in range(len(head)) if i not in knobs or console.width >= 120]
+    # names that a person gave say more than settings, which are left out on a narrow terminal
+    columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
     for i in columns:
         shown.add_column(head[i], justify="left" if i == 0 else "right")
-    short = short_names([row[0] for row in rows])
-    for name, row in zip(short, rows, strict=True):
-        shown.add_row(*([name, *row[1:]][i] for i in columns))
+    for row in brief:
+        shown.add_row(*(row[i] for i in columns))
     console.print(shown)
     text = table(head, rows) + "\n"
     if all("accuracy" in report for _, report in named):
@@ -84,7 +97,12 @@ def compare(folder: Path, console: Console | None = None) -> None:
         count = len(speeds)
         text += f"\n![pareto]({draw(folder / 'pareto.png', paint, (4.8 * count, 4.4), panels=count)})\n"
     (folder / "comparison.md").write_text(text)
-    console.print(f"Tables and plots: {folder}")
+    if len(named) > 1:
+        page = write_comparison_page(folder, title, named, head[start:], [row[start:] for row in brief])
+    else:
+        run, report = folder / named[0][0], named[0][1]
+        page = write_run_page(run, report, asked_again(report))
+    console.print(f"Tables and plots: {folder}\nTo pass on: {page}")
 
 
 Point = tuple[str, dict[str, Any]]
@@ -92,9 +110,9 @@ Point = tuple[str, dict[str, Any]]
 
 
 def told_apart(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
-    """Whether decode settings tell runs apart, and names only repeat them: a name that a person gave says more."""
+    """Whether settings tell runs apart, and names only repeat them: a name that a person gave says more."""
     keys = differing([r for _, r in named])
-    settings = {json.dumps([report["decode"].get(k) for k in keys]) for _, report in named}
+    settings = {json.dumps([settings_of(report).get(k) for k in keys]) for _, report in named}
     return len(settings) == len(named) and all("=" in name for name, _ in named)
 
 
@@ -113,7 +131,7 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
     by_settings = told_apart(named)
     short = zip(short_names([name for name, _ in named]), [report for _, report in named], strict=True)
     for name, report in sorted(short, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
-        curve = ", ".join(f"{k}={report['decode'][k]}" for k in others)
+        curve = ", ".join(f"{k}={settings_of(report).get(k)}" for k in others)
         label = f"k={report['decode']['branches']}" if by_settings else name
         curves.setdefault(curve, []).append((label, report))
     return curves
@@ -126,15 +144,14 @@ def pareto(
 
     With `named_points` the names beside the points say what they are, and the legend leaves the settings out.
     """
-    points = sorted((speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve)
-    front = [p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)]
+    best = front([(speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve])
     style: dict[str, Any] = {
         "color": "#cbd5e1",
         "linewidth": 5,
         "zorder": 1,
         "label": "front: no run beats these in both",
     }
-    axes.step([p[0] for p in front], [p[1] for p in front], where="pre", **style)
+    axes.step([p[0] for p in best], [p[1] for p in best], where="pre", **style)
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
         line = "-" if len(found) > 2 else ""  # two points make no curve

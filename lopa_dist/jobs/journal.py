@@ -23,7 +23,7 @@ from lopa_dist.jobs.batch_output import LINES, NAME
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
-RESULTS = ("report.json", "report.md", "results.jsonl", NAME, LINES)
+RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", NAME, LINES)
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 

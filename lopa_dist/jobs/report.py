@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.config import Config, ModelOptions, TaskConfig
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.whole import whole
 
 
@@ -29,26 +33,54 @@ def read_report(file: Path) -> dict[str, Any]:
     return report
 
 
-def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
-    """A page with the figures in words, tables and pictures."""
-    speed, latency, reference = report["tokens_per_s"], report["latency_s"], report["reference_counting"]
-    decode, world, prompt = report["decode"], report["world"], report["prompt_tokens"]
+def settings(report: dict[str, Any]) -> Config:
+    """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one."""
+    return Config(
+        model=ModelOptions(**report["model"]),
+        task=TaskConfig(**report["task"]),
+        decode=DecodeConfig(**report["decode"]),
+        engine=EngineConfig(**report["engine"]),
+        seed=report["seed"],
+    )
+
+
+def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures in words; that of merged shards has fewer."""
+    speed, seconds = report["tokens_per_s"], f"{report['wall_s']:.1f} s, of which decoding {report['decode_s']:.1f} s"
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
         ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
-        ("prompt tokens", f"{prompt['total']}, of which {prompt['reused']} had been computed for another request"),
+    ]
+    if "prompt_tokens" in report:
+        total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
+        rows += [("prompt tokens", f"{total}, of which {reused} had been computed for another request")]
+    rows += [
         ("forwards", f"{report['forwards']} (prefill included)"),
         ("tokens per forward (TPF)", f"{report['tpf']:.2f}"),
-        ("window rows per token", f"{report['rows_per_token']:.1f} (rows of branches and drafts included)"),
-        ("tokens/s of the job", f"{speed['job']:.1f}"),
-        (
-            "tokens/s of a request",
-            f"mean {speed['mean']:.1f}, top-10 {speed['top10']:.1f}, max {speed['max']:.1f}",
-        ),
-        ("latency", ", ".join(f"{name} {s:.3f} s" for name, s in latency.items())),
-        ("wall time", f"{report['wall_s']:.1f} s, of which decoding {report['decode_s']:.1f} s"),
     ]
+    if report.get("rows_per_token"):
+        rows += [("window rows per token", f"{report['rows_per_token']:.1f} (rows of branches and drafts included)")]
+    rows += [("tokens/s of the job", f"{speed['job']:.1f}")]
+    if "latency_s" in report:
+        rates = f"mean {speed['mean']:.1f}, top-10 {speed['top10']:.1f}, max {speed['max']:.1f}"
+        latency = ", ".join(f"{name} {s:.3f} s" for name, s in report["latency_s"].items())
+        rows += [("tokens/s of a request", rates), ("latency", latency)]
+    return [*rows, ("wall time", seconds)]
+
+
+def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
+    """The 95 % confidence interval of the accuracy: Wilson's, which also holds for few answers that are all right."""
+    z, share, count = 1.96, report["accuracy"], max(1, report["requests"] - report["errors"])
+    middle = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 1 + z**2 / count
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
+    """A page with the figures in words, tables and pictures."""
+    reference, decode, world = report["reference_counting"], report["decode"], report["world"]
     branch = report["branch"]
     total = max(1, sum(branch["wins"]))
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
@@ -57,7 +89,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     drafts = report.get("drafts")
     parts = [
         f"# {report['task']['name']} with {report['model']['path']}",
-        table(("figure", "value"), rows),
+        table(("figure", "value"), figures(report)),
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
         *([accepted_drafts(drafts)] if drafts else []),
         *(
@@ -95,10 +127,15 @@ def accepted_drafts(drafts: dict[str, Any]) -> str:
     """Return what became of the drafts, in a sentence and a table."""
     shares = drafts["acceptance"]
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
+    return f"{told_of(drafts)}\n\n" + table(depths, [[f"{share:.0%}" for share in shares]])
+
+
+def told_of(drafts: dict[str, Any]) -> str:
+    """Return how many drafts were accepted, and what that means."""
     return (
         f"Drafts: {drafts['m']} a branch; {drafts['accepted_per_forward']:.2f} accepted a forward. A draft is accepted "
         "if the model, in the context of the drafts before it, predicts the same token. Accepted with all before it, "
-        "by depth:\n\n" + table(depths, [[f"{share:.0%}" for share in shares]])
+        "by depth:"
     )
 
 

@@ -34,6 +34,7 @@ from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
 from lopa_dist.jobs.results import error_line, generation_line
+from lopa_dist.jobs.run_page import asked, write_run_page
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
@@ -117,6 +118,7 @@ class Job:
         config = settled(config, self.builder.shape, device, group, known)
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
+        self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
         self.items: list[Item] = []  # without their texts, which the requests hold as tokens
         self.requests: list[Request] = []
         self.rejections: dict[int, str] = {}
@@ -137,6 +139,7 @@ class Job:
         """Turn the input into requests, a thousand items at a time: the input may be larger than memory likes."""
         items = iter(items)
         while some := [encoder.choose(item) for item in islice(items, 1000)]:
+            self.questions = self.questions or asked(some)
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
                 self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
                 if isinstance(request, Request):
@@ -328,7 +331,8 @@ class Job:
             plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
         with named(folder / "report.md"):
             (folder / "report.md").write_text(report_markdown(report, plots))
-        write_report(folder, report)  # the last: a job that finds it has nothing more to do
+        write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
+        write_run_page(folder, report, self.questions)
         if wandb_log is not None:
             wandb_log.finish(report, engine, plots)
         return report

@@ -18,15 +18,12 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from lopa_dist.config import Config, ModelOptions, TaskConfig
-from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.report import read_report
+from lopa_dist.jobs.report import read_report, settings
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.parallel.launcher import World
@@ -144,17 +141,6 @@ def trace(folder: Path, which: str) -> Trace:
         for token, piece in zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     ]
     return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"])
-
-
-def settings(report: dict[str, Any]) -> Config:
-    """The configuration that a report was made with."""
-    return Config(
-        model=ModelOptions(**report["model"]),
-        task=TaskConfig(**report["task"]),
-        decode=DecodeConfig(**report["decode"]),
-        engine=EngineConfig(**report["engine"]),
-        seed=report["seed"],
-    )
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run import run
 from lopa_dist.jobs.trace import BONUS, LOOKAHEAD, Recorder, Trace, result, show, trace
-from lopa_dist.jobs.trace_page import write_page
+from lopa_dist.jobs.trace_page import write_trace_page
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World
@@ -149,7 +149,7 @@ def test_terminal_shows_every_step(found: Trace) -> None:
 
 
 def test_page_holds_the_steps_and_nothing_that_breaks_it(found: Trace, tmp_path: Path) -> None:
-    write_page(found, tmp_path / "page.html")
+    write_trace_page(found, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "<b>&</code>" not in page
     data = json.loads(re.search(r"const data = (.*);\n", page).group(1))  # type: ignore[union-attr]

@@ -1,0 +1,82 @@
+"""The page of several runs has a point and a row for each, with its settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.compare import compare
+from lopa_dist.jobs.run import run
+from lopa_dist.parallel.launcher import World
+from tests.jobs.test_run import config
+from tests.pages import Page
+
+RUNS = [(0, 0.9, 2.0, 0.98, 20.0), (3, 0.9, 3.0, 0.96, 40.0), (7, 0.9, 4.0, 0.90, 80.0), (7, 0.7, 3.5, 0.88, 85.0)]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(config(TaskConfig(limit=2)), tmp_path_factory.mktemp("run"), World("python"))
+
+
+def sweep(folder: Path, report: dict[str, Any], **more: Any) -> Page:
+    """A page of four runs that differ in two settings."""
+    for branches, tau, tpf, accuracy, rows in RUNS:
+        name = folder / f"decode.branches={branches},decode.tau_conf={tau}"
+        (name / ".hydra").mkdir(parents=True)
+        (name / ".hydra" / "overrides.yaml").write_text(f"- decode.branches={branches}\n- decode.tau_conf={tau}\n")
+        decode = report["decode"] | {"branches": branches, "tau_conf": tau}
+        figures = {"tpf": tpf, "accuracy": accuracy, "rows_per_token": rows, "requests": 100}
+        (name / "report.json").write_text(json.dumps(report | figures | {"decode": decode} | more))
+    compare(folder)
+    return Page(folder / "comparison.html")
+
+
+def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report: dict[str, Any]) -> None:
+    page = sweep(tmp_path, report)
+    assert page.needs_nothing()
+    assert page.count("script") == 0
+    assert page.count("svg") == 3
+    assert page.count("circle") == 3 * len(RUNS)
+    for branches, tau, tpf, accuracy, rows in RUNS:
+        told = f"branches {branches}, tau_conf {tau}, accuracy {accuracy:.1%}, TPF {tpf:.2f}, rows/token {rows:.1f}"
+        assert sum(told in title for title in page.titles) == 3
+        assert f"lopa-dist decode.branches={branches} decode.tau_conf={tau}" in page.text
+    assert page.count("tr") == 1 + len(RUNS)
+    assert "The most accurate is number 1: 98.0% at 2.00." in page.text
+    assert "The most tokens per forward pass has number 4: 90.0% at 4.00." in page.text
+    # on the front of tokens per forward all but the last, of rows per token the first alone
+    on_front = [title.split(".")[0] for title, best in zip(page.titles[1:], fronts(page), strict=True) if best]
+    assert on_front[:4] == ["1", "2", "4", "1"]
+
+
+def fronts(page: Page) -> list[bool]:
+    """For each point, whether it is on the front."""
+    return [attributes.get("class") == "best" for tag, attributes in page.tags if tag == "g"]
+
+
+def test_runs_without_a_verdict_have_a_table_alone(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        unjudged = {key: value for key, value in report.items() if key != "accuracy"}
+        (tmp_path / name / "report.json").write_text(json.dumps(unjudged | {"seed": len(name)}))
+    compare(tmp_path)
+    page = Page(tmp_path / "comparison.html")
+    assert page.count("svg") == 0
+    assert page.count("tr") == 3
+
+
+def test_settings_of_all_sections_tell_runs_apart(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name, limit in (("<b>a", 10), ("b", 20)):
+        (tmp_path / name).mkdir()
+        changed = report | {"task": report["task"] | {"limit": limit}}
+        (tmp_path / name / "report.json").write_text(json.dumps(changed))
+    compare(tmp_path)
+    page = Page(tmp_path / "comparison.html")
+    assert "task.limit" in page.text
+    assert "<b>a" in page.text
+    assert any("task.limit 20" in title for title in page.titles)
