@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("sandbox")]  # not beside the fork bomb of `test_sandbox.py`
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("sandbox_to_itself")]
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
 

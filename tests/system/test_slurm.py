@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 MISSING = [tool for tool in ("slurmctld", "slurmd", "sbatch") if shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.xdist_group("slurm"),  # one cluster
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(MISSING), reason=f"needs Slurm ({', '.join(MISSING)}): apt-get install slurmctld slurmd"),
     pytest.mark.skipif(os.geteuid() != 0, reason="the throw-away cluster needs root"),

@@ -20,7 +20,7 @@ from tests.tasks.data import real
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
 
-pytestmark = pytest.mark.xdist_group("sandbox")  # not beside the fork bomb of `test_sandbox.py`
+pytestmark = pytest.mark.usefixtures("sandbox_to_itself")
 
 
 @pytest.fixture(scope="module")
