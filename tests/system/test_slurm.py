@@ -86,13 +86,13 @@ def wait_until_done(cluster: dict[str, str], job: str, limit_s: float = 200) -> 
     return states
 
 
-def entries(folder: Path) -> int:
-    return sum(part.read_bytes().count(b"\n") for part in folder.glob("journal/*.jsonl"))
+def entries(folder: Path, parts: str = "*") -> int:
+    return sum(part.read_bytes().count(b"\n") for part in folder.glob(f"journal/{parts}.jsonl"))
 
 
-def wait_for_entries(folder: Path, count: int, limit_s: float = 120) -> None:
+def wait_for_entries(folder: Path, count: int, parts: str = "*", limit_s: float = 120) -> None:
     end = time.monotonic() + limit_s
-    while entries(folder) < count and time.monotonic() < end:
+    while entries(folder, parts) < count and time.monotonic() < end:
         time.sleep(0.05)
 
 
@@ -107,8 +107,9 @@ def test_requeued_twice_gives_the_same_results(cluster: dict[str, str], plain: L
     """By `scontrol requeue`, then by the signal that Slurm sends before a time limit."""
     folder, log = tmp_path / "run", tmp_path / "log"
     job = submit(cluster, log, "launch/gsm8k.sh", *SLOW, f"hydra.run.dir={folder}", "engine.max_sequences=2")
-    for how in (["scontrol", "requeue", job], ["scancel", "--batch", "-s", "USR1", job]):
-        wait_for_entries(folder, entries(folder) + 6)
+    hows = (["scontrol", "requeue", job], ["scancel", "--batch", "-s", "USR1", job])
+    for attempt, how in enumerate(hows, 1):
+        wait_for_entries(folder, 6, f"{attempt:03}-*")
         subprocess.run(how, env=cluster, check=True)
         end = time.monotonic() + 60
         while "RUNNING" in state_of(cluster, job) and time.monotonic() < end:
