@@ -21,10 +21,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@sh scripts/test-packages.sh
-	@status=0; \
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not system and not alone" || status=1; \
-	$(BIN)/python -m pytest -m "system or alone" || status=1; \
-	exit $$status
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-oldest:
 	@PYTHON=$(PYTHON) sh scripts/test-oldest.sh

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,3 +55,15 @@ def embedded_model() -> Transformer:
 def embedded_tokenizer() -> PreTrainedTokenizerFast:
     """Its tokenizer."""
     return load_tokenizer(EMBEDDED)
+
+
+@pytest.fixture(scope="module")
+def sandbox_to_itself() -> Iterator[None]:
+    """Keeps tests in other processes out of the sandbox, by a lock on this file.
+
+    One test fills the sandbox with processes, which the kernel may count together with those of other runs, and others
+    look for processes that it left behind.
+    """
+    with Path(__file__).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

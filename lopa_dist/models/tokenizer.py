@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.models.files import CheckpointError, read_json_if_there
 
@@ -18,6 +18,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
     if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
+        from transformers import Qwen2TokenizerFast  # importing it takes a tenth of a process's start, and few need it
+
         return Qwen2TokenizerFast.from_pretrained(folder, trust_remote_code=False)
     raise CheckpointError(f"{folder}: no tokenizer.json, and no vocab.json with merges.txt")
 

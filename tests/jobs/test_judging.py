@@ -155,6 +155,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @linux
+@pytest.mark.usefixtures("sandbox_to_itself")
 def test_programs_that_hang_take_no_time_from_decoding(tmp_path: Path) -> None:
     """And the verdicts are those that the task gives, in the order of the input."""
     config = code_job(tmp_path, [HANGS, PASSES, HANGS, FAILS, PASSES], timeout_s=1.5)
@@ -175,7 +176,7 @@ def test_programs_that_hang_take_no_time_from_decoding(tmp_path: Path) -> None:
 
 
 @linux
-@pytest.mark.usefixtures("own_handlers")
+@pytest.mark.usefixtures("sandbox_to_itself", "own_handlers")
 def test_a_stop_keeps_the_verdicts_that_there_are(tmp_path: Path) -> None:
     beginnings = [PASSES, PASSES, *[HANGS] * 5]
     asked: list[float] = []

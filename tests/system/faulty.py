@@ -32,6 +32,7 @@ def faulty(self: Runner, prepared: Any) -> Any:
     global steps
     steps += 1
     if detect().rank == rank and steps == step:
+        print("the fault begins", file=sys.stderr, flush=True)  # the test measures from here
         if how == "raise":
             raise MemoryError("planted fault")
         while how == "hang":

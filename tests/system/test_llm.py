@@ -51,11 +51,16 @@ def ranks(folder: Path, count: int, *settings: str) -> list[Any]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-@pytest.mark.parametrize("axis", ["data=auto", "tensor=2"])
-def test_two_ranks_give_what_one_gives(tmp_path: Path, axis: str) -> None:
+@pytest.fixture(scope="module")
+def alone() -> list[Any]:
+    """What one process gets."""
     llm = LLM("embedded", "parallel.threads=1")
-    alone = [
+    return [
         [[output.text, output.tokens, output.forwards] for output in llm.generate(some, "embedded_lopa", branches=3)]
         for some in (PROBLEMS[:6], PROBLEMS[:1])
     ]
+
+
+@pytest.mark.parametrize("axis", ["data=auto", "tensor=2"])
+def test_two_ranks_give_what_one_gives(tmp_path: Path, alone: list[Any], axis: str) -> None:
     assert ranks(tmp_path, 2, f"parallel.{axis}") == [alone, alone]

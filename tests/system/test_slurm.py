@@ -86,13 +86,13 @@ def wait_until_done(cluster: dict[str, str], job: str, limit_s: float = 200) -> 
     return states
 
 
-def entries(folder: Path) -> int:
-    return sum(part.read_bytes().count(b"\n") for part in folder.glob("journal/*.jsonl"))
+def entries(folder: Path, parts: str = "*") -> int:
+    return sum(part.read_bytes().count(b"\n") for part in folder.glob(f"journal/{parts}.jsonl"))
 
 
-def wait_for_entries(folder: Path, count: int, limit_s: float = 120) -> None:
+def wait_for_entries(folder: Path, count: int, parts: str = "*", limit_s: float = 120) -> None:
     end = time.monotonic() + limit_s
-    while entries(folder) < count and time.monotonic() < end:
+    while entries(folder, parts) < count and time.monotonic() < end:
         time.sleep(0.05)
 
 
@@ -100,29 +100,29 @@ def running(folder: Path) -> bool:
     return subprocess.run(["pgrep", "-f", f"hydra.run.dir={folder}"], capture_output=True, check=False).returncode == 0
 
 
-SLOW = ["task.limit=60", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false"]
+SLOW = ["task.limit=40", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false"]
 
 
-def test_requeued_three_times_gives_the_same_results(cluster: dict[str, str], plain: Lines, tmp_path: Path) -> None:
-    """Twice by `scontrol requeue`, once by the signal that Slurm sends before a time limit."""
+def test_requeued_twice_gives_the_same_results(cluster: dict[str, str], plain: Lines, tmp_path: Path) -> None:
+    """By `scontrol requeue`, then by the signal that Slurm sends before a time limit."""
     folder, log = tmp_path / "run", tmp_path / "log"
     job = submit(cluster, log, "launch/gsm8k.sh", *SLOW, f"hydra.run.dir={folder}", "engine.max_sequences=2")
-    for round_ in range(3):
-        wait_for_entries(folder, 1 + 12 * round_)
-        how = ["scancel", "--batch", "-s", "USR1", job] if round_ == 1 else ["scontrol", "requeue", job]
+    hows = (["scontrol", "requeue", job], ["scancel", "--batch", "-s", "USR1", job])
+    for attempt, how in enumerate(hows, 1):
+        wait_for_entries(folder, 6, f"{attempt:03}-*")
         subprocess.run(how, env=cluster, check=True)
         end = time.monotonic() + 60
         while "RUNNING" in state_of(cluster, job) and time.monotonic() < end:
             time.sleep(0.2)
     assert wait_until_done(cluster, job) == {"COMPLETED"}, log.read_text()[-3000:]
     assert "not finished: back into the queue" in log.read_text()
-    assert texts(folder) == [line["text"] for line in plain[:60]]
-    assert json.loads((folder / "report.json").read_text())["attempts"] >= 3
+    assert texts(folder) == [line["text"] for line in plain[:40]]
+    assert json.loads((folder / "report.json").read_text())["attempts"] == 3
 
 
 def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:
     environment = {**cluster, "RANKS": "1"}
-    command = ["sbatch", "--parsable", f"--output={tmp_path}/log-%a", "--array=0-2", "launch/gsm8k.sh", *OVERRIDES]
+    command = ["sbatch", "--parsable", f"--output={tmp_path}/log-%a", "--array=1-2", "launch/gsm8k.sh", *OVERRIDES]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     job = done.stdout.strip()
     folder = ROOT / "outputs" / f"slurm-{job}"
@@ -132,10 +132,10 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
         merged = [sys.executable, "-m", "lopa_dist", "merge", str(folder)]
         subprocess.run(merged, check=True, timeout=60, cwd=ROOT)
         assert texts(folder) == one_process[:12]
-        assert json.loads((folder / "report.json").read_text())["shards"] == 3
-        shutil.rmtree(folder / "shard-1")
+        assert json.loads((folder / "report.json").read_text())["shards"] == 2
+        shutil.rmtree(folder / "shard-2")
         refused = subprocess.run(merged, timeout=60, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "no finished run of shard 1 of 3" in refused.stderr
+        assert "no finished run of shard 1 of 2" in refused.stderr
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -162,21 +162,21 @@ def test_a_sweep_through_slurm_ends_with_one_plot(cluster: dict[str, str], tmp_p
     environment = {**cluster, "PATH": f"{Path(cluster['SLURM_CONF']).parent / 'bin'}:{cluster['PATH']}"}
     environment["FOLDER"] = str(tmp_path / "sweep")
     command = [
-        "launch/sweep.sh", "launcher=slurm", "hydra.launcher.cpus_per_task=1", "decode.branches=0,1,2",
+        "launch/sweep.sh", "launcher=slurm", "hydra.launcher.cpus_per_task=1", "decode.branches=0,2",
         "decode.tau_conf=0.8,0.9", "task.limit=6", "parallel.threads=1", "logging.wandb.mode=disabled",
         "logging.plots=false", "logging.progress=never",
     ]  # fmt: skip
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     reports = sorted((tmp_path / "sweep").glob("*/report.json"))
-    assert len(reports) == 6
+    assert len(reports) == 4
     assert (tmp_path / "sweep" / "pareto.png").stat().st_size > 10_000
     stamps = {path: path.stat().st_mtime_ns for path in reports}
-    reports[3].unlink()
-    shutil.rmtree(reports[3].parent / "journal")
+    reports[1].unlink()
+    shutil.rmtree(reports[1].parent / "journal")
     again = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert again.returncode == 0, (again.stdout + again.stderr)[-3000:]
-    assert [p for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == [reports[3]]
+    assert [p for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == [reports[1]]
 
 
 def test_submit_from_python_on_two_tasks(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:

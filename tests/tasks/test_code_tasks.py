@@ -20,6 +20,8 @@ from tests.tasks.data import real
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("sandbox_to_itself")
+
 
 @pytest.fixture(scope="module")
 def runner() -> CodeRunner:

@@ -18,7 +18,7 @@ from lopa_dist.tasks.task import Cancelled
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
 
-pytestmark = pytest.mark.alone  # it counts the sandbox's processes on this machine
+pytestmark = pytest.mark.usefixtures("sandbox_to_itself")
 
 FULL = confinement()
 QUICK = Limits(wall_s=1.0)
