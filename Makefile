@@ -21,7 +21,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@sh scripts/test-packages.sh
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-oldest:
 	@PYTHON=$(PYTHON) sh scripts/test-oldest.sh

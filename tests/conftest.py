@@ -31,6 +31,11 @@ SMALL = ModelConfig(
 )  # fmt: skip
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """System tests first: their files take longest, and what comes last should be short."""
+    items.sort(key=lambda item: item.get_closest_marker("system") is None)
+
+
 @pytest.fixture(scope="session")
 def small_model() -> Transformer:
     """A random Dream-shaped model with peaked, varied predictions."""
