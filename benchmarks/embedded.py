@@ -313,13 +313,13 @@ def picture(results: list[dict[str, Any]]) -> str:
 
         seed1 = [r for r in results if r["seed"] == 1]
         line("plain, tau 0.95 to 0.7", "o-", [r for r in seed1 if r["name"] == "plain"], "#1f2933")
-        published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"]["tau_conf"] == 0.9]
+        published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"].get("tau_conf", 0.9) == 0.9]
         line(f"LoPA as published, k = {span(published)}, tau 0.9", "s-", published, "#dc2626")
         gain = [r for r in seed1 if r["setting"].get("score") == "gain" and r["setting"].get("lookahead") != "nested"]
         gain = [r for r in gain if r["setting"].get("tau_conf", 0.9) == 0.9]
         if gain:
             line(f"LoPA, branches scored by gain, k = {span(gain)}, tau 0.9", "P-", gain, "#059669")
-        nested = [r for r in seed1 if r["name"] == "nested" and r["setting"]["tau_conf"] == 0.9]
+        nested = [r for r in seed1 if r["name"] == "nested" and r["setting"].get("tau_conf", 0.9) == 0.9]
         line(f"nested lookahead, k = {span(nested)}, tau 0.9", "D-", nested, "#2563eb")
         for extra, style in ((1, "^--"), (2, "v--")):
             control = [r for r in seed1 if r["name"] == "control" and r["setting"]["extra_fill"] == extra]

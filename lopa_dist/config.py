@@ -62,9 +62,9 @@ class ModelOptions:
 
 
 CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
-FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")
+FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")  # of which the examples may come from a file of the user's
 EMBEDDED_TASKS = ("arithmetic", "lists")
-TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS)
+TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS, "harness")
 
 
 AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
@@ -135,6 +135,9 @@ class TaskConfig:
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
+    harness: str | None = option(
+        None, "task=harness: a generation task of lm-evaluation-harness by its name, or a YAML file of one"
+    )
     column: str | None = option(None, "task=batch: which column of a dataset holds the prompts")
     fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
@@ -166,11 +169,19 @@ class TaskConfig:
             raise ValueError("task.input=-: only task=batch reads standard input; name a file")
         if self.name == "batch" and not self.input:
             raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
+        if self.name == "harness" and not self.harness:
+            raise ValueError("task.harness: task=harness needs a task's name, e.g. task.harness=gsm8k")
+        if self.name == "harness" and self.input:
+            raise ValueError(
+                f"task.input={self.input}: a task of the harness names its own data; to take yours, write a YAML "
+                "file that includes the task and has another dataset_path, and give it as task.harness"
+            )
         if self.name in EMBEDDED_TASKS and self.limit is None:
             raise ValueError("task.limit: the embedded problems have no end; give a number")
         for key, names in (
             ("column", ("batch",)),
-            ("fewshot", FEWSHOT_TASKS),
+            ("harness", ("harness",)),
+            ("fewshot", (*FEWSHOT_TASKS, "harness")),
             ("fewshot_input", FEWSHOT_TASKS),
             ("allow_code_execution", CODE_TASKS),
         ):

@@ -7,6 +7,7 @@ from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.code_task import CodeRunner
 from lopa_dist.tasks.gsm8k import GSM8K
+from lopa_dist.tasks.harness import HarnessTask
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.lists import Lists
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
@@ -36,6 +37,9 @@ def make_task(config: Config) -> Task:
         return GSM8K(task.input, task.limit, *examples)
     if task.name == "math":
         return MinervaMath(task.input, task.limit, *examples)
+    if task.name == "harness":
+        assert task.harness is not None  # checked by TaskConfig
+        return HarnessTask(task.harness, task.limit, task.fewshot, task.fewshot_as_multiturn)
     assert task.name in CODE_TASKS
     runner = CodeRunner(task.name, task.allow_code_execution, task.code_timeout_s)
     if task.name == "humaneval":
