@@ -123,8 +123,8 @@ def baselines() -> list[tuple[str, Setting]]:
 
 
 def temperatures() -> list[tuple[str, Setting]]:
-    """Plain decoding and verified lookahead of sampled tokens."""
-    return [
+    """Plain decoding and verified lookahead of sampled tokens, and sampling from left to right, one token at a time."""
+    return [("left to right, sampled", {**LEFT_TO_RIGHT, "temperature": 1.0})] + [
         (name, {**setting, "temperature": t})
         for t in (0.3, 0.7, 1.0)
         for name, setting in (("plain, sampled", {"tau_conf": 0.9}), ("verified, sampled", drafted(0, 10)))
