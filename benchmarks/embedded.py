@@ -311,7 +311,7 @@ def picture(results: list[dict[str, Any]]) -> str:
                 label=label,
             )
 
-        seed1 = [r for r in results if r["seed"] == 1]
+        seed1 = [r for r in results if r["seed"] == 1 and r["problems"] == 500]
         line("plain, tau 0.95 to 0.7", "o-", [r for r in seed1 if r["name"] == "plain"], "#1f2933")
         published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"].get("tau_conf", 0.9) == 0.9]
         line(f"LoPA as published, k = {span(published)}, tau 0.9", "s-", published, "#dc2626")
