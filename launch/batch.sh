@@ -16,5 +16,5 @@
 #   bash launch/batch.sh --dry-run [overrides]                                           what would run
 #
 # Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.
-source "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}/slurm/prolog.sh"
+source "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}/slurm/prolog.sh" || { echo "run sbatch in the checkout of lopa_dist: cd there first" >&2; exit 1; }
 lopa_launch task=batch -- "$@"

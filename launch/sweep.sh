@@ -7,7 +7,8 @@
 #   launch/sweep.sh --dry-run ...
 #
 # Where Slurm is, jobs go through it (launcher=slurm); else they run here, one after the other. Run it again with the same
-# FOLDER to go on with a sweep that was interrupted: what is finished is not run again.
+# FOLDER to go on with a sweep that was interrupted: what is finished is not run again. Relative paths are relative to the
+# checkout. launcher=local runs here, also where Slurm is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BIN=${BIN:-.venv/bin}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import json
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist import __version__
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_keys, quoted, register, with_own_model
+from lopa_dist.config import CONF, Config, check_keys, composition, plain, register, typed, with_own_model
 from lopa_dist.parallel.group import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stopped
@@ -108,38 +109,25 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     errors = f", {report['errors']} with errors (see results.jsonl)" if report["errors"] else ""
     log.info(
         "%d requests%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, accuracy, report["tpf"],
-        report["tokens_per_s"]["job"], folder / "report.md",
+        report["tokens_per_s"]["job"], folder / "report.html",
     )  # fmt: skip
     if not report["requests"]:
         source, shard, shards = (report["task"][key] for key in ("input", "shard", "shards"))
         share = f"the input has nothing for task.shard={shard} of {shards}"
         raise UserError(f"nothing to run: {share if shards > 1 else f'task.input={source} has no lines'}")
+    first = first_error(folder) if report["errors"] else ""
     if report["errors"] == report["requests"]:
-        raise UserError(f"no request could run; see {folder / 'results.jsonl'}")
+        raise UserError(f"no request could run; the first error: {first}")
+    if first:
+        log.info("the first error: %s", first)
     return float(report["tpf"])
 
 
-def plain(error: OmegaConfBaseException) -> str:
-    """OmegaConf's message with the key in front and no internals."""
-    first = str(error).splitlines()[0]
-    return f"{error.full_key}: {first}" if error.full_key else first
-
-
-def composition(error: HydraException) -> str:
-    """What Hydra says of a command line that it cannot compose, without its internals."""
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException):
-        return plain(cause)
-    if isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
-        return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
-    return str(error).strip()
-
-
-def typed(key: str, value: Any) -> str:
-    """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
-    text = quoted(str(value))
-    return f"{key}={text}" if text == str(value) else f'"{key}={text}"'
+def first_error(folder: Path) -> str:
+    """The message of the first request in `results.jsonl` that could not run."""
+    with (folder / "results.jsonl").open(encoding="utf-8") as lines:
+        found = (line for text in lines if (line := json.loads(text))["finish_reason"] == "error")
+        return str(next(found, {"error": f"see {folder / 'results.jsonl'}"})["error"])
 
 
 def check_command(arguments: list[str]) -> None:
@@ -196,5 +184,9 @@ def main() -> None:
             raise
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
         sys.exit(f"lopa-dist: the run folder cannot be written ({cause}); give another {key}")
+    except RuntimeError as error:
+        if type(error).__name__ != "FailedJobError":  # submitit's, which takes a second to import
+            raise
+        sys.exit(f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}")
     except KeyboardInterrupt:
         sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")

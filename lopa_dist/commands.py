@@ -94,20 +94,28 @@ def argument_parsers() -> dict[str, Parser]:
     parser = command(
         report, "Compare runs in a table, a plot and a page, accuracy against speed; make the page of one."
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folders are looked for in it")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
+    )
 
     parser = command(merge, "Join the shards of a job array into one result.")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the runs of the array")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that has the runs of the array")
 
     parser = command(trace, "Show how a request was filled, step by step.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("id", metavar="ID", help="a custom_id, or an index of results.jsonl")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page besides")
+    parser.add_argument("id", metavar="ID", help="a custom_id of results.jsonl, or an index, which counts from 0")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the trace as a page")
 
-    parser = command(profile, "Measure how long a step takes by its rows, for settings of auto: about a minute.")
+    parser = command(
+        profile,
+        "Measure how long a step takes by its rows, which takes about a minute; decode.branches=auto and "
+        "engine.max_rows=auto need it.",
+    )
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="overrides, as for a job")
 
-    parser = command(explain, "Tell what settings mean, what they take, what they are, and where that came from.")
+    parser = command(
+        explain, "Tell what settings mean, which values they take, what they are, and where a value came from."
+    )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
     return made
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import (
     UserError,
@@ -131,7 +133,7 @@ class TaskConfig:
     """What is generated."""
 
     name: str = option("arithmetic", "what is generated", TASKS)
-    limit: int | None = option(200, "requests that are run, of a batch file lines; null: all")
+    limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all")
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
@@ -243,7 +245,9 @@ class WandbConfig:
     entity: str | None = option(None, "user or team; null: the account's default")
     group: str | None = option(None, "the group of the run")
     tags: list[str] = field(default_factory=list, metadata={"meaning": "tags of the run"})
-    ranks: bool = option(False, "a run for every rank besides, in one group, to see one that is slower than the others")
+    ranks: bool = option(
+        False, "another run for every rank, in one group, which shows a rank that is slower than the others"
+    )
 
     def __post_init__(self) -> None:
         check_choices("logging.wandb", self)
@@ -296,10 +300,17 @@ def register() -> None:
 
 
 def composed(overrides: list[str]) -> Config:
-    """The configuration of a command line of these overrides, checked."""
+    """The configuration of a command line of these overrides, checked.
+
+    Raises:
+        ValueError: a preset that does not exist, or a value that cannot be used.
+    """
     register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = OmegaConf.to_object(compose("config", overrides))
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = OmegaConf.to_object(compose("config", overrides))
+    except HydraException as error:
+        raise UserError(composition(error)) from error
     assert isinstance(config, Config)
     return config
 
@@ -307,6 +318,34 @@ def composed(overrides: list[str]) -> Config:
 def quoted(text: str) -> str:
     """A text as a value that Hydra reads back as it is: in quotes, unless it is a plain word."""
     return text if re.fullmatch(r"[\w./:@%+~-]+", text) else f"'{text}'"
+
+
+def plain(error: OmegaConfBaseException) -> str:
+    """OmegaConf's message with the key in front and no internals."""
+    first = str(error).splitlines()[0]
+    return f"{error.full_key}: {first}" if error.full_key else first
+
+
+def composition(error: HydraException) -> str:
+    """What Hydra says of a command line that it cannot compose, without its internals."""
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        return plain(cause)
+    if isinstance(error, OverrideParseException):
+        key, _, value = error.override.partition("=")
+        return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        near = difflib.get_close_matches(name, error.options, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
+    return str(error).strip()
+
+
+def typed(key: str, value: Any) -> str:
+    """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
+    text = quoted(str(value))
+    return f"{key}={text}" if text == str(value) else f'"{key}={text}"'
 
 
 def check_keys(overrides: list[str]) -> None:
@@ -322,13 +361,20 @@ def check_keys(overrides: list[str]) -> None:
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
         if key not in known:
-            near = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
-            hint = f"; did you mean {', '.join(near)}?" if near else "."
+            close = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
+            near = [other for other in close if alike(key.split(".")[-1], other.split(".")[-1])]
+            if near:
+                raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]
             names = [k for k in known if k.startswith(section + ".")] or sorted(
                 {k.split(".")[0] for k in known} | groups
             )
-            raise UserError(f"{key}: no such key{hint} Known here: {', '.join(names)}")
+            raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether a name may be the other one, misspelt."""
+    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.6
 
 
 def with_own_model(arguments: list[str]) -> list[str]:

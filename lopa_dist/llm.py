@@ -228,6 +228,8 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
         raise ValueError("prompts is one text: give a list, also of a single prompt")
     if sampling is None or isinstance(sampling, SamplingParams):
         sampling = [sampling or SamplingParams()] * len(prompts)
+    if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingParams) for one in sampling):
+        raise ValueError("sampling: give SamplingParams(temperature=..., ...), or a list with one for each prompt")
     if len(sampling) != len(prompts):
         raise ValueError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each")
     items = []
@@ -235,6 +237,13 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
         if isinstance(prompt, Mapping):
             raise ValueError(
                 f"prompts[{index}] is a single message: a chat is a list of them, and prompts one of chats"
+            )
+        if not isinstance(prompt, str) and not (
+            isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
+        ):
+            raise ValueError(
+                f"prompts[{index}] is of type {type(prompt).__name__}: a prompt is a text, or a chat as a list of "
+                '{"role": "...", "content": "..."}'
             )
         given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
         given["stop"] = asked.stop if isinstance(asked.stop, str) else list(asked.stop)

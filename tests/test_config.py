@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.config import TASKS, Config, concrete
@@ -82,7 +84,7 @@ def test_each_branch_rank_has_a_branch_of_verified_lookahead(branches: int | str
 
 @pytest.mark.parametrize("group", ["model", "task", "decode", "parallel", "engine", "logging", "experiment"])
 def test_every_choice_of_every_group_composes(group: str) -> None:
-    needed = {"local": ["model.path=x"], "batch": ["task.input=x"]}
+    needed = {"local": ["model.path=x"], "batch": ["task.input=x"], "harness": ["task.harness=x"]}
     choices = [f.stem for f in (cli.CONF / group).glob("*.yaml")]
     assert choices
     if group == "task":
@@ -271,12 +273,20 @@ def test_misspelt_keys(override: str, hint: str) -> None:
         cli.check_keys([override])
 
 
-@pytest.mark.parametrize("override", ["modle=x", "+decode.foo=3", "tsk=batch"])
+@pytest.mark.parametrize("override", ["modle=x", "+decode.drafs=3", "tsk=batch"])
 def test_a_suggestion_is_made_once(override: str) -> None:
     with pytest.raises(cli.UserError) as error:
         cli.check_keys([override])
     near = str(error.value).split("did you mean ")[1].split("?")[0].split(", ")
     assert len(set(near)) == len(near)
+
+
+def test_all_keys_are_listed_only_where_none_is_near() -> None:
+    with pytest.raises(cli.UserError) as near:
+        cli.check_keys(["decode.tauconf=1"])
+    assert "decode.branches" not in str(near.value)
+    with pytest.raises(cli.UserError, match=r"Known here: decode\.branches, "):
+        cli.check_keys(["decode.xyz=1"])
 
 
 def test_right_keys_pass() -> None:
@@ -296,7 +306,11 @@ def test_right_keys_pass() -> None:
     [
         (["decode.branchs=3"], "did you mean decode.branches"),
         (["decode.branches=three"], "decode.branches='three': must be an integer or 'auto'"),
-        (["model=none_such"], "Could not find 'model/none_such'"),
+        (
+            ["model=dream_instruc"],
+            r"^lopa-dist: model=dream_instruc: no such preset; did you mean dream_instruct\?",
+        ),
+        (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are d2f_diffucoder_instruct, "),
         (["trce", "r", "1"], "trce: no such command; did you mean trace"),
         (["frobnicate"], r"no such command\. Commands: report, merge"),
         (["report"], "usage"),
@@ -376,6 +390,28 @@ def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> 
     }  # fmt: skip
     with pytest.raises(cli.UserError, match=f"nothing to run: .*{message}"):
         cli.summary(report, Path("run"))
+
+
+def test_the_first_error_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [{"finish_reason": "stop"}] + [{"finish_reason": "error", "error": f"line {i}: bad"} for i in (2, 3)]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = {"requests": 3, "errors": 2, "tpf": 1.0, "tokens_per_s": {"job": 0.0}}
+    with caplog.at_level("INFO", "lopa_dist"):
+        assert cli.summary(report, tmp_path) == 1.0
+    assert "2 with errors (see results.jsonl)" in caplog.messages[0]
+    assert caplog.messages[1] == "the first error: line 2: bad"
+    with pytest.raises(cli.UserError, match=r"^no request could run; the first error: line 2: bad$"):
+        cli.summary(report | {"requests": 2}, tmp_path)
+
+
+def test_a_sweep_that_slurm_refuses_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise FailedJobError("sbatch: error: invalid partition specified: gpu\n")
+
+    monkeypatch.setattr(cli, "app", refused)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", "decode.drafts=4,8"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: .*could not be submitted.*invalid partition specified: gpu$"):
+        cli.main()
 
 
 @pytest.mark.parametrize("value", ["a/b.jsonl", "a b(1).jsonl", "x=1,y=2/c", "multirun/decode.branches=1,seed=2"])

@@ -15,12 +15,12 @@ class DecodeConfig:
     `cache` says whose K/V a step takes from an earlier one. "Before" and "behind" are as seen from the window, which
     begins at the first block that has masks and ends with the last one that may be filled:
 
-    - none: nobody's; the whole sequence goes through the model in every step.
+    - none: it takes none; the whole sequence goes through the model in every step.
     - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
     - prefix: the same, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
       before a block is cached in the block's first forward, which sees the whole sequence).
-    - dual: and keeps those of the masks behind, too, until the next such forward (Fast-dLLM's dual cache). It needs
-      `canvas` whole; without it nothing is behind.
+    - dual: as prefix, and the K/V of the masks behind are kept, too, until the next such forward (Fast-dLLM's dual
+      cache). It needs `canvas` whole; without it nothing is behind.
 
     `boundary` is for models with the logit shift, whose first window position is predicted by the row before it, which
     is cached: that row is computed anew in every step (fresh), its record is kept from the forward that filled the
@@ -33,13 +33,14 @@ class DecodeConfig:
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
       the first draft that was not accepted. Only what `fill` adds to it is unverified.
-    - plain_subset, plain_exact: of nested branches, those that steps of plain decoding would have made; a part of what
-      such a step fills, or all of it (FreeDave, arXiv 2510.00294).
+    - plain_subset, plain_exact: of nested branches, the deepest one that steps of plain decoding would have reached. A
+      branch adds a part of what such a step fills (subset), or all of it (exact) (FreeDave, arXiv 2510.00294).
 
     `fill` says how many tokens are filled without verification, the most probable ones first:
 
     - threshold: all with a probability above `tau_conf`.
-    - factor: n, while ``(n + 1) (1 - p_n) < fill_level`` for the n-th probability (Fast-dLLM, arXiv 2505.22618).
+    - factor: the first n, as long as ``(n + 1) (1 - p_n) < fill_level`` for the n-th probability (Fast-dLLM, arXiv
+      2505.22618).
     - frechet: n, the most for which the least probability that all n are right, ``max(0, p_1 + ... + p_n - n + 1)``,
       exceeds ``1 - p_n`` by more than `fill_level` (arXiv 2606.02955).
 
@@ -47,7 +48,7 @@ class DecodeConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    branches: int = option(7, "lookahead branches beside the anchor, k in the paper; 0 is plain confidence decoding")
+    branches: int = option(7, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
     verify: str = option(
         "confidence",
         "which branch wins, and so which lookahead tokens stay",
@@ -82,7 +83,7 @@ class DecodeConfig:
     alpha: float = option(0.0, "weight of the lookahead token's own confidence in the branch score")
     score: str = option(
         "mean",
-        "what becomes of the confidences of the positions that a branch leaves masked, to score it",
+        "how the score of a branch follows from the confidences of the positions that it leaves masked",
         ("mean", "lowest_fraction", "sliding_window", "gain"),
     )
     score_fraction: float = option(0.5, "score=lowest_fraction: the share of the lowest confidences that count")
@@ -92,7 +93,7 @@ class DecodeConfig:
         "where nothing passes tau_conf: fill the best position of each fully active block, of the window, or its first",
         ("block", "window", "leftmost"),
     )
-    extra_fill: int = option(0, "most confident positions that each step fills besides, without verification")
+    extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     window_attention: str = option(
         "full", "a row of the window sees the whole window, or nothing behind its own block", ("full", "block_causal")
     )

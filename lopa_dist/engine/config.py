@@ -16,15 +16,16 @@ class EngineConfig:
 
     - exact: those that change no text (of samples' common prompt; of few-shot examples and system prompts, on models
       that read prompts block by block).
-    - approximate: those of common beginnings on all models; they then do not see the question behind them.
+    - approximate: those of common beginnings, on all models; a common beginning then does not see the question behind
+      it.
     - none: every request computes its own.
 
     `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;
     ``always`` takes the same fixed buffers on a CPU, without a graph (slower, for tests).
 
-    `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has anyway; on
-    a GPU every product is then that of real rows (`vgemm`), and no tile of attention holds rows of two segments, or a
-    part of the columns: how many there are of either depends on the batch.
+    `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has them
+    anyway. On a GPU all products are then computed on real rows only (`vgemm`), no tile of attention holds rows of two
+    segments, and no tile's columns are split, since padding, tiles and splits depend on the batch.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.

@@ -42,16 +42,17 @@ def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def rows_of(named: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table."""
+    """Head and rows of the table; where no run was judged, without accuracy."""
     keys = differing([r for _, r in named])
-    head = ["run", *keys, "accuracy", "TPF", "rows/token", "tokens/s", "requests"]
+    judged = ["accuracy"] if any("accuracy" in report for _, report in named) else []
+    head = ["run", *keys, *judged, "TPF", "rows/token", "tokens/s", "requests"]
     rows = []
     for name, report in named:
-        accuracy = f"{report['accuracy']:.1%}" if "accuracy" in report else "-"
+        accuracy = [f"{report['accuracy']:.1%}" if "accuracy" in report else "-"] if judged else []
         knobs = [str(settings_of(report).get(k)) for k in keys]
         speed = f"{report['tokens_per_s']['job']:.0f}"
         computed = f"{report['rows_per_token']:.1f}" if "rows_per_token" in report else "-"
-        rows.append([name, *knobs, accuracy, f"{report['tpf']:.2f}", computed, speed, str(report["requests"])])
+        rows.append([name, *knobs, *accuracy, f"{report['tpf']:.2f}", computed, speed, str(report["requests"])])
     return head, rows
 
 
@@ -67,7 +68,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
     shown = Table(title=title)
     start = 1 if told_apart(named) else 0  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
-    knobs = range(1, head.index("accuracy"))
+    knobs = range(1, 1 + len(differing([r for _, r in named])))
     # names that a person gave say more than settings, which are left out on a narrow terminal
     columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
     for i in columns:

@@ -173,14 +173,14 @@ class Job:
         """Say what begins."""
         config, mesh = self.config, self.group.mesh
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), branches %d%s, %s windows of %d-token "
-            "blocks, cache %s, data %d x branch %d x tensor %d ranks, into %s",
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, "
+            "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks, into %s",
             self.task.name, len(self.items), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
             self.builder.device, config.decode.branches,
-            f" with {config.decode.drafts} drafts verified in each" if config.decode.drafts else "",
+            f" and {config.decode.drafts} drafts a branch" if config.decode.drafts else "",
             config.decode.window_attention,
             config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
         )  # fmt: skip

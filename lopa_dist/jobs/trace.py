@@ -122,7 +122,10 @@ def trace(folder: Path, which: str) -> Trace:
         raise ValueError(f"{line['custom_id']} never ran: {line['error']}")
     item = next(islice(make_task(config).items(), line["index"], None), None)
     if item is None or item.custom_id != line["custom_id"]:
-        raise ValueError(f"{line['custom_id']}: the task's input has changed since the run")
+        raise ValueError(
+            f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
+            "another file here: a relative path is relative to the folder that you are in"
+        )
     builder = EngineBuilder(config.model, choose_device(config, World("python")))
     builder.load(warn=False)
     tokenizer = builder.tokenizer
@@ -155,7 +158,7 @@ def result(folder: Path, which: str) -> dict[str, Any]:
                 by_index = line
     if by_index is not None:
         return by_index
-    raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index of results.jsonl")
+    raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index (from 0) of results.jsonl")
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
@@ -174,11 +177,13 @@ def show(found: Trace, console: Console) -> None:
     """Print a trace: one line a step with what it filled in colour, and the whole in order of filling."""
     console.print(Text(f"request {found.custom_id}\n", style="bold"))
     console.print(Text(found.prompt.strip(), style="dim"))
-    console.print(
-        Text.assemble("\nmasks are ", ("·", "dim"), ", ends of text ¶, filled before is plain, this step's are ",
-                      (" from its record ", "black on yellow"), ", accepted ", (" lookahead ", "black on green"),
-                      " or what the model said ", (" instead of a draft ", "black on cyan"), "\n")
-    )  # fmt: skip
+    legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
+    if console.color_system:
+        legend.append(" Tokens of the step are coloured: ")
+        told = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
+        for way, words in told.items():
+            legend.append(words, f"black on {COLOURS[way]}").append(" ")
+    console.print(legend.append("\n"))
     seen: dict[int, str] = {}
     for number, step in enumerate(found.steps, 1):
         ran = "the anchor alone" if step.branches == 1 else f"{step.branches} branches"

@@ -119,6 +119,16 @@ def test_a_custom_id_counts_before_an_index(folder: Path) -> None:
     assert result(folder, "1")["custom_id"] == "<b>&"
 
 
+def test_an_input_of_the_same_name_elsewhere_is_told(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    file, other = tmp_path / "run" / "report.json", tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "Ann has 3 books ."}\n')
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"task": report["task"] | {"input": str(other)}}))
+    with pytest.raises(ValueError, match=r"one: the task's input has changed .* task\.input=.*other\.jsonl is another"):
+        trace(tmp_path / "run", "one")
+
+
 def test_standard_input_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "run")
     file = tmp_path / "run" / "report.json"
@@ -146,6 +156,10 @@ def test_terminal_shows_every_step(found: Trace) -> None:
     assert len(re.findall(r"^step \d+:", printed, re.M)) == len(found.steps)
     assert f"{len(found.order)} tokens in {len(found.steps)} forwards" in printed
     assert "not the text" not in printed
+    assert "coloured" not in printed, "there is no colour in a file"
+    out = io.StringIO()
+    show(found, Console(file=out, width=200, force_terminal=True, color_system="standard"))
+    assert "Tokens of the step are coloured" in out.getvalue()
 
 
 def test_page_holds_the_steps_and_nothing_that_breaks_it(found: Trace, tmp_path: Path) -> None:
