@@ -119,7 +119,9 @@ def start(place: Path, requests: int, ranks: int, folder: Path) -> Process:
     launcher = [] if ranks == 1 else ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
     folder.mkdir(exist_ok=True)
     return Process(
-        [*python, *launcher, "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"], ranks, folder.with_suffix(".log")
+        [*python, *launcher, "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"],
+        ranks,
+        folder.with_suffix(".log"),
     )
 
 
@@ -223,6 +225,7 @@ def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]
     report = read_report(folder / "report.json")
     with (folder / "journal" / "002-0.jsonl").open() as lines:
         decode_s = json.loads(list(lines)[-1])["at"]
+    finished = second["count"] - ranks  # the last line of each tells of the rank
     forward_s = report["step_ms"]["forward"] * report["steps"] / 1000 / ranks
     assert report["requests"] == requests, report["requests"]
 
@@ -232,7 +235,7 @@ def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]
     return {
         "requests": requests,
         "ranks": ranks,
-        "generated": first["count"] + second["count"],
+        "generated": first["count"] + finished,
         "start_s": first["first"],
         "start_of_few_s": few["first"],
         "bytes_a_request": {
@@ -242,9 +245,9 @@ def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]
             "after_resuming": a_request(second["held"], few["held"]),
             "peak": a_request(second["peak"], few["peak"]),
         },
-        "requests_per_s": first["count"] / (first["last"] - first["first"]),
+        "requests_per_s": finished / decode_s,
         "not_forward": 1 - forward_s / decode_s,
-        "requests_per_s_but_forward": second["count"] / (decode_s - forward_s),
+        "requests_per_s_but_forward": finished / (decode_s - forward_s),
         "step_ms": report["step_ms"],
         "resume_s": second["first"],
         "end_s": second["ended"] - second["last"],
@@ -270,14 +273,13 @@ def main() -> None:
     parser.add_argument("--real", type=int, default=4000, help="requests generated in each of the two attempts")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
-    file, rows = RESULTS / "large_job.json", []
+    file = RESULTS / "large_job.json"
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         stub(place / "model")
         with (place / "input.jsonl").open("w") as out:
             out.writelines(prompts(given.requests))
-        for ranks in given.ranks:
-            rows.append(measure(place, given.requests, given.real, ranks))
+        rows = [measure(place, given.requests, given.real, ranks) for ranks in given.ranks]
         rows[0]["merge"] = measure_merge(place, given.requests, given.ranks[0])
     kept = json.loads(file.read_text())["rows"] if file.exists() else []
     new = {(row["requests"], row["ranks"]) for row in rows}
@@ -285,7 +287,9 @@ def main() -> None:
         [row for row in kept if (row["requests"], row["ranks"]) not in new] + rows,
         key=lambda row: (row["requests"], row["ranks"]),
     )
-    table = Table("", *(f"{row['requests']:,} on {row['ranks']}" for row in rows), title="Large jobs, with a stub model")
+    table = Table(
+        "", *(f"{row['requests']:,} on {row['ranks']}" for row in rows), title="Large jobs, with a stub model"
+    )
     for key in ("start_s", "requests_per_s", "not_forward", "requests_per_s_but_forward", "resume_s", "end_s"):
         table.add_row(key, *(f"{row[key]:.2f}" for row in rows))
     for when in rows[0]["bytes_a_request"]:

@@ -9,6 +9,8 @@ import logging
 import platform
 import time
 import zlib
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,6 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lopa_dist import __version__
@@ -31,10 +34,12 @@ from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
-from lopa_dist.jobs.prompts import Encoder
+from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
+from lopa_dist.jobs.request_ids import RequestIds
 from lopa_dist.jobs.results import error_line, generation_line
 from lopa_dist.jobs.run_page import asked, write_run_page
+from lopa_dist.jobs.spool import Chosen, Spool
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
@@ -119,21 +124,22 @@ class Job:
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
-        self.items: list[Item] = []  # without their texts, which the requests hold as tokens
-        self.requests: list[Request] = []
-        self.rejections: dict[int, str] = {}
-        self.ids: list[str | None] = []  # of the requests, for the journal; null for rejected items
+        self.items: Spool[Item] = Spool()  # without their texts, which the requests hold as tokens
+        self.encoded: Spool[Request | Rejection] = Spool()  # of the same items
+        self.rejected = bytearray()  # 1 for each item that was
+        self.ids = RequestIds()  # for the journal, which rank 0 reads
         self.read(Encoder(config, self.builder.shape, self.builder.tokenizer), items)
         self.whole = whole.digest()
         self.journal, self.attempt = Journal(folder), 1
-        self.done = bytearray(len(self.items))
+        self.done = bytearray()
         if self.first:
             self.told = self.settings()
             self.journal.open(self.told, config.job.resume, Start.read())
             self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
         self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
         self.attempt = int(group.agree("attempt", str(self.attempt)))
-        self.requests = [r for r in self.requests if not self.done[r.index]]
+        left = np.flatnonzero(~(np.array(self.done, bool) | np.array(self.rejected, bool)))
+        self.requests = Chosen[Request](self.encoded, array("q", left))
 
     def read(self, encoder: Encoder, items: Iterable[Item]) -> None:
         """Turn the input into requests, a thousand items at a time: the input may be larger than memory likes."""
@@ -142,12 +148,16 @@ class Job:
             self.questions = self.questions or asked(some)
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
                 self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
-                if isinstance(request, Request):
-                    self.requests.append(request)
-                    self.ids.append(request_id(item.custom_id, request, item.stop, item.reference))
-                else:
-                    self.rejections[request.index] = request.message
-                    self.ids.append(None)
+                self.encoded.append(request)
+                self.rejected.append(isinstance(request, Rejection))
+                if self.first:
+                    self.ids.append(self.id_of(item, request))
+
+    def id_of(self, item: Item, request: Request | Rejection) -> str | None:
+        """The journal's name of a request; null for a rejected item."""
+        if isinstance(request, Rejection):
+            return None
+        return request_id(item.custom_id, request, item.stop, item.reference)
 
     def settings(self) -> dict[str, Any]:
         """What the texts depend on besides the requests."""
@@ -249,35 +259,37 @@ class Job:
         judges = Judges(self.task, min(MOST_JUDGES, threads(config, group.world)))
         with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display, judges:
             if self.first:
-                display.update(group.tally(done=len(self.rejections) + sum(self.done)))
+                display.update(group.tally(done=sum(self.rejected) + sum(self.done)))
             engine.meanwhile.append(lambda engine: self.note(judges.verdicts(), display))
             for generation in generations:
                 item = self.items[generation.request.index]
                 judges.give(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
-                self.note(judges.verdicts(), display)
+            self.note(judges.verdicts(), display)
             told = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
             while judges.open and group.stop.level() != StopLevel.ABORT:
                 group.heed()
                 self.note(judges.verdicts(0.1), display)
             self.writer.write(told)
             self.writer.close()
-            if self.first:
-                display.update(group.tally())
+            display.update(group.tally())
 
     def note(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
         """Journal and show what has been judged."""
-        for answer, score in verdicts:
-            generation, figures = answer.generation, Figures.of(answer.generation, score)
-            self.writer.write(
-                {
-                    "id": self.ids[generation.request.index],
-                    "at": answer.at,
-                    "figures": asdict(figures),
-                    "line": generation_line(answer.item, generation, answer.text, score, self.config.logging.token_ids),
-                }
-            )
-            judged = {} if figures.correct is None else {"judged": 1, "right": int(figures.correct)}
-            display.update(self.group.tally(done=1, tokens=figures.tokens, forwards=figures.forwards, **judged))
+        entries: list[dict[str, Any]] = []
+        amounts = Counter[str]()
+        try:
+            for answer, score in verdicts:
+                generation, figures = answer.generation, Figures.of(answer.generation, score)
+                name, token_ids = self.id_of(answer.item, generation.request), self.config.logging.token_ids
+                line = generation_line(answer.item, generation, answer.text, score, token_ids)
+                entries.append({"id": name, "at": answer.at, "figures": asdict(figures), "line": line})
+                amounts.update(done=1, tokens=figures.tokens, forwards=figures.forwards)
+                if figures.correct is not None:
+                    amounts.update(judged=1, right=int(figures.correct))
+        finally:  # also where judging one of them failed
+            if entries:
+                self.writer.write(*entries)
+                display.update(self.group.tally(**amounts))
 
     def now(self) -> float:
         """Seconds since generation began."""
@@ -288,11 +300,11 @@ class Job:
     ) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        lines, told = merge(self.journal, folder, self.ids, self.rejection, self.number)
-        complete = len(lines) + len(self.rejections) == len(self.items)
+        figures, told = merge(self.journal, folder, self.ids, self.rejection, self.number)
+        complete = len(figures) + sum(self.rejected) == len(self.items)
         if not complete and not stopped:
             raise RuntimeError(
-                f"{len(lines) + len(self.rejections)} result lines of {len(self.items)} requests in {folder}; "
+                f"{len(figures) + sum(self.rejected)} result lines of {len(self.items)} requests in {folder}; "
                 "is it one folder for all ranks?"
             )
         if complete:
@@ -303,14 +315,17 @@ class Job:
             if replica["attempt"] == self.attempt and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
         spent: dict[int, float] = {}  # seconds of each attempt, up to the last that it wrote
-        for entry in [*lines, *told]:
-            spent[entry["attempt"]] = max(spent.get(entry["attempt"], 0.0), entry["at"])
-        figures = [Figures(**{name: line[name] for name in Figures.__annotations__}) for line in lines]
+        ends = chain(
+            zip(figures["attempt"].tolist(), figures["at"].tolist(), strict=True),
+            ((replica["attempt"], replica["at"]) for replica in told),
+        )
+        for attempt, at in ends:
+            spent[attempt] = max(spent.get(attempt, 0.0), at)
         wall_s = time.perf_counter() - self.began
         report = build_report(
             config,
             figures,
-            len(self.rejections),
+            sum(self.rejected),
             statistics,
             traffic,
             self.group,
@@ -328,7 +343,7 @@ class Job:
         if config.logging.plots:
             from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
-            plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
+            plots = run_plots(folder, figures["seconds"], statistics, config.decode.branches)
         with named(folder / "report.md"):
             (folder / "report.md").write_text(report_markdown(report, plots))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
@@ -339,16 +354,20 @@ class Job:
 
     def digest(self) -> str:
         """What the results are of: the settings, and every request and rejection, in order."""
-        told = [json.dumps(self.told, sort_keys=True), self.whole]
-        told += [
-            i or f"{item.custom_id}: {self.rejections[n]}"
-            for n, (i, item) in enumerate(zip(self.ids, self.items, strict=True))
-        ]
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:24]
+        told = hashlib.sha256(f"{json.dumps(self.told, sort_keys=True)}\n{self.whole}".encode())
+        for index in range(len(self.items)):
+            name = self.ids[index]
+            rejection = self.encoded[index] if name is None else None
+            if isinstance(rejection, Rejection):
+                name = f"{self.items[index].custom_id}: {rejection.message}"
+            told.update(f"\n{name}".encode())
+        return told.hexdigest()[:24]
 
     def rejection(self, index: int) -> dict[str, Any]:
         """The line of an item that could not run."""
-        return error_line(self.items[index], self.rejections[index])
+        rejection = self.encoded[index]
+        assert isinstance(rejection, Rejection)
+        return error_line(self.items[index], rejection.message)
 
     def write_batch_output(self) -> None:
         """The answers in OpenAI's form too, if the input was; of a share of the input, what `merge` needs for it."""
