@@ -22,7 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import islice
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from benchmarks.embedded import RESULTS
 from lopa_dist.config import Config, composed
 from lopa_dist.embedded import checkpoint
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.batch_output import line_of, write_lines
+from lopa_dist.jobs.batch_output import LINES, line_of
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.journal import request_id
 from lopa_dist.jobs.prompts import Encoder
@@ -76,6 +78,11 @@ class Process:
             return 0, 0
         told = dict(line.split(":", 1) for line in lines)
         return tuple(1024 * int(told.get(key, "0 kB").split()[0]) for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+    def processor_s(self) -> float:
+        """Seconds that processors have worked for rank 0: unlike those of a clock, the same on a busy machine."""
+        told = Path(f"/proc/{self.first}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
 
     def running(self) -> bool:
         """Whether it has not ended.
@@ -143,7 +150,8 @@ def watched(job: Process, folder: Path, attempt: int, until: float = float("inf"
                     sizes[part] = file.tell()
                 if sizes[part] > size:
                     count += lines
-                    found.setdefault("first", job.age)
+                    if "first" not in found:
+                        found |= {"first": job.age, "first_processor": job.processor_s()}
                     found |= {"last": job.age, "generating": now}
         if count >= until:
             job.kill()
@@ -200,15 +208,20 @@ def make_up(config: Config, folder: Path, most: int) -> None:
 def deal_out(config: Config, folder: Path, place: Path) -> None:
     """A finished run as the shards of an array."""
     report = read_report(folder / "report.json")
-    for shard in range(SHARDS):
-        part = place / f"{shard:02}"
+    parts = [place / f"{shard:02}" for shard in range(SHARDS)]
+    for shard, part in enumerate(parts):
         part.mkdir(parents=True)
-        with (folder / "results.jsonl").open() as lines, (part / "results.jsonl").open("w") as out:
-            out.writelines(islice(lines, shard, None, SHARDS))
-        write_lines(part, map(line_of, islice(make_task(config).items(), shard, None, SHARDS)))
         count = len(range(shard, report["requests"], SHARDS))
         task = report["task"] | {"shard": shard, "shards": SHARDS}
         write_report(part, report | {"requests": count, "expected": count, "task": task})
+    with ExitStack() as files:
+        results, lines = (
+            [files.enter_context((part / name).open("w")) for part in parts] for name in ("results.jsonl", LINES)
+        )
+        for line, out in zip(files.enter_context((folder / "results.jsonl").open()), cycle(results), strict=False):
+            out.write(line)
+        for item, out in zip(make_task(config).items(), cycle(lines), strict=False):
+            out.write(json.dumps(asdict(line_of(item))) + "\n")
 
 
 def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]:
@@ -237,6 +250,7 @@ def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]
         "ranks": ranks,
         "generated": first["count"] + finished,
         "start_s": first["first"],
+        "start_processor_s": first["first_processor"],
         "start_of_few_s": few["first"],
         "bytes_a_request": {
             "after_reading": a_request(first["held"], few["held"]),
@@ -250,6 +264,7 @@ def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]
         "requests_per_s_but_forward": finished / (decode_s - forward_s),
         "step_ms": report["step_ms"],
         "resume_s": second["first"],
+        "resume_processor_s": second["first_processor"],
         "end_s": second["ended"] - second["last"],
     }
 
@@ -290,7 +305,7 @@ def main() -> None:
     table = Table(
         "", *(f"{row['requests']:,} on {row['ranks']}" for row in rows), title="Large jobs, with a stub model"
     )
-    for key in ("start_s", "requests_per_s", "not_forward", "requests_per_s_but_forward", "resume_s", "end_s"):
+    for key in (key for key in rows[0] if isinstance(rows[0][key], float)):
         table.add_row(key, *(f"{row[key]:.2f}" for row in rows))
     for when in rows[0]["bytes_a_request"]:
         table.add_row(f"bytes a request, {when}", *(str(row["bytes_a_request"][when]) for row in rows))

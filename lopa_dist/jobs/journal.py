@@ -134,7 +134,7 @@ class Journal:
     def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Place]]]:
         """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
         entries = self.entries()
-        while some := list(islice(entries, 1000)):
+        while some := list(islice(entries, 256)):
             indices = ids.find([str(entry.get("id", "")) for entry, _ in some])
             yield [(index, *one) for index, one in zip(indices.tolist(), some, strict=True)]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, BinaryIO, Generic, TypeVar, overload
 
 from lopa_dist.whole import named
 
@@ -20,19 +20,17 @@ BLOCK = 256  # values that are written and read together: a block has each class
 KEPT = 8  # blocks in memory: most values are read soon after their neighbours
 
 
-@lru_cache
-def values_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns the values of a dataclass's fields, of which there are at least two."""
-    return attrgetter(*(field.name for field in fields(kind)))
-
-
 class Packer(pickle.Pickler):
-    """Writes dataclasses as calls of their class, which takes a third of the usual time, there and back."""
+    """Writes objects of some dataclasses as calls of their class: a third of the usual time, there and back."""
+
+    def __init__(self, file: BinaryIO, kinds: Mapping[type, Callable[[Any], tuple[Any, ...]]]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.kinds = kinds
 
     def reducer_override(self, value: Any) -> Any:
         """How a value is written."""
         kind = type(value)
-        return (kind, values_of(kind)(value)) if is_dataclass(kind) else NotImplemented
+        return (kind, self.kinds[kind](value)) if kind in self.kinds else NotImplemented
 
 
 class Numbered(Sequence[Value], Generic[Value]):
@@ -57,9 +55,13 @@ class Spool(Numbered[Value]):
 
     Their file is in the system's temporary folder and has no name, so that it is gone with its process, however that
     ends.
+
+    Args:
+        kinds: dataclasses of two fields or more that values consist of, for speed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: type) -> None:
+        self.kinds = {kind: attrgetter(*(field.name for field in fields(kind))) for kind in kinds}
         self.file = TemporaryFile()  # noqa: SIM115 - it stays open as long as this is
         self.ends = array("q", [0])  # of the blocks in the file, after the beginning of the first
         self.last: list[Value] = []  # the block that is not full
@@ -70,7 +72,7 @@ class Spool(Numbered[Value]):
         self.last.append(value)
         if len(self.last) == BLOCK:
             with named(Path(gettempdir())):
-                Packer(self.file, pickle.HIGHEST_PROTOCOL).dump(self.last)
+                Packer(self.file, self.kinds).dump(self.last)
                 self.file.flush()
             self.ends.append(self.file.tell())
             self.last = []
