@@ -51,7 +51,15 @@ from lopa_dist.tasks.task import Item
 ROOT = Path(__file__).parent.parent
 SHARDS = 64
 FEW = 16  # requests of the job that memory is compared with
-DECODE = ("verify=confidence", "branches=0", "drafts=0", "tau_conf=0", "block_size=8", "max_new_tokens=8")
+DECODE = (
+    "verify=confidence",
+    "branches=0",
+    "drafts=0",
+    "tau_conf=0",
+    "block_size=8",
+    "max_new_tokens=8",
+    "cache=block",
+)
 
 
 class Process:

@@ -131,7 +131,7 @@ class Encoder:
         space = self.config.engine.kv_tokens
         if space is not None and self.config.decode.cache != "none" and len(ids) + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
-        # 4 bytes a token: a million prompts have to fit
+        # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
         return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
 
     def sampling(self, item: Item) -> Sampling | None:

@@ -207,7 +207,8 @@ class Job:
             engine.meanwhile.append(wandb_log.observe)
         group.ready()
         if self.requests:
-            engine.prepare(self.requests)
+            if engine.runners.static:  # elsewhere nothing is compiled, and what is prepared now would be made anew
+                engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
         generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))

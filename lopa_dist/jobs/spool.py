@@ -71,7 +71,7 @@ class Spool(Numbered[Value]):
         """Add a value, which must not change afterwards."""
         self.last.append(value)
         if len(self.last) == BLOCK:
-            with named(Path(gettempdir())):
+            with named(Path(gettempdir(), "a job's requests")):
                 Packer(self.file, self.kinds).dump(self.last)
                 self.file.flush()
             self.ends.append(self.file.tell())
