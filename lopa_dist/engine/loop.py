@@ -53,8 +53,8 @@ class Engine:
         comm: the branch group.
         options: how the model is run.
         on_step: called with the engine after every step, while the device waits: for what reads the state. What does
-            not belongs into the list `meanwhile`, which is called when the next step is under way. More may be appended
-            to both.
+            not belongs into the list `meanwhile`, which is called when the next step is under way and what the last one
+            finished has been yielded. More may be appended to both.
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
         watched: a context around the parts of a step, for a thread that notices when the host waits in vain.
