@@ -183,6 +183,8 @@ class LLM:
                     index = generation.request.index
                     own[index] = output = self.output(generation, items[index].stop)
                     display.update(group.tally(done=1, tokens=len(output.tokens), forwards=output.forwards))
+            if group.leads:
+                display.update(group.tally())
         group.total({})  # all have ended, and know of a stop that any of them was told
         if group.stop.asked:
             raise Stopped(f"stopped by {group.stop.signal}")

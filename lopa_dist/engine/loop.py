@@ -32,7 +32,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.room import Room
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
-from lopa_dist.engine.scheduler import Scheduler, kv_budget
+from lopa_dist.engine.scheduler import Scheduler, kv_budget, sizes
 from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
@@ -53,8 +53,8 @@ class Engine:
         comm: the branch group.
         options: how the model is run.
         on_step: called with the engine after every step, while the device waits: for what reads the state. What does
-            not belongs into the list `meanwhile`, which is called when the next step is under way. More may be appended
-            to both.
+            not belongs into the list `meanwhile`, which is called when the next step is under way and what the last one
+            finished has been yielded. More may be appended to both.
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
         watched: a context around the parts of a step, for a thread that notices when the host waits in vain.
@@ -126,6 +126,7 @@ class Engine:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
         self.batch, self.ended = None, None
         room = self.prepare(requests)
+        room.used = True
         state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.options.prefix_cache)
         parts = state, room.pool, room.runner, scheduler, self.sampling, self.statistics
@@ -142,17 +143,19 @@ class Engine:
         captured again.
         """
         options, caches = self.options, self.config.cache != "none"
-        asked, longest = min(options.max_sequences, len(requests)), max(len(r.prompt) for r in requests)
-        budget = kv_budget(requests, asked, options.kv_tokens) if caches else 0
-        if self.room is not None and self.runners.static and self.room.holds(asked, longest, budget):
-            self.room.clear()
-            return self.room
+        asked = min(options.max_sequences, len(requests))
+        longest, needs = sizes(requests)
+        budget = kv_budget(needs, asked, options.kv_tokens) if caches else 0
+        room = self.room
+        if room is not None and (self.runners.static or not room.used) and room.holds(asked, longest, budget):
+            room.clear()
+            return room
         self.room = None  # with its K/V, before there are others
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
-        plan = self.plan(requests, local, longest)
+        plan = self.plan(needs[:asked].tolist() if caches else [0] * asked, local, longest)
         slots = plan.sequences
         if slots < asked:
-            budget = kv_budget(requests, slots, options.kv_tokens) if caches else 0
+            budget = kv_budget(needs, slots, options.kv_tokens) if caches else 0
         pool = KVPool(local, slots, budget, self.model.head_weight.dtype, self.device)
         runner = self.runners.make(pool, self.sampling, slots, longest, plan.scratch)
         if self.device.type == "cuda":
@@ -160,18 +163,22 @@ class Engine:
         self.room = Room(asked, longest, budget, plan, pool, runner)
         return self.room
 
-    def plan(self, requests: Sequence[Request], model: ModelConfig, longest_prompt: int) -> Plan:
+    def plan(self, needs: list[int], model: ModelConfig, longest_prompt: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
+
+        Args:
+            needs: K/V tokens of the requests that need most, as many as should run at once.
+            model: with this rank's share of the K/V heads.
+            longest_prompt: tokens.
 
         Raises:
             TooLarge: not even one sequence fits.
         """
-        options, sequences = self.options, min(self.options.max_sequences, len(requests))
+        options, sequences = self.options, len(needs)
         free = memory.free_bytes(self.device)
         if free is None:
             return Plan(sequences, options.row_limit)
         free = self.lockstep.least(free, self.device)
-        needs = [len(r.prompt) + r.max_new_tokens if self.config.cache != "none" else 0 for r in requests]
         rows, element = self.runners.most_rows(longest_prompt), self.model.head_weight.element_size()
         plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
         log.info(
@@ -190,14 +197,14 @@ class Engine:
             callback(self)
 
     def hand_out(self) -> Iterator[Generation]:
-        """Count the step that ended last, call `meanwhile`, and yield the requests that the step finished."""
+        """Count the step that ended last, yield the requests that it finished, and call `meanwhile`."""
         self.statistics.lap("decode")
         step, self.ended = self.ended, None
         if step is not None:
             self.account(step)
+            yield from step.finished
             for callback in self.meanwhile:
                 callback(self)
-            yield from step.finished
 
     def account(self, step: EndedStep) -> None:
         """Count a step.

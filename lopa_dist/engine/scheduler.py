@@ -112,17 +112,24 @@ def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
     )
 
 
-def kv_budget(requests: Sequence[Request], slots: int, limit: int | None) -> int:
-    """Return how many tokens of K/V space to make: for the longest `slots` requests at once, at most `limit`.
+def sizes(requests: Sequence[Request]) -> tuple[int, Ints]:
+    """Return the longest prompt's tokens, and how many tokens of K/V space each request needs, in descending order."""
+    each = ((len(r.prompt), r.max_new_tokens) for r in requests)
+    both = np.fromiter(each, np.dtype((np.int64, 2)), len(requests))
+    return int(both[:, 0].max()), np.sort(both.sum(1))[::-1]
+
+
+def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
+    """Return how many tokens of K/V space to make: for the largest `slots` requests at once, at most `limit`.
 
     Raises:
-        ValueError: the longest request alone does not fit.
+        ValueError: the largest request alone does not fit.
     """
-    needs = sorted((len(r.prompt) + r.max_new_tokens for r in requests), reverse=True)
+    asked = int(needs[:slots].sum())
     if limit is None:
-        return sum(needs[:slots])
+        return asked
     if needs[0] > limit:
         raise ValueError(
             f"engine.kv_tokens={limit}: a request needs {needs[0]}; raise it or shorten prompts or answers"
         )
-    return min(limit, sum(needs[:slots]))
+    return min(limit, asked)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ def bars(title: str, axis: str, names: Sequence[str], values: Sequence[float], f
     return Bars(title, axis, [Bar(name, format(v, form), v / highest) for name, v in zip(names, values, strict=True)])
 
 
-def histogram(title: str, axis: str, values: Sequence[float]) -> Bars:
+def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
     """How values are spread: the share of them in each of up to 10 ranges, which are named by where they begin."""
-    counts, edges = np.histogram(values, bins=10 if max(values) > min(values) else 1)
+    counts, edges = np.histogram(values, bins=10 if np.ptp(values) > 0 else 1)
     names = [f"{edge:.0f}" if edge >= 100 else f"{edge:.3g}" for edge in edges[:-1]]
-    return bars(title, axis, names, (counts / len(values)).tolist(), ".0%")
+    return bars(title, axis, names, (counts / counts.sum()).tolist(), ".0%")
 
 
 @dataclass(frozen=True)

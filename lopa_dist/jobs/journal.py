@@ -14,12 +14,18 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.batch_output import LINES, NAME
+from lopa_dist.jobs.columns import Columns
+from lopa_dist.jobs.request_ids import RequestIds
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
@@ -118,10 +124,19 @@ class Journal:
                     if isinstance(entry, dict):
                         yield entry, place
 
-    def done(self, ids: list[str | None]) -> bytearray:
-        """1 for each request whose id has an entry, 0 for the others (and for rejected ones, null)."""
-        known = {entry["id"] for entry, _ in self.entries() if "id" in entry}
-        return bytearray(name in known for name in ids)
+    def done(self, ids: RequestIds) -> bytearray:
+        """1 for each request whose id has an entry, 0 for the others (and for rejected ones)."""
+        done = np.zeros(len(ids), np.uint8)
+        for found in self.found(ids):
+            done[[index for index, _, _ in found if index >= 0]] = 1
+        return bytearray(done.tobytes())
+
+    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Place]]]:
+        """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
+        entries = self.entries()
+        while some := list(islice(entries, 256)):
+            indices = ids.find([str(entry.get("id", "")) for entry, _ in some])
+            yield [(index, *one) for index, one in zip(indices.tolist(), some, strict=True)]
 
 
 class Writer:
@@ -136,10 +151,10 @@ class Writer:
                 "hydra.run.dir"
             ) from error
 
-    def write(self, entry: dict[str, Any]) -> None:
-        """Append one entry and make sure it is on disk."""
+    def write(self, *entries: dict[str, Any]) -> None:
+        """Append entries and make sure that they are on disk: once for all, for a sync takes milliseconds."""
         with named(Path(self.file.name)):
-            self.file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            self.file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
             self.file.flush()
             os.fsync(self.file.fileno())
 
@@ -151,11 +166,13 @@ class Writer:
 def merge(
     journal: Journal,
     folder: Path,
-    ids: list[str | None],
+    ids: RequestIds,
     rejected: Callable[[int], dict[str, Any]],
     number: Callable[[int], int],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[Columns, list[dict[str, Any]]]:
     """Write `results.jsonl` in input order, atomically, from what is done.
+
+    The texts stay on disk until their turn comes; in memory is only where they stand.
 
     Args:
         ids: by input index, the request's id, or null where the item was rejected.
@@ -165,34 +182,29 @@ def merge(
     Returns:
         The figures of the finished requests in input order, and what each replica told of itself at its end.
     """
-    at = {name: index for index, name in enumerate(ids) if name is not None}
-    places: dict[int, Place] = {}
+    parts = journal.parts()
+    numbers = {part: n for n, part in enumerate(parts)}
+    part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
     told = []
-    for entry, place in journal.entries():
-        if "statistics" in entry:
-            told.append(entry | {"attempt": attempt_of(place.part)})
-        index = at.get(entry.get("id", ""))
-        if index is not None:
-            places.setdefault(index, place)
-    figures = []
-    files: dict[Path, Any] = {}
-    try:
-        with whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
-            for index, name in enumerate(ids):
-                if name is None:
-                    write_line(out, rejected(index) | {"index": number(index)})
-                elif index in places:
-                    place = places[index]
-                    if place.part not in files:
-                        files[place.part] = place.part.open("rb")
-                    source = files[place.part]
-                    source.seek(place.offset)
-                    entry = json.loads(source.read(place.length))
-                    write_line(out, entry["line"] | {"index": number(index)})
-                    figures.append(entry["figures"] | {"attempt": attempt_of(place.part), "at": entry["at"]})
-    finally:
-        for source in files.values():
-            source.close()
+    for found in journal.found(ids):
+        for index, entry, place in found:
+            if "statistics" in entry:
+                told.append(entry | {"attempt": attempt_of(place.part)})
+            if index >= 0 and not length[index]:  # the first counts
+                part_of[index], offset[index], length[index] = numbers[place.part], place.offset, place.length
+    figures = Columns()
+    with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
+        sources = [files.enter_context(part.open("rb")) for part in parts]
+        for index in range(len(ids)):
+            if length[index]:
+                source = sources[part_of[index]]
+                source.seek(offset[index])
+                entry = json.loads(source.read(length[index]))
+                write_line(out, entry["line"] | {"index": number(index)})
+                attempt = attempt_of(parts[part_of[index]])
+                figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
+            elif ids[index] is None:
+                write_line(out, rejected(index) | {"index": number(index)})
     return figures, told
 
 

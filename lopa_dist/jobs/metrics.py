@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,11 @@ import numpy as np
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.jobs.columns import Columns
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Score
+
+ALSO = "also."  # columns of `Figures.also`
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Figures:
 
 def build_report(
     config: Config,
-    figures: Sequence[Figures],
+    figures: Columns,
     errors: int,
     statistics: Statistics,
     traffic: Mapping[str, int],
@@ -52,13 +55,10 @@ def build_report(
     finish. `reference_counting` counts as the LoPA code does: filler included, one more step a sample, the first
     round's time left out.
     """
-    tokens = np.array([f.tokens for f in figures], float)
-    forwards = np.array([f.forwards for f in figures], float)
-    seconds = np.array([f.seconds for f in figures], float)
-    filled = np.array([f.filled for f in figures], float)
-    later = np.array([f.seconds - f.first_step_seconds for f in figures], float)
-    correct = [f.correct for f in figures if f.correct is not None]
-    rules = sorted({rule for f in figures for rule in f.also})
+    tokens, forwards, seconds, filled = (figures[name] for name in ("tokens", "forwards", "seconds", "filled"))
+    later = seconds - figures["first_step_seconds"]
+    correct = figures.given("correct")
+    rules = sorted(name.removeprefix(ALSO) for name in figures.columns if name.startswith(ALSO))
     rates = tokens / np.maximum(seconds, 1e-9)
     wins = [statistics.wins.get(j, 0) for j in range(config.decode.max_branches)]
     steps = max(1, statistics.steps)
@@ -66,8 +66,8 @@ def build_report(
         "schema": 1,
         "requests": len(figures) + errors,
         "errors": errors,
-        **({"accuracy": float(np.mean(correct))} if correct else {}),
-        **{f"accuracy_{rule}": float(np.mean([f.also[rule] for f in figures if rule in f.also])) for rule in rules},
+        **({"accuracy": float(np.mean(correct))} if len(correct) else {}),
+        **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
         "completion_tokens": int(tokens.sum()),
         "prompt_tokens": {"total": statistics.prompt_tokens, "reused": statistics.prompt_reused},
         "forwards": int(forwards.sum()),

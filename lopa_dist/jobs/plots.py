@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from numpy.typing import NDArray
 
 from lopa_dist.engine.statistics import PHASES, Statistics
 
@@ -37,7 +38,7 @@ def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (
     return path.name
 
 
-def run_plots(folder: Path, seconds: Sequence[float], statistics: Statistics, k: int) -> list[str]:
+def run_plots(folder: Path, seconds: NDArray[np.float64], statistics: Statistics, k: int) -> list[str]:
     """The run's plots; names of the files, fewer where there is nothing to show."""
     names = []
     if statistics.filled:
@@ -46,7 +47,7 @@ def run_plots(folder: Path, seconds: Sequence[float], statistics: Statistics, k:
         names.append(draw(folder / "acceptance.png", lambda a: acceptance(a, statistics)))
     if statistics.wins:
         names.append(draw(folder / "branch_wins.png", lambda a: branch_wins(a, statistics, k)))
-    if seconds:
+    if len(seconds):
         names.append(draw(folder / "latency.png", lambda a: latency(a, seconds)))
         names.append(draw(folder / "step_time.png", lambda a: step_time(a, statistics)))
     return names
@@ -81,7 +82,7 @@ def branch_wins(axes: Any, statistics: Statistics, k: int) -> None:
     axes.set(title="Which branch won", xlabel="branch", ylabel="% of forwards with a choice")
 
 
-def latency(axes: Any, seconds: Sequence[float]) -> None:
+def latency(axes: Any, seconds: NDArray[np.float64]) -> None:
     """From admission to finish."""
     axes.hist(seconds, bins=30, color=ACCENT)
     axes.set(title="Latency of a request", xlabel="seconds", ylabel="requests")

@@ -17,7 +17,7 @@ from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.scheduler import cuts_prefix
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.tasks.task import Item
+from lopa_dist.tasks.task import DEFAULT, Item
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Encoder:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
         self.wrap = bool(tokenizer.chat_template) and mode != "never"
         self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
+        self.words = tokenizer.backend_tokenizer  # without what transformers makes of each text besides its tokens
+        self.words.no_truncation()
+        self.words.no_padding()
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
@@ -68,8 +71,8 @@ class Encoder:
         for chosen, special in ((plain, True), (chat, False)):  # a chat template writes its special tokens itself
             which = list(compress(range(len(items)), chosen))
             if which:
-                ids = self.tokenizer([texts[i] for i in which], add_special_tokens=special).input_ids
-                for i, tokens in zip(which, ids, strict=True):
+                found = self.words.encode_batch_fast([texts[i] for i in which], add_special_tokens=special)
+                for i, tokens in zip(which, (one.ids for one in found), strict=True):
                     prefix = self.prefix(items[i], str(texts[i]), tokens) if self.cuts else 0
                     encoded.append(self.request(first + i, items[i], tokens, prefix))
         return sorted(encoded, key=lambda one: one.index)
@@ -128,11 +131,13 @@ class Encoder:
         space = self.config.engine.kv_tokens
         if space is not None and self.config.decode.cache != "none" and len(ids) + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
-        # 4 bytes a token: a million prompts have to fit
+        # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
         return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""
+        if item.sampling is DEFAULT:
+            return None
         decode = self.config.decode
         asked = {name: getattr(item.sampling, name) for name in ("temperature", "top_p", "top_k")}
         given = {name: getattr(decode, name) for name in asked}

@@ -9,6 +9,7 @@ import logging
 import platform
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,10 +23,11 @@ import torch
 from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.batch_output import line_of, remove_batch_output, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.journal import Journal, Writer, merge, request_id
+from lopa_dist.jobs.job_input import JobInput, id_of
+from lopa_dist.jobs.journal import Journal, Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
@@ -33,8 +35,8 @@ from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
-from lopa_dist.jobs.results import error_line, generation_line
-from lopa_dist.jobs.run_page import asked, write_run_page
+from lopa_dist.jobs.results import generation_line
+from lopa_dist.jobs.run_page import write_run_page
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
@@ -118,36 +120,17 @@ class Job:
         config = settled(config, self.builder.shape, device, group, known)
         self.config, self.folder, self.task, self.group = config, folder, task, group
         self.first, self.began = group.world.rank == 0, began
-        self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
-        self.items: list[Item] = []  # without their texts, which the requests hold as tokens
-        self.requests: list[Request] = []
-        self.rejections: dict[int, str] = {}
-        self.ids: list[str | None] = []  # of the requests, for the journal; null for rejected items
-        self.read(Encoder(config, self.builder.shape, self.builder.tokenizer), items)
+        self.input = JobInput(Encoder(config, self.builder.shape, self.builder.tokenizer), items, self.first)
         self.whole = whole.digest()
         self.journal, self.attempt = Journal(folder), 1
-        self.done = bytearray(len(self.items))
+        self.done = bytearray()
         if self.first:
             self.told = self.settings()
             self.journal.open(self.told, config.job.resume, Start.read())
-            self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.ids)
+            self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.input.ids)
         self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
         self.attempt = int(group.agree("attempt", str(self.attempt)))
-        self.requests = [r for r in self.requests if not self.done[r.index]]
-
-    def read(self, encoder: Encoder, items: Iterable[Item]) -> None:
-        """Turn the input into requests, a thousand items at a time: the input may be larger than memory likes."""
-        items = iter(items)
-        while some := [encoder.choose(item) for item in islice(items, 1000)]:
-            self.questions = self.questions or asked(some)
-            for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
-                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
-                if isinstance(request, Request):
-                    self.requests.append(request)
-                    self.ids.append(request_id(item.custom_id, request, item.stop, item.reference))
-                else:
-                    self.rejections[request.index] = request.message
-                    self.ids.append(None)
+        self.requests = self.input.left(self.done)
 
     def settings(self) -> dict[str, Any]:
         """What the texts depend on besides the requests."""
@@ -175,7 +158,7 @@ class Job:
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, "
             "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks, into %s",
-            self.task.name, len(self.items), config.model.path, model.config.family,
+            self.task.name, len(self.input), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
@@ -196,11 +179,11 @@ class Job:
             report = read_report(file)
         except ValueError:
             return None  # it is made anew
-        if report.get("input") != self.digest() or report["requests"] != len(self.items):
+        if report.get("input") != self.digest() or report["requests"] != len(self.input):
             return None
-        merge(self.journal, self.folder, self.ids, self.rejection, self.number)
+        merge(self.journal, self.folder, self.input.ids, self.input.rejection, self.number)
         self.write_batch_output()
-        log.info("all %d requests were done before", len(self.items))
+        log.info("all %d requests were done before", len(self.input))
         return report
 
     def run(self) -> dict[str, Any]:
@@ -238,7 +221,7 @@ class Job:
         report = self.finish(engine, traffic, wandb_log, stopped) if self.first else {}
         if wandb_log is not None and not self.first:
             wandb_log.close(engine)
-        if stopped and report.get("requests") != len(self.items):
+        if stopped and report.get("requests") != len(self.input):
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
 
@@ -247,37 +230,39 @@ class Job:
         group, config = self.group, self.config
         progress = config.logging.progress if self.first else "never"
         judges = Judges(self.task, min(MOST_JUDGES, threads(config, group.world)))
-        with ProgressDisplay(progress, len(self.items), engine.statistics, config.logging.every_s) as display, judges:
+        with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
             if self.first:
-                display.update(group.tally(done=len(self.rejections) + sum(self.done)))
+                display.update(group.tally(done=sum(self.input.rejected) + sum(self.done)))
             engine.meanwhile.append(lambda engine: self.note(judges.verdicts(), display))
             for generation in generations:
-                item = self.items[generation.request.index]
+                item = self.input.items[generation.request.index]
                 judges.give(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
-                self.note(judges.verdicts(), display)
+            self.note(judges.verdicts(), display)
             told = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
             while judges.open and group.stop.level() != StopLevel.ABORT:
                 group.heed()
                 self.note(judges.verdicts(0.1), display)
             self.writer.write(told)
             self.writer.close()
-            if self.first:
-                display.update(group.tally())
+            display.update(group.tally())
 
     def note(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
         """Journal and show what has been judged."""
-        for answer, score in verdicts:
-            generation, figures = answer.generation, Figures.of(answer.generation, score)
-            self.writer.write(
-                {
-                    "id": self.ids[generation.request.index],
-                    "at": answer.at,
-                    "figures": asdict(figures),
-                    "line": generation_line(answer.item, generation, answer.text, score, self.config.logging.token_ids),
-                }
-            )
-            judged = {} if figures.correct is None else {"judged": 1, "right": int(figures.correct)}
-            display.update(self.group.tally(done=1, tokens=figures.tokens, forwards=figures.forwards, **judged))
+        entries: list[dict[str, Any]] = []
+        amounts = Counter[str]()
+        try:
+            for answer, score in verdicts:
+                generation, figures = answer.generation, Figures.of(answer.generation, score)
+                name, token_ids = id_of(answer.item, generation.request), self.config.logging.token_ids
+                line = generation_line(answer.item, generation, answer.text, score, token_ids)
+                entries.append({"id": name, "at": answer.at, "figures": asdict(figures), "line": line})
+                amounts.update(done=1, tokens=figures.tokens, forwards=figures.forwards)
+                if figures.correct is not None:
+                    amounts.update(judged=1, right=int(figures.correct))
+        finally:  # also where judging one of them failed
+            if entries:
+                self.writer.write(*entries)
+                display.update(self.group.tally(**amounts))
 
     def now(self) -> float:
         """Seconds since generation began."""
@@ -288,11 +273,11 @@ class Job:
     ) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        lines, told = merge(self.journal, folder, self.ids, self.rejection, self.number)
-        complete = len(lines) + len(self.rejections) == len(self.items)
+        figures, told = merge(self.journal, folder, self.input.ids, self.input.rejection, self.number)
+        complete = len(figures) + sum(self.input.rejected) == len(self.input)
         if not complete and not stopped:
             raise RuntimeError(
-                f"{len(lines) + len(self.rejections)} result lines of {len(self.items)} requests in {folder}; "
+                f"{len(figures) + sum(self.input.rejected)} result lines of {len(self.input)} requests in {folder}; "
                 "is it one folder for all ranks?"
             )
         if complete:
@@ -303,14 +288,17 @@ class Job:
             if replica["attempt"] == self.attempt and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
         spent: dict[int, float] = {}  # seconds of each attempt, up to the last that it wrote
-        for entry in [*lines, *told]:
-            spent[entry["attempt"]] = max(spent.get(entry["attempt"], 0.0), entry["at"])
-        figures = [Figures(**{name: line[name] for name in Figures.__annotations__}) for line in lines]
+        ends = chain(
+            zip(figures["attempt"].tolist(), figures["at"].tolist(), strict=True),
+            ((replica["attempt"], replica["at"]) for replica in told),
+        )
+        for attempt, at in ends:
+            spent[attempt] = max(spent.get(attempt, 0.0), at)
         wall_s = time.perf_counter() - self.began
         report = build_report(
             config,
             figures,
-            len(self.rejections),
+            sum(self.input.rejected),
             statistics,
             traffic,
             self.group,
@@ -322,42 +310,33 @@ class Job:
             "attempts": self.attempt,
             "input": self.digest(),
             "whole_input": self.whole,
-            "expected": len(self.items),
+            "expected": len(self.input),
         }
         plots: list[str] = []
         if config.logging.plots:
             from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
-            plots = run_plots(folder, [f.seconds for f in figures], statistics, config.decode.branches)
+            plots = run_plots(folder, figures["seconds"], statistics, config.decode.branches)
         with named(folder / "report.md"):
             (folder / "report.md").write_text(report_markdown(report, plots))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
-        write_run_page(folder, report, self.questions)
+        write_run_page(folder, report, self.input.questions)
         if wandb_log is not None:
             wandb_log.finish(report, engine, plots)
         return report
 
     def digest(self) -> str:
         """What the results are of: the settings, and every request and rejection, in order."""
-        told = [json.dumps(self.told, sort_keys=True), self.whole]
-        told += [
-            i or f"{item.custom_id}: {self.rejections[n]}"
-            for n, (i, item) in enumerate(zip(self.ids, self.items, strict=True))
-        ]
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:24]
-
-    def rejection(self, index: int) -> dict[str, Any]:
-        """The line of an item that could not run."""
-        return error_line(self.items[index], self.rejections[index])
+        return self.input.digest(f"{json.dumps(self.told, sort_keys=True)}\n{self.whole}")
 
     def write_batch_output(self) -> None:
         """The answers in OpenAI's form too, if the input was; of a share of the input, what `merge` needs for it."""
         if self.task.name != "batch":
             return
         if self.config.task.shards == 1:
-            write_batch_output(self.folder, lambda: map(line_of, self.items), self.config.model.path)
+            write_batch_output(self.folder, lambda: map(line_of, self.input.items), self.config.model.path)
         else:
-            write_lines(self.folder, map(line_of, self.items))
+            write_lines(self.folder, map(line_of, self.input.items))
 
     def number(self, index: int) -> int:
         """An item's place in the whole input, of which this job may have a share."""

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from lopa_dist.jobs.charts import Bars, bars, histogram
+from lopa_dist.jobs.columns import Columns
 from lopa_dist.jobs.explain import settings_of, shown, value_of
 from lopa_dist.jobs.page import write_page
 from lopa_dist.jobs.report import accuracy_interval, figures, settings, told_of
@@ -141,11 +142,13 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     """The other bar charts, of what there is something to show of."""
-    done = [(line["tpf"], line["latency_s"]) for line in results(folder) if "tpf" in line]
-    if done:
-        speeds, seconds = zip(*done, strict=True)
-        yield histogram("Requests by tokens per forward", "tokens per forward, from this number on", speeds)
-        yield histogram("Requests by latency", "seconds, from this number on", seconds)
+    done = Columns()
+    for line in results(folder):
+        if "tpf" in line:
+            done.append({name: line[name] for name in ("tpf", "latency_s")})
+    if len(done):
+        yield histogram("Requests by tokens per forward", "tokens per forward, from this number on", done["tpf"])
+        yield histogram("Requests by latency", "seconds, from this number on", done["latency_s"])
     wins = report.get("branch", {}).get("wins", [])
     if sum(wins):
         names = ["anchor", *map(str, range(1, len(wins)))]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,6 +27,7 @@ from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
+TALLY_S = 0.5
 NCCL_GRACE_S = 30.0  # beyond the timeout, for NCCL's own watchdog: it aborts the process without a word of who is lost
 
 
@@ -58,6 +60,7 @@ class Group:
         self.watched: Watched = unwatched  # around the parts of a step
         self.last_acts: list[Callable[[], None]] = []  # before a lost rank ends this process from another thread
         self._taken = 0
+        self._untold, self._told_at = Counter[str](), 0.0  # for `tally`
         self._totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
         if world.size == 1:
             return
@@ -233,13 +236,23 @@ class Group:
         return str(self.store.get(f"agree/{name}").decode())
 
     def tally(self, **amounts: int) -> dict[str, int]:
-        """Add to the job's counters of finished requests; rank 0 gets what all replicas added."""
-        for name, amount in amounts.items():
-            if self.store is None or self.mesh.data == 1:
+        """Add to the job's counters of finished requests; rank 0 gets what all replicas added.
+
+        Replicas tell each other once in `TALLY_S`, and when this is called without amounts: a round trip for each
+        counter and request would take longer than what it counts.
+        """
+        if self.store is None or self.mesh.data == 1:
+            for name, amount in amounts.items():
                 self._totals[name] += amount
-            else:
-                self.store.add(f"tally/{name}", amount)
-        if self.store is not None and self.mesh.data > 1 and self.world.rank == 0:
+            return self._totals
+        self._untold.update(amounts)
+        if amounts and time.monotonic() - self._told_at < TALLY_S:
+            return self._totals
+        for name, amount in self._untold.items():
+            self.store.add(f"tally/{name}", amount)
+        self._untold.clear()
+        self._told_at = time.monotonic()
+        if self.world.rank == 0:
             self._totals = {name: self.store.add(f"tally/{name}", 0) for name in self._totals}
         return self._totals
 

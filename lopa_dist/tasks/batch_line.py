@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lopa_dist.tasks.task import Form, Item, Origin, Sampling
+from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, Sampling
 
 PROMPTS = ("prompt", "messages")
 LIMITS = ("max_tokens", "max_completion_tokens")
-KNOWN = (*PROMPTS, *LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "n")
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n")
 SIMPLE = ("custom_id", *KNOWN)
 ENVELOPE = ("custom_id", "method", "url", "body")
 URLS: dict[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -136,13 +137,18 @@ def read_request(request: dict[str, Any]) -> dict[str, Any]:
         "max_new_tokens": most[0] if most else None,
         "stop": read_stop(request.get("stop", [])),
         "samples": whole(request, "n", 1, MOST_SAMPLES) or 1,
-        "sampling": Sampling(
-            temperature=real(request, "temperature", lambda t: t >= 0, "of at least 0"),
-            top_p=real(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
-            top_k=whole(request, "top_k", 0),
-            seed=whole(request, "seed", -(2**63), 2**63 - 1),
-        ),
+        "sampling": read_sampling(request) if any(key in request for key in SAMPLING) else DEFAULT,
     }
+
+
+def read_sampling(request: dict[str, Any]) -> Sampling:
+    """The fields that say how tokens are drawn."""
+    return Sampling(
+        temperature=real(request, "temperature", lambda t: t >= 0, "of at least 0"),
+        top_p=real(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
+        top_k=whole(request, "top_k", 0),
+        seed=whole(request, "seed", -(2**63), 2**63 - 1),
+    )
 
 
 def whole(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:

@@ -88,7 +88,7 @@ def parse(text: str, number: int) -> Row:
     """One JSON object; everything wrong with it ends in the row's `error`."""
     try:
         value: Any = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()
+        (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()  # an escape may be half of a pair
     except UnicodeEncodeError:
         return Row(number, error=f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8")
     except (ValueError, RecursionError) as error:

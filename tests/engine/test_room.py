@@ -61,4 +61,7 @@ def test_without_graphs_nothing_is_worth_keeping(small_model: Transformer, atten
     requests = random_requests(2, 3, BASE.max_new_tokens)
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention=attention, graphs="never"))
     first = engine.prepare(requests)
-    assert engine.prepare(requests) is not first
+    list(engine.generate(requests))
+    assert engine.room is first, "what was prepared is used"
+    list(engine.generate(requests))
+    assert engine.room is not first

@@ -16,7 +16,7 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runner import Prepared, Runner
-from lopa_dist.engine.scheduler import kv_budget
+from lopa_dist.engine.scheduler import kv_budget, sizes
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -155,7 +155,7 @@ def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"engine\.kv_tokens=20: a request needs 25"):
-        kv_budget([Request(0, [1] * 5, 20, 0)], 1, 20)
+        kv_budget(sizes([Request(0, [1] * 5, 20, 0)])[1], 1, 20)
 
 
 def test_requests_bring_their_own_sampling(small_model: Transformer) -> None:

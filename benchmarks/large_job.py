@@ -1,0 +1,328 @@
+"""What a large job takes besides the model: start, memory, requests a second, resume after a kill, end, merged shards.
+
+    python -m benchmarks.large_job                          # 100,000 requests on 1 rank, then on 2 data ranks
+    python -m benchmarks.large_job --requests 1000000 --ranks 1
+
+The model is a stub: one tiny layer, answers of one block. The job is the real one, in its own processes. It starts on
+all requests and is killed after `--real` of them. Then a made-up journal says that all but the last `--real` are done
+as well, and the job is started again: it resumes, generates these, and ends as a job of all requests would. At last the
+results are dealt out to 64 shards, for `lopa-dist merge`. Memory is what the job holds beyond the same job of 16
+requests. Results are kept in benchmarks/results/large_job.json, by requests and ranks. Linux only: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.embedded import RESULTS
+from lopa_dist.config import Config, composed
+from lopa_dist.embedded import checkpoint
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.batch_output import LINES, line_of
+from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.journal import request_id
+from lopa_dist.jobs.prompts import Encoder
+from lopa_dist.jobs.report import read_report, write_report
+from lopa_dist.jobs.tasks import make_task
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.tasks.task import Item
+
+ROOT = Path(__file__).parent.parent
+SHARDS = 64
+FEW = 16  # requests of the job that memory is compared with
+DECODE = (
+    "verify=confidence",
+    "branches=0",
+    "drafts=0",
+    "tau_conf=0",
+    "block_size=8",
+    "max_new_tokens=8",
+    "cache=block",
+)
+
+
+class Process:
+    """A command and its rank 0, watched from outside until it ends."""
+
+    def __init__(self, command: list[str], ranks: int, log: Path) -> None:
+        self.ranks, self.log, self.began = ranks, log, time.perf_counter()
+        with log.open("w") as out:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+        self.first = self.process.pid if ranks == 1 else None
+
+    @property
+    def age(self) -> float:
+        """Seconds since its start."""
+        return time.perf_counter() - self.began
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that rank 0 holds, and the most that it ever did; 0 where it is not there."""
+        if self.first is None:
+            self.first = rank_0(self.process.pid)
+        try:
+            lines = Path(f"/proc/{self.first}/status").read_text().splitlines()
+        except FileNotFoundError:
+            return 0, 0
+        told = dict(line.split(":", 1) for line in lines)
+        return tuple(1024 * int(told.get(key, "0 kB").split()[0]) for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+    def processor_s(self) -> float:
+        """Seconds that processors have worked for rank 0: unlike those of a clock, the same on a busy machine."""
+        told = Path(f"/proc/{self.first}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+
+    def running(self) -> bool:
+        """Whether it has not ended.
+
+        Raises:
+            RuntimeError: it failed; the message is what it wrote.
+        """
+        status = self.process.poll()
+        if status:
+            raise RuntimeError(self.log.read_text())
+        return status is None
+
+    def kill(self) -> None:
+        """End all of its processes at once."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def rank_0(parent: int) -> int | None:
+    """The child that a launcher started as rank 0."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    for child in children.read_text().split() if children.exists() else []:
+        if b"\0RANK=0\0" in b"\0" + Path(f"/proc/{child}/environ").read_bytes():
+            return int(child)
+    return None
+
+
+def options(place: Path, requests: int) -> list[str]:
+    """The job's."""
+    return [
+        f"model.path={place / 'model'}", "model.dtype=fp32", "model.chat_template=never", "task=batch",
+        f"task.input={place / 'input.jsonl'}", f"task.limit={requests}",
+        "engine.max_sequences=64", "logging.wandb.mode=disabled", "parallel.threads=1",
+        *(f"decode.{setting}" for setting in DECODE),
+    ]  # fmt: skip
+
+
+def start(place: Path, requests: int, ranks: int, folder: Path) -> Process:
+    """The job, as a user starts it."""
+    python = [sys.executable, "-m"]
+    launcher = [] if ranks == 1 else ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
+    folder.mkdir(exist_ok=True)
+    return Process(
+        [*python, *launcher, "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"],
+        ranks,
+        folder.with_suffix(".log"),
+    )
+
+
+def watched(job: Process, folder: Path, attempt: int, until: float = float("inf")) -> dict[str, float]:
+    """Follow an attempt to its end, or until so many requests are finished."""
+    found: dict[str, float] = {"peak": 0}
+    count, sizes = 0, dict.fromkeys((folder / "journal" / f"{attempt:03d}-{i}.jsonl" for i in range(job.ranks)), 0)
+    while job.running():
+        now, most = job.memory()
+        if now:
+            found |= {"peak": most}
+        for part, size in sizes.items():
+            if part.exists():
+                found.setdefault("held", now)
+                found.setdefault("held_peak", most)
+                with part.open("rb") as file:
+                    file.seek(size)
+                    lines = file.read().count(b"\n")
+                    sizes[part] = file.tell()
+                if sizes[part] > size:
+                    count += lines
+                    if "first" not in found:
+                        found |= {"first": job.age, "first_processor": job.processor_s()}
+                    found |= {"last": job.age, "generating": now}
+        if count >= until:
+            job.kill()
+            return found | {"count": count}
+        time.sleep(0.05)
+    return found | {"count": count, "ended": job.age}
+
+
+def stub(folder: Path) -> None:
+    """A random model of one tiny layer, with the embedded model's tokenizer."""
+    words = load_tokenizer(EMBEDDED)
+    mask, eos = words.convert_tokens_to_ids(words.mask_token), words.eos_token_id
+    shape = ModelConfig(
+        family="Dream", vocab_size=len(words), hidden_size=16, layers=1, heads=1, kv_heads=1, head_dim=16,
+        intermediate_size=16, rms_eps=1e-6, rope_theta=10_000.0, qkv_bias=True, tied=False, shift=True, mask_id=mask,
+        eos_ids=(eos,), pad_id=eos, max_positions=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Transformer(shape)
+    weights = {name: torch.randn(w.shape) * 0.3 for name, w in model.state_dict().items()}
+    checkpoint.save(folder, shape, weights, words)
+
+
+def prompts(count: int) -> Iterator[str]:
+    """Lines of the input."""
+    for n in range(count):
+        prompt = f"Ann has {n % 90} books . Tom has {n // 90 % 90} books . How many books does Ann have now ?"
+        yield json.dumps({"custom_id": f"request-{n:07}", "prompt": prompt}) + "\n"
+
+
+def encoded(config: Config) -> Iterator[tuple[int, Item, Request]]:
+    """The job's requests, as it makes them."""
+    builder = EngineBuilder(config.model, torch.device("cpu"))
+    encoder, items, first = Encoder(config, builder.shape, builder.tokenizer), iter(make_task(config).items()), 0
+    while some := list(islice(items, 1000)):
+        for item, request in zip(some, encoder.encode_all(first, some), strict=True):
+            assert isinstance(request, Request)
+            yield request.index, item, request
+        first += len(some)
+
+
+def make_up(config: Config, folder: Path, most: int) -> None:
+    """A journal in which the first `most` requests are done, after a real one's example."""
+    real = next((folder / "journal").glob("001-*.jsonl"))
+    with real.open() as lines:
+        example = json.loads(next(lines))
+    with (folder / "journal" / "001-99.jsonl").open("w") as out:
+        for index, item, request in islice(encoded(config), most):
+            line = example["line"] | {"custom_id": item.custom_id, "index": index}
+            entry = example | {"id": request_id(item.custom_id, request), "line": line}
+            out.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+def deal_out(config: Config, folder: Path, place: Path) -> None:
+    """A finished run as the shards of an array."""
+    report = read_report(folder / "report.json")
+    parts = [place / f"{shard:02}" for shard in range(SHARDS)]
+    for shard, part in enumerate(parts):
+        part.mkdir(parents=True)
+        count = len(range(shard, report["requests"], SHARDS))
+        task = report["task"] | {"shard": shard, "shards": SHARDS}
+        write_report(part, report | {"requests": count, "expected": count, "task": task})
+    with ExitStack() as files:
+        results, lines = (
+            [files.enter_context((part / name).open("w")) for part in parts] for name in ("results.jsonl", LINES)
+        )
+        for line, out in zip(files.enter_context((folder / "results.jsonl").open()), cycle(results), strict=False):
+            out.write(line)
+        for item, out in zip(make_task(config).items(), cycle(lines), strict=False):
+            out.write(json.dumps(asdict(line_of(item))) + "\n")
+
+
+def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]:
+    """One kind of job."""
+    few = watched(start(place, FEW, ranks, place / f"few-{ranks}"), place / f"few-{ranks}", 1)
+    folder = place / f"run-{ranks}"
+    config = composed(options(place, requests))
+    first = watched(start(place, requests, ranks, folder), folder, 1, real)
+    print(f"killed after {first}", flush=True)
+    make_up(config, folder, requests - real)
+    job = start(place, requests, ranks, folder)
+    second = watched(job, folder, 2)
+    print(f"ended after {second}", flush=True)
+    report = read_report(folder / "report.json")
+    with (folder / "journal" / "002-0.jsonl").open() as lines:
+        decode_s = json.loads(list(lines)[-1])["at"]
+    finished = second["count"] - ranks  # the last line of each tells of the rank
+    forward_s = report["step_ms"]["forward"] * report["steps"] / 1000 / ranks
+    assert report["requests"] == requests, report["requests"]
+
+    def a_request(bytes_: float, before: float) -> int:
+        return round((bytes_ - before) / requests)
+
+    return {
+        "requests": requests,
+        "ranks": ranks,
+        "generated": first["count"] + finished,
+        "start_s": first["first"],
+        "start_processor_s": first["first_processor"],
+        "start_of_few_s": few["first"],
+        "bytes_a_request": {
+            "after_reading": a_request(first["held"], few["held"]),
+            "peak_of_reading": a_request(first["held_peak"], few["held_peak"]),
+            "generating": a_request(first["generating"], few["generating"]),
+            "after_resuming": a_request(second["held"], few["held"]),
+            "peak": a_request(second["peak"], few["peak"]),
+        },
+        "requests_per_s": finished / decode_s,
+        "not_forward": 1 - forward_s / decode_s,
+        "requests_per_s_but_forward": finished / (decode_s - forward_s),
+        "step_ms": report["step_ms"],
+        "resume_s": second["first"],
+        "resume_processor_s": second["first_processor"],
+        "end_s": second["ended"] - second["last"],
+    }
+
+
+def measure_merge(place: Path, requests: int, ranks: int) -> dict[str, float]:
+    """`lopa-dist merge` of the run as shards."""
+    folder, array = place / f"run-{ranks}", place / "array"
+    deal_out(composed(options(place, requests)), folder, array)
+    job, most = Process([sys.executable, "-m", "lopa_dist", "merge", str(array)], 1, place / "merge.log"), 0
+    while job.running():
+        most = max(most, job.memory()[1])
+        time.sleep(0.02)
+    assert (array / "results.jsonl").read_bytes() == (folder / "results.jsonl").read_bytes()
+    return {"seconds": job.age, "peak_mib": round(most / 2**20)}
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--real", type=int, default=4000, help="requests generated in each of the two attempts")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    given = parser.parse_args()
+    file = RESULTS / "large_job.json"
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        stub(place / "model")
+        with (place / "input.jsonl").open("w") as out:
+            out.writelines(prompts(given.requests))
+        rows = [measure(place, given.requests, given.real, ranks) for ranks in given.ranks]
+        rows[0]["merge"] = measure_merge(place, given.requests, given.ranks[0])
+    kept = json.loads(file.read_text())["rows"] if file.exists() else []
+    new = {(row["requests"], row["ranks"]) for row in rows}
+    rows = sorted(
+        [row for row in kept if (row["requests"], row["ranks"]) not in new] + rows,
+        key=lambda row: (row["requests"], row["ranks"]),
+    )
+    table = Table(
+        "", *(f"{row['requests']:,} on {row['ranks']}" for row in rows), title="Large jobs, with a stub model"
+    )
+    for key in (key for key in rows[0] if isinstance(rows[0][key], float)):
+        table.add_row(key, *(f"{row[key]:.2f}" for row in rows))
+    for when in rows[0]["bytes_a_request"]:
+        table.add_row(f"bytes a request, {when}", *(str(row["bytes_a_request"][when]) for row in rows))
+    for key in ("seconds", "peak_mib"):
+        table.add_row(f"merge, {key}", *(f"{row['merge'][key]:.1f}" if "merge" in row else "" for row in rows))
+    Console().print(table)
+    told = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "rows": rows}
+    file.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What a job has read: its items and requests on disk, and in memory a few bytes of each."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.journal import request_id
+from lopa_dist.jobs.prompts import Encoder, Rejection
+from lopa_dist.jobs.request_ids import RequestIds
+from lopa_dist.jobs.results import error_line
+from lopa_dist.jobs.run_page import asked
+from lopa_dist.jobs.spool import Chosen, Spool
+from lopa_dist.tasks.task import Item, Origin, Sampling
+
+AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
+
+
+class JobInput:
+    """Items and what became of them, in input order.
+
+    Args:
+        encoder: turns items into requests.
+        items: all of them. They are kept without their texts, which the requests hold as tokens.
+        named: whether the journal's names of all requests are kept; rank 0 reads the journal.
+    """
+
+    def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
+        self.items: Spool[Item] = Spool(Item, Origin, Sampling)
+        self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
+        self.rejected = bytearray()  # 1 for each item that was
+        self.ids = RequestIds()
+        self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
+        items = iter(items)
+        while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
+            self.questions = self.questions or asked(some)
+            for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
+                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
+                self.encoded.append(request)
+                self.rejected.append(isinstance(request, Rejection))
+                if named:
+                    self.ids.append(id_of(item, request))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def left(self, done: bytearray) -> Sequence[Request]:
+        """The requests without those that are done."""
+        numbers = np.flatnonzero(~(np.array(done, bool) | np.array(self.rejected, bool)))
+        return Chosen(self.encoded, array("q", numbers))
+
+    def rejection(self, index: int) -> dict[str, Any]:
+        """The result line of an item that could not run."""
+        return error_line(self.items[index], self.reason(index))
+
+    def reason(self, index: int) -> str:
+        """Why an item could not run."""
+        rejection = self.encoded[index]
+        assert isinstance(rejection, Rejection)
+        return rejection.message
+
+    def digest(self, told: str) -> str:
+        """What tells this input from others, and `told`, by which the results differ."""
+        found = hashlib.sha256(told.encode())
+        for index in range(len(self)):
+            name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
+            found.update(f"\n{name}".encode())
+        return found.hexdigest()[:24]
+
+
+def id_of(item: Item, request: Request | Rejection) -> str | None:
+    """The journal's name of a request; null for a rejected item."""
+    if isinstance(request, Rejection):
+        return None
+    return request_id(item.custom_id, request, item.stop, item.reference)
