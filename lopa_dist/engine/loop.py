@@ -83,6 +83,7 @@ class Engine:
         self.ended: EndedStep | None = None  # of which something is left to do
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
+        self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun
         self.batch: RunningBatch | None = None  # of the last `generate`
         ids = model.config
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
@@ -125,8 +126,8 @@ class Engine:
     def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
         self.batch, self.ended = None, None
-        room = self.prepare(requests)
-        room.used = True
+        room = self.room if self.room is not None and self.prepared is requests else self.prepare(requests)
+        self.prepared = None
         state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.options.prefix_cache)
         parts = state, room.pool, room.runner, scheduler, self.sampling, self.statistics
@@ -147,7 +148,8 @@ class Engine:
         longest, needs = sizes(requests)
         budget = kv_budget(needs, asked, options.kv_tokens) if caches else 0
         room = self.room
-        if room is not None and (self.runners.static or not room.used) and room.holds(asked, longest, budget):
+        self.prepared = requests
+        if room is not None and self.runners.static and room.holds(asked, longest, budget):
             room.clear()
             return room
         self.room = None  # with its K/V, before there are others

@@ -19,7 +19,6 @@ class Room:
     plan: Plan
     pool: KVPool
     runner: Runner
-    used: bool = False  # by a generation
 
     def holds(self, asked: int, longest: int, budget: int) -> bool:
         """Return whether a generation fits that would ask for a room of these sizes."""
