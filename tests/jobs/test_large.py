@@ -19,7 +19,7 @@ from lopa_dist.tasks.batch import Batch
 from tests.jobs.test_run import config
 
 Result = TypeVar("Result")
-COUNT = 20_000
+COUNT = 8_000
 ENTRY: dict[str, Any] = {
     "at": 1.5,
     "figures": {"tokens": 40, "forwards": 9, "seconds": 0.5, "first_step_seconds": 0.1, "filled": 64, "correct": None},
