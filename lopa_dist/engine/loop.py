@@ -27,12 +27,12 @@ from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
-from lopa_dist.engine.memory import Plan
+from lopa_dist.engine.memory import Plan, kv_budget, sizes
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.room import Room
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
-from lopa_dist.engine.scheduler import Scheduler, kv_budget, sizes
+from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.kernels.record_head import Sampling
 from lopa_dist.models.config import ModelConfig
@@ -40,6 +40,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
+from lopa_dist.ragged import Ints
 
 log = logging.getLogger("lopa_dist")
 
@@ -143,33 +144,33 @@ class Engine:
         all ranks. What was made for earlier requests stays where these need no more and graphs would have to be
         captured again.
         """
-        options, caches = self.options, self.config.cache != "none"
-        asked = min(options.max_sequences, len(requests))
+        asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
         longest, needs = sizes(requests)
-        budget = kv_budget(needs, asked, options.kv_tokens) if caches else 0
+        if self.config.cache == "none":
+            needs = 0 * needs
         room = self.room
         self.prepared = requests
-        if room is not None and self.runners.static and room.holds(asked, longest, budget):
+        if room is not None and self.runners.static and room.holds(asked, longest, needs, kv_tokens):
             room.clear()
             return room
         self.room = None  # with its K/V, before there are others
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
-        plan = self.plan(needs[:asked].tolist() if caches else [0] * asked, local, longest)
-        slots = plan.sequences
-        if slots < asked:
-            budget = kv_budget(needs, slots, options.kv_tokens) if caches else 0
-        pool = KVPool(local, slots, budget, self.model.head_weight.dtype, self.device)
-        runner = self.runners.make(pool, self.sampling, slots, longest, plan.scratch)
+        budget = kv_budget(needs, asked, kv_tokens)
+        plan = self.plan(needs[:asked], local, longest)
+        if plan.sequences < asked:
+            budget = kv_budget(needs, plan.sequences, kv_tokens)
+        pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
+        runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
         if self.device.type == "cuda":
             runner.warm_up()
-        self.room = Room(asked, longest, budget, plan, pool, runner)
+        self.room = Room(asked, longest, plan, pool, runner)
         return self.room
 
-    def plan(self, needs: list[int], model: ModelConfig, longest_prompt: int) -> Plan:
+    def plan(self, needs: Ints, model: ModelConfig, longest_prompt: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
 
         Args:
-            needs: K/V tokens of the requests that need most, as many as should run at once.
+            needs: K/V tokens of the requests that need most, as many as should run at once, in descending order.
             model: with this rank's share of the K/V heads.
             longest_prompt: tokens.
 

@@ -6,12 +6,16 @@ for them is made at once: a pool that grows in mid-run is there twice for a mome
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lopa_dist.engine.buckets import TOP
+from lopa_dist.engine.request import Request
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.ragged import Ints
 
 SHARE = 0.9  # of the free memory
 KEPT = 512 << 20  # bytes besides, for the tables of graphs, the libraries' workspaces and what nobody counted
@@ -53,8 +57,31 @@ def row_bytes(model: ModelConfig, element: int) -> int:
     return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
 
 
+def sizes(requests: Sequence[Request]) -> tuple[int, Ints]:
+    """Return the longest prompt's tokens, and how many tokens of K/V space each request needs, in descending order."""
+    each = ((len(r.prompt), r.max_new_tokens) for r in requests)
+    both = np.fromiter(each, np.dtype((np.int64, 2)), len(requests))
+    return int(both[:, 0].max()), np.sort(both.sum(1))[::-1]
+
+
+def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
+    """Return how many tokens of K/V space to make: for the largest `slots` requests at once, at most `limit`.
+
+    Raises:
+        ValueError: the largest request alone does not fit.
+    """
+    asked = int(needs[:slots].sum())
+    if limit is None:
+        return asked
+    if needs[0] > limit:
+        raise ValueError(
+            f"engine.kv_tokens={limit}: a request needs {needs[0]}; raise it or shorten prompts or answers"
+        )
+    return min(limit, asked)
+
+
 def plan(
-    model: ModelConfig, element: int, free: int, needs: list[int], sequences: int, limit: int | None,
+    model: ModelConfig, element: int, free: int, needs: Ints, sequences: int, limit: int | None,
     kv_limit: int | None, longest: int,
 ) -> Plan:  # fmt: skip
     """Return what fits in `free` bytes: first forwards get smaller, as far as that costs no speed, then fewer run.
@@ -63,7 +90,7 @@ def plan(
         model: with this rank's share of the K/V heads.
         element: bytes of a number of the model's precision.
         free: bytes.
-        needs: K/V tokens of every request.
+        needs: K/V tokens of the requests, in descending order.
         sequences: that should run at once.
         limit: `engine.max_rows`; None: as many as fit, up to the largest graph.
         kv_limit: `engine.kv_tokens`; None: no bound.
@@ -74,10 +101,9 @@ def plan(
     """
     usable = int(SHARE * free) - KEPT
     of_token, of_row = token_bytes(model, element), row_bytes(model, element)
-    needs = sorted(needs, reverse=True)
 
     def planned(count: int, rows: int) -> Plan:
-        tokens = sum(needs[:count]) if kv_limit is None else min(kv_limit, sum(needs[:count]))
+        tokens = kv_budget(needs, count, kv_limit)
         scratch = min(count * longest, max(rows, longest))
         return Plan(count, rows, scratch, tokens * of_token + scratch * of_row)
 

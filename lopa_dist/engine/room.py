@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lopa_dist.engine.kv_pool import KVPool
-from lopa_dist.engine.memory import Plan
+from lopa_dist.engine.memory import Plan, kv_budget
 from lopa_dist.engine.runner import Runner
+from lopa_dist.ragged import Ints
 
 
 @dataclass
@@ -15,14 +16,19 @@ class Room:
 
     asked: int  # sequences that should run at once; `plan` may have fewer
     longest: int  # tokens of a prompt
-    budget: int  # tokens of K/V
     plan: Plan
     pool: KVPool
     runner: Runner
 
-    def holds(self, asked: int, longest: int, budget: int) -> bool:
-        """Return whether a generation fits that would ask for a room of these sizes."""
-        return asked <= self.asked and longest <= self.longest and budget <= self.budget
+    def holds(self, asked: int, longest: int, needs: Ints, kv_tokens: int | None) -> bool:
+        """Return whether a generation fits: `needs` as from `sizes`, the others as it would ask for a room of its own.
+
+        Raises:
+            ValueError: the largest request alone needs more than `kv_tokens`.
+        """
+        if asked > self.asked or longest > self.longest:
+            return False
+        return kv_budget(needs, self.plan.sequences, kv_tokens) <= self.pool.scratch
 
     def clear(self) -> None:
         """Forget the sequences of the last generation, of which some may have been dropped before they were over."""

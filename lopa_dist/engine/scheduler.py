@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from lopa_dist.decode import HostState, State
@@ -110,26 +108,3 @@ def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
     return prefix_cache == "approximate" or (
         prefix_cache == "exact" and config.cache == "block" and config.prompt_attention == "blocks"
     )
-
-
-def sizes(requests: Sequence[Request]) -> tuple[int, Ints]:
-    """Return the longest prompt's tokens, and how many tokens of K/V space each request needs, in descending order."""
-    each = ((len(r.prompt), r.max_new_tokens) for r in requests)
-    both = np.fromiter(each, np.dtype((np.int64, 2)), len(requests))
-    return int(both[:, 0].max()), np.sort(both.sum(1))[::-1]
-
-
-def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
-    """Return how many tokens of K/V space to make: for the largest `slots` requests at once, at most `limit`.
-
-    Raises:
-        ValueError: the largest request alone does not fit.
-    """
-    asked = int(needs[:slots].sum())
-    if limit is None:
-        return asked
-    if needs[0] > limit:
-        raise ValueError(
-            f"engine.kv_tokens={limit}: a request needs {needs[0]}; raise it or shorten prompts or answers"
-        )
-    return min(limit, asked)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +33,7 @@ LLADA = ModelConfig(
     intermediate_size=12_288, rms_eps=1e-5, rope_theta=500_000.0, qkv_bias=False, tied=False, shift=False,
     mask_id=126_336, eos_ids=(126_081,), pad_id=126_081, max_positions=4096,
 )  # fmt: skip
-NEEDS = [1312] * 200  # prompts of 800 tokens and answers of 512
+NEEDS = np.full(200, 1312)  # prompts of 800 tokens and answers of 512
 
 
 def planned(free: float, sequences: int = 64, limit: int | None = None, kv_limit: int | None = None) -> Plan:

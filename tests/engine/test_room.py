@@ -11,6 +11,7 @@ import torch
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.memory import Plan
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.models.transformer import Transformer
@@ -65,3 +66,17 @@ def test_without_graphs_nothing_is_worth_keeping(small_model: Transformer, atten
     assert engine.room is first, "what was prepared is used"
     list(engine.generate(requests))
     assert engine.room is not first
+
+
+def test_with_little_memory_the_room_is_kept_too(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer sequences run than should: what counts is the K/V space of those, and that the largest request fits."""
+    monkeypatch.setattr(Engine, "plan", lambda engine, needs, *rest: Plan(min(2, len(needs)), None))
+    requests = random_requests(3, 6, BASE.max_new_tokens)
+    engine = Engine(small_model, BASE, Solo(), STATIC)
+    assert generated(engine, requests) == texts(small_model, BASE, requests)
+    room = engine.room
+    assert generated(engine, requests) == texts(small_model, BASE, requests)
+    assert engine.room is room
+    large = [replace(requests[0], max_new_tokens=BASE.max_new_tokens, prompt=[1] * room.longest)] * 2
+    large = [replace(request, index=index) for index, request in enumerate(large)]
+    assert generated(engine, large).keys() == {0, 1}
