@@ -64,7 +64,7 @@ class ModelOptions:
 
 
 CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
-FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")  # of which the examples may come from a file of the user's
+FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")  # whose examples may come from the user's file
 EMBEDDED_TASKS = ("arithmetic", "lists")
 TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS, "harness")
 

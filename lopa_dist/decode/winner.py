@@ -17,6 +17,5 @@ class Winner(NamedTuple):
     position: Tensor  # [S, F] where it brings tokens; -1: nothing
     token: Tensor  # [S, F] the tokens there
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
-    accepted: Tensor | None = (
-        None  # [S] drafts that were accepted (by_agreement); where it brings tokens none is forced
-    )
+    # [S] drafts that were accepted (by_agreement); where the winner brings tokens, none is forced
+    accepted: Tensor | None = None

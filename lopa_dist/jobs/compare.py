@@ -28,7 +28,7 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return reports
 
 
-def settings_of(report: dict[str, Any]) -> dict[str, Any]:
+def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
     """What a run's texts depend on, by name; names of decode settings go without their section."""
     sections = {"": "decode", "model.": "model", "task.": "task"}
     found = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
@@ -37,7 +37,7 @@ def settings_of(report: dict[str, Any]) -> dict[str, Any]:
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
     """The settings in which the runs differ."""
-    runs = [settings_of(report) for report in reports]
+    runs = [settings_by_name(report) for report in reports]
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
@@ -49,7 +49,7 @@ def rows_of(named: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], lis
     rows = []
     for name, report in named:
         accuracy = [f"{report['accuracy']:.1%}" if "accuracy" in report else "-"] if judged else []
-        knobs = [str(settings_of(report).get(k)) for k in keys]
+        knobs = [str(settings_by_name(report).get(k)) for k in keys]
         speed = f"{report['tokens_per_s']['job']:.0f}"
         computed = f"{report['rows_per_token']:.1f}" if "rows_per_token" in report else "-"
         rows.append([name, *knobs, *accuracy, f"{report['tpf']:.2f}", computed, speed, str(report["requests"])])
@@ -113,7 +113,7 @@ Point = tuple[str, dict[str, Any]]
 def told_apart(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
     """Whether settings tell runs apart, and names only repeat them: a name that a person gave says more."""
     keys = differing([r for _, r in named])
-    settings = {json.dumps([settings_of(report).get(k) for k in keys]) for _, report in named}
+    settings = {json.dumps([settings_by_name(report).get(k) for k in keys]) for _, report in named}
     return len(settings) == len(named) and all("=" in name for name, _ in named)
 
 
@@ -132,7 +132,7 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
     by_settings = told_apart(named)
     short = zip(short_names([name for name, _ in named]), [report for _, report in named], strict=True)
     for name, report in sorted(short, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
-        curve = ", ".join(f"{k}={settings_of(report).get(k)}" for k in others)
+        curve = ", ".join(f"{k}={settings_by_name(report).get(k)}" for k in others)
         label = f"k={report['decode']['branches']}" if by_settings else name
         curves.setdefault(curve, []).append((label, report))
     return curves

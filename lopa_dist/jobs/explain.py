@@ -188,7 +188,7 @@ def by_pattern(config: Config) -> dict[str, tuple[Any, str]]:
 def by_profile(config: Config, shape: ModelConfig, device: torch.device) -> dict[str, tuple[Any, str]]:
     """What ``auto`` comes to where it follows the ranks or the machine's profile."""
     reasons = {
-        "engine.attention": "the profile of this machine if there is one, else the device",
+        "engine.attention": f"the device, {device.type}, and the size of the model's heads",
         "engine.max_rows": "the profile of this machine",
         "decode.branches": "the profile of this machine",
     }

@@ -21,9 +21,8 @@ from lopa_dist.kernels.random import gumbel
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
 COLDEST = 1e-6
 SHARES = 8  # a vocabulary is cut at every eighth, so that up to so many tensor ranks can have equal parts
-PAD_ROWS = (
-    16  # see decode.forward_batch.ROW_TILE; a GPU's library is called for whole tiles of rows, and gives the same bits
-)
+# see decode.forward_batch.ROW_TILE; a GPU's library is called for whole tiles of rows, and gives the same bits
+PAD_ROWS = 16
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,7 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
             if segments.lo is not None:  # which every cached column is behind
                 behind = np.where(column < 0, np.int32(2**31 - 1), column)
                 visible &= behind >= segments.lo[rows].astype(np.int32)[..., None]
-            visible = visible.take(stacked, 1)
-            visible = visible[:, None]
+            visible = visible.take(stacked, 1)[:, None]
         groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
 

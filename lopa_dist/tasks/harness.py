@@ -68,6 +68,7 @@ class HarnessTask:
 
     def item(self, number: int, document: Mapping[str, Any]) -> Item:
         """One document."""
+        custom_id = f"{self.task.config.task}-{number}"
         begin = self.task.resolve_field(document, self.task.config.gen_prefix)  # how the task begins an answer
         asked = {"doc": document, "num_fewshot": self.fewshot, "gen_prefix": begin}
         random = self.task.sampler.rnd
@@ -80,10 +81,10 @@ class HarnessTask:
         )
         random.setstate(after)
         if not isinstance(prompt, str) or not isinstance(messages, list):
-            return Item(f"{self.task.config.task}-{number}", error="it has several prompts; only one can be answered")
+            return Item(custom_id, error="it has several prompts; only one can be answered")
         begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
         return Item(
-            custom_id=f"{self.task.config.task}-{number}",
+            custom_id=custom_id,
             prompt=prompt,
             messages=messages,
             max_new_tokens=self.most,
