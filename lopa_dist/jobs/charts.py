@@ -64,7 +64,7 @@ class Scatter:
     `sign` is -1 where less is faster.
     """
 
-    width, height = 420, 300
+    width, height = 436, 300  # behind `right` is room for half of the last tick's number
     left, right, top, bottom = 44, 408, 20, 262
 
     def __init__(self, title: str, points: Sequence[Point], sign: int = 1) -> None:

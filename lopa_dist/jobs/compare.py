@@ -156,7 +156,8 @@ def pareto(
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
         line = "-" if len(found) > 2 else ""  # two points make no curve
-        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2)[0].set_label(
+        color = "#1f2933" if named_points else None  # a colour without a legend would seem to mean something
+        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color)[0].set_label(
             "_" if named_points else curve
         )
         for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
