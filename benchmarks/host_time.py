@@ -6,7 +6,10 @@ Prints medians over steps, in milliseconds and as a share of the forward, with t
 give, for one thread and for all cores, and writes benchmarks/results/host_time.json. The ways of decoding take turns,
 run by run, so that they share whatever else the machine does meanwhile.
 Host time is all of a step but the model's forward, the preparation of its attention included. Exposed is what of it a
-device would wait for: from the arrival of the step's copy to where the next forward is prepared.
+device would wait for: from the arrival of the step's copy to where the next forward is prepared. It is measured while
+the host is left alone, as by a GPU: every run is repeated with its records, and where the model would run, the host
+only looks at the clock for `FORWARD_S`. A forward on the CPU empties its caches, which makes what follows slower.
+Requests come one after the other, four for every sequence in flight, as in a job.
 """
 
 from __future__ import annotations
@@ -16,12 +19,16 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from benchmarks.embedded import RESULTS
 from lopa_dist.config import ModelOptions
@@ -29,17 +36,21 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.statistics import PHASES, Statistics
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 EXPOSED = "exposed"
-RUNS = {1: 12, 8: 4, 64: 2}  # by sequences in flight
+FORWARD_S = 0.005
+RUNS = {1: 6, 8: 2, 64: 1}  # by sequences in flight
+REQUESTS = 4  # for each of them, in every run
 DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
     "control": {"branches": 0, "extra_fill": 1},
     "LoPA, k = 7": {"branches": 7, "score": "gain"},
     "verified, 10 drafts": {"branches": 0, "verify": "agreement", "drafts": 10},
+    "verified, 16 drafts": {"branches": 0, "verify": "agreement", "drafts": 16},
 }
 
 
@@ -72,33 +83,75 @@ class Steps:
         self.before = dict(clock.seconds)
 
 
+@contextmanager
+def recorded(records: list[Tensor]) -> Iterator[None]:
+    """Append the records of all forwards to `records`."""
+    run = Runner.run
+
+    def recording(self: Runner, prepared: Prepared) -> Tensor:
+        records.append(run(self, prepared))
+        return records[-1]
+
+    with patch.object(Runner, "run", recording):
+        yield
+
+
+@contextmanager
+def replayed(records: list[Tensor]) -> Iterator[None]:
+    """Forwards give `records` one after the other, without the model."""
+    left = iter(records)
+
+    def replay(self: Runner, prepared: Prepared) -> Tensor:
+        end = time.perf_counter() + FORWARD_S
+        while time.perf_counter() < end:
+            pass
+        return next(left)
+
+    with patch.object(Runner, "run", replay):
+        yield
+
+
+def generate(
+    builder: EngineBuilder, config: DecodeConfig, sequences: int, requests: list[Request], steps: list[dict[str, float]]
+) -> int:
+    """Return how many tokens the requests get, with so many in flight, and append what their steps take to `steps`."""
+    watcher = Steps(steps)
+    engine = builder.engine(config, EngineConfig(sequences), on_step=watcher)
+    watcher.watch(engine.statistics)
+    return sum(len(generation.tokens) for generation in engine.generate(requests))
+
+
 def main() -> None:
     """Measure and print."""
     builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
     tokenizer = builder.tokenizer
     prompts = [
         tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
-        for item in Arithmetic(64).items()
+        for item in Arithmetic(256).items()
     ]
     ids = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
     rows: list[dict[str, Any]] = []
     for threads, sequences in product(sorted({1, len(os.sched_getaffinity(0))}), RUNS):
         torch.set_num_threads(threads)
         steps: dict[str, list[dict[str, float]]] = {name: [] for name in DECODINGS}
+        alone: dict[str, list[dict[str, float]]] = {name: [] for name in DECODINGS}
         rates: dict[str, list[float]] = {name: [] for name in DECODINGS}
         for run, name in product(range(RUNS[sequences]), DECODINGS):
             config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
-            chosen = [ids[(run * sequences + i) % 64] for i in range(sequences)]
-            watcher = Steps(steps[name])
-            engine = builder.engine(config, EngineConfig(sequences), on_step=watcher)
-            watcher.watch(engine.statistics)
+            count = REQUESTS * sequences
+            chosen = [ids[(run * count + i) % len(ids)] for i in range(count)]
             requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
-            began = time.perf_counter()
-            tokens = sum(len(generation.tokens) for generation in engine.generate(requests))
-            rates[name].append(tokens / (time.perf_counter() - began))
+
+            records: list[Tensor] = []
+            with recorded(records):
+                began = time.perf_counter()
+                tokens = generate(builder, config, sequences, requests, steps[name])
+                rates[name].append(tokens / (time.perf_counter() - began))
+            with replayed(records):
+                generate(builder, config, sequences, requests, alone[name])
         for name in DECODINGS:
-            of = (*PHASES, EXPOSED)
-            median = {phase: statistics.median(step[phase] for step in steps[name] if phase in step) for phase in of}
+            median = {phase: statistics.median(step[phase] for step in steps[name]) for phase in PHASES}
+            median[EXPOSED] = statistics.median(step[EXPOSED] for step in alone[name] if EXPOSED in step)
             host = statistics.median(sum(step[p] for p in PHASES) - step["forward"] for step in steps[name])
             about = {"threads": threads, "decoding": name, "sequences": sequences, "steps": len(steps[name])}
             rate = statistics.median(rates[name])
@@ -119,7 +172,7 @@ def main() -> None:
         shown = (str(r["threads"]), str(r["decoding"]), str(r["sequences"]), f"{r['tokens_per_s']:.0f}")
         share = f"{r['host_ms'] / r['forward']:.0%}"
         table.add_row(*shown, f"{r['host_ms']:.2f}", share, *(f"{r[p]:.2f}" for p in (*PHASES, EXPOSED)))
-    Console().print(table)
+    Console(width=150).print(table)
     RESULTS.mkdir(exist_ok=True)
     report = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "rows": rows}
     (RESULTS / "host_time.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -26,17 +26,15 @@ rank runs them; where a branch has fewer drafts, the rest of its rows are not us
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.forward_batch import ROW_TILE, DraftRows, ForwardBatch
+from lopa_dist.decode.forward_batch import ROW_TILE, DraftRows
 from lopa_dist.decode.state import HostState, State, arange
-from lopa_dist.ragged import Ints, ragged_arange, to_device, together
+from lopa_dist.decode.structure import DraftStructure, Structure
+from lopa_dist.ragged import Ints, ragged_arange, to_device
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -44,46 +42,46 @@ def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
     return np.maximum(np.minimum(host.drafts, config.drafts) - 1, 0) * (host.branches > 0)
 
 
-def add_draft_rows(
-    state: State, host: HostState, batch: ForwardBatch, extra: Ints, reported: NDArray[np.bool_], ranks: int
-) -> ForwardBatch:
-    """Return a batch with rows for drafts, in the order that is described above.
+def add_draft_rows(state: State, host: HostState, structure: Structure, origin: Ints, extra: Ints, ranks: int) -> None:
+    """Add rows for drafts to a structure, in the order that is described above.
 
     Args:
         state, host: of this step.
-        batch: laid out in the order of positions.
+        structure: that of the windows.
+        origin: ``[S]`` what positions are counted from.
         extra: ``[S]`` from `drafts_with_rows`.
-        reported: ``[G]`` bool, segments whose predictions this rank reports.
         ranks: of the branch group.
     """
-    config, device = state.config, state.canvas.device
-    m, shift = config.drafts, int(state.vocabulary.shift)
-    sequence, start, rows = batch.sequence, batch.start, batch.rows
-    branch = np.maximum(batch.branch, 0)
-    t = extra[sequence] * (batch.branch >= 0)  # [G]
+    config, m = state.config, state.config.drafts
+    sequence, start, rows, complete = structure.sequence, structure.start, structure.rows, host.complete - origin
+    branch = np.maximum(structure.branch, 0)
+    t = extra[sequence] * (structure.branch >= 0)  # [G]
     drafts = np.minimum(np.maximum(host.drafts[sequence] - branch * m, 0), m) * (t > 0)  # [G] of the branch
-    packed_start = (rows + 2 * t).cumsum() - (rows + 2 * t)
+    packed_rows = rows + 2 * t
+    packed_start = packed_rows.cumsum() - packed_rows
     seen = rows  # [G] window rows up to the end of what drafts see
+    # a prediction that no draft can change needs no row (`DraftRows.begin`)
+    begin = structure.begin
     if config.window_attention == "block_causal":
-        seen = np.minimum(host.complete[sequence] + config.block_size - batch.first, rows)
-    total = int((rows + 2 * t).sum())
-    padded = -(-total // ROW_TILE) * ROW_TILE
+        seen = np.minimum(complete[sequence] + config.block_size - structure.first, rows)
+        begin = np.maximum(begin, complete)
+    elif config.prompt_attention != "joint":
+        begin = np.maximum(begin, -origin)
 
     # which segment and which draft (from 0) of its branch: a token row, a verification row, and the mask of each draft
     segments = np.arange(len(rows))
     of_token, token_draft = segments.repeat(t), ragged_arange(t)
     of_check, check_draft = of_token, token_draft + 1
     of_mask, mask_draft = segments.repeat(drafts), ragged_arange(drafts)
-    in_chain = sequence * config.max_chain + branch * m  # of a branch's first draft
     token_row = (packed_start + t)[of_token] - 1 - token_draft
     check_row = (packed_start + t + rows)[of_check] + check_draft - 1
     mask_row = (packed_start + t + seen)[of_mask] - 1 - mask_draft
 
     # what each row sees of its segment
     offset = ragged_arange(rows)  # of window rows in the order of positions
-    lo, hi = np.zeros((2, total), np.int64)
+    lo, hi = np.zeros((2, int(packed_rows.sum())), np.int64)
     window_row = offset + (packed_start + t).repeat(rows)
-    lo[window_row], hi[window_row] = t.repeat(rows), t.repeat(rows) + batch.hi
+    lo[window_row], hi[window_row] = t.repeat(rows), t.repeat(rows) + structure.hi
     lo[token_row] = t[of_token] - 1 - token_draft
     lo[check_row] = t[of_check] - check_draft
     hi[token_row], hi[check_row] = lo[token_row] + seen[of_token], lo[check_row] + seen[of_check]
@@ -93,78 +91,86 @@ def add_draft_rows(
     moved = window_row + (drafts.cumsum() - drafts).repeat(rows)
     moved += (offset >= seen.repeat(rows)) * drafts.repeat(rows)  # rows of later blocks stay where they are
 
-    # what is reported of the verification rows; a prediction that no draft can change needs none (`DraftRows.begin`)
-    kept = reported[of_check]
-    begin = batch.begin
-    if config.window_attention == "block_causal":
-        begin = np.maximum(begin, host.complete)
-    elif config.prompt_attention != "joint":
-        begin = np.maximum(begin, 0)
-    column = len(batch.where) + (extra.cumsum() - extra)[sequence[of_check]] + check_draft - 1
-    slot = (branch[of_check] // ranks * batch.columns + column)[kept]
-    where = (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra)
+    # what is reported of the verification rows
+    reported = structure.reported[of_check]
+    column = structure.masked + (extra.cumsum() - extra)[sequence[of_check]] + check_draft - 1
+    slot = (branch[of_check] // ranks * structure.columns + column)[reported]
 
-    into_window = start - batch.first  # plus a position: the row in the order of positions
-    of_all, drafts_of_all = np.concatenate([of_mask, of_token, of_check]), [mask_draft, token_draft, check_draft]
-    on = together(
-        device, moved=moved, mask_row=mask_row, mask_window=into_window[of_mask], token_row=token_row,
-        token_prompt=host.prompt[sequence[of_token]], check_row=check_row, check_prompt=host.prompt[sequence[of_check]],
-        check_draft=check_draft, branch=(sequence * config.max_branches + branch)[of_check],
-        check_window=into_window[of_check], first_row=start[of_check], last_row=(start + rows - 1)[of_check],
-        draft=in_chain[of_all] + np.concatenate(drafts_of_all), head_row=check_row[kept], slot=slot, where=where,
-        begin=begin,
-    )  # fmt: skip
-    position, draft = state.chain.flatten(1).index_select(1, on["draft"])
-    of_masks, of_tokens, of_checks = position.split([len(of_mask), len(of_token), len(of_check)])
+    of_all, draft = (
+        np.concatenate([of_mask, of_token, of_check]),
+        np.concatenate([mask_draft, token_draft, check_draft]),
+    )
+    into_window = start - structure.first  # plus a position: the row in the order of positions
+    structure.drafts = DraftStructure(start, begin, sequence[of_all], (len(of_mask), len(of_token), len(of_check)))
+    structure.start, structure.rows, structure.lo, structure.hi = packed_start, packed_rows, lo, hi
+    structure.head_sequence = np.append(structure.head_sequence, sequence[of_check][reported])
+    structure.arrays |= {
+        "slot": np.append(structure.arrays["slot"], slot),
+        "chain": (sequence * config.max_chain + branch * m)[of_all] + draft,  # each draft's cell in `State.chain`
+        "moved": moved,
+        "mask_row": mask_row,
+        "mask_window": into_window[of_mask],
+        "drafts_into": np.append(token_row, check_row),
+        "check_draft": check_draft,
+        "check_branch": (sequence * config.max_branches + branch)[of_check],
+        "check_window": into_window[of_check] - int(state.vocabulary.shift),  # plus a position: the row before it
+        "first_row": start[of_check],
+        "last_row": (start + rows - 1)[of_check],
+        "reported": np.flatnonzero(reported),
+        "check_head": check_row[reported],
+        "where": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),
+    }
+
+
+def place_drafts(
+    state: State, structure: Structure, on: dict[str, Tensor], tokens: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, DraftRows]:
+    """Put the rows of windows where the rows of drafts leave room for them, and those of drafts beside them.
+
+    Args:
+        state: of this step.
+        structure: that of the forward, with rows of drafts.
+        on: its arrays on the device, and the drafts' `draft_origin` and `draft_prompt`, and `begin`.
+        tokens, positions: of the windows' rows, in the order of positions.
+
+    Returns:
+        Tokens and positions of all packed rows, and which they are.
+    """
+    config, device, drafts = state.config, tokens.device, structure.drafts
+    assert drafts is not None
+    shift, in_order = int(state.vocabulary.shift), len(on["moved"])
+    position, token = state.chain.flatten(1).index_select(1, on["chain"])  # [D]
+    of_masks, _, of_checks = (position - on["draft_origin"]).split(drafts.kinds)
+    _, token_position, check_position = (position + on["draft_prompt"]).split(drafts.kinds)
 
     # window rows
     masks = on["mask_window"] + of_masks
     count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
     packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 
-    # verification rows: the predicting position, and the token that it has in the context of the drafts before
-    predicting = of_checks - shift
+    # verification rows: the token that the predicting position has in the context of the drafts before
     if shift:
-        earlier = state.chain.view(2, -1, m).index_select(1, on["branch"])  # [2, n, m] drafts of the same branch
-        hit = (earlier[0] == predicting[:, None]) & (arange(m, device) < on["check_draft"][:, None])
-        there = torch.minimum(torch.maximum(on["check_window"] + predicting, on["first_row"]), on["last_row"])
-        tokens = torch.where(hit.any(1), (earlier[1] * hit).sum(1), batch.tokens.index_select(0, there))
+        earlier, there = state.chain.view(2, -1, config.drafts).index_select(1, on["check_branch"])  # [C, m]
+        predicting = (position[len(position) - drafts.kinds[2] :] - shift)[:, None]
+        hit = (earlier == predicting) & (arange(config.drafts, device) < on["check_draft"][:, None])
+        row = torch.minimum(torch.maximum(on["check_window"] + of_checks, on["first_row"]), on["last_row"])
+        context = torch.where(hit.any(1), (there * hit).sum(1), tokens.index_select(0, row))
     else:
-        tokens = torch.full_like(predicting, state.vocabulary.mask_id)
+        context = torch.full_like(of_checks, state.vocabulary.mask_id)
 
-    into = torch.cat([packed_row, on["token_row"], on["check_row"]])
-    in_order = len(moved)
-    rows_of = (batch.tokens[:in_order], draft[len(of_mask) :][: len(of_token)], tokens)
-    at = (
-        batch.positions[:in_order],
-        of_tokens + on["token_prompt"],
-        (predicting + on["check_prompt"]).clamp(min=0),
-    )
-    head_rows = packed_row.index_select(0, batch.head_rows.clamp(0, in_order - 1))
-    if batch.prefill and batch.prefill.reads_kept:
-        head_rows = torch.where(batch.head_rows < 0, batch.head_rows, head_rows)
-    keys = batch.head_keys
-    if keys is not None:
-        reported_at = to_device(np.flatnonzero(kept), device)
-        of = to_device(sequence[of_check][kept], device)
-        keys = torch.cat([keys, state.noise_keys(of, of_checks[reported_at])])
-    return replace(
-        batch,
-        start=packed_start,
-        rows=rows + 2 * t,
-        lo=lo,
-        hi=hi,
-        tokens=scattered(rows_of, into, padded),
-        positions=scattered(at, into, padded),
-        head_rows=torch.cat([head_rows, on["head_row"]]),
-        head_slots=torch.cat([batch.head_slots, on["slot"]]),
-        head_sequence=np.append(batch.head_sequence, sequence[of_check][kept]),
-        head_keys=keys,
-        drafts=DraftRows(start, packed_row, on["where"], on["begin"]),
-    )
+    into = torch.cat([packed_row, on["drafts_into"]])
+    token_rows = token.split(drafts.kinds)[1]
+    rows = [
+        torch.cat([tokens[:in_order], token_rows, context]),
+        torch.cat([positions[:in_order], token_position, (check_position - shift).clamp_(min=0)]),
+    ]
+    padded = -(-len(into) // ROW_TILE) * ROW_TILE
+    packed = tokens.new_zeros(2, padded).index_copy_(1, into, torch.stack(rows))
+    return packed[0], packed[1], DraftRows(drafts.start, packed_row, on["where"], on["begin"])
 
 
-def scattered(parts: tuple[Tensor, ...], into: Tensor, size: int) -> Tensor:
-    """Return `size` integers, those of `parts` at the indices `into`, 0 elsewhere."""
-    values = torch.cat(parts)
-    return torch.zeros(size, dtype=values.dtype, device=values.device).index_copy_(0, into, values)
+def draft_keys(state: State, structure: Structure, on: dict[str, Tensor]) -> Tensor:
+    """Return the keys of the random numbers of the verification rows that this rank reports."""
+    position = state.chain[0].view(-1).index_select(0, on["chain"][-len(on["check_draft"]) :])[on["reported"]]
+    sequence = structure.head_sequence[len(structure.head_sequence) - len(position) :]
+    return state.noise_keys(to_device(sequence, position.device), position)

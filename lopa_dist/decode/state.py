@@ -11,9 +11,9 @@ block in the model's counting, too, and the first block of the answer has masks 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -130,6 +130,7 @@ class State:
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
+    structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
 
     def __post_init__(self) -> None:
         # views of `integers`, written in place, so that one transfer takes them all to the host

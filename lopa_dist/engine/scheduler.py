@@ -7,9 +7,9 @@ import numpy as np
 from lopa_dist.decode import HostState, State
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.draft_rows import drafts_with_rows
-from lopa_dist.decode.layout import row_span
 from lopa_dist.decode.prefill import prefill_apart
 from lopa_dist.decode.state import known_tokens
+from lopa_dist.decode.structure import row_span
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Request
 from lopa_dist.ragged import Ints

@@ -1,0 +1,221 @@
+"""Which rows a forward has, and which of them predict what: its ragged structure, worked out by the host in numpy.
+
+All of it follows from a few integers of every sequence. Positions are counted from each sequence's `origins`, so the
+same structure comes again: in later steps, in other blocks, for other requests. So `layout` can keep it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.forward_batch import ROW_TILE
+from lopa_dist.decode.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
+from lopa_dist.decode.state import HostState, State
+from lopa_dist.ragged import Ints, ragged_arange
+
+
+@dataclass
+class Structure:
+    """The rows of one forward on one rank.
+
+    [S] a sequence, [G] a segment, [R] a packed row, [R'] a row in the order of positions, [H] a prediction.
+    """
+
+    sequence: Ints  # [G] as in `ForwardBatch`, as the next ones
+    branch: Ints  # [G]
+    start: Ints  # [G]
+    rows: Ints  # [G]
+    lo: Ints  # [R]
+    hi: Ints  # [R]
+    head_sequence: Ints  # [H]
+    columns: int
+    width: int
+    prefill: Prefill | None
+    reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
+    masked: int  # masked positions of all sequences
+    stale: NDArray[np.bool_]  # [S] see `stale_boundary`
+    # positions and cells, counted from the sequence's origin
+    first: Ints  # [G] position of a segment's first row
+    offset: Ints  # [G] its first row, in the order of positions, less that position
+    behind: Ints  # [G] position behind its last row
+    begin: Ints  # [S] position of the first row of a sequence's windows
+    stop: Ints  # [S] position behind their last row
+    row_sequence: Ints  # [R'] its sequence; rows are padded, and there is one more for edits of nothing
+    row_position: Ints  # [R'] its position
+    row_cell: Ints  # [R'] its cell in `State.canvas`
+    # what is indexed with on the device. Of each segment `edits`: its cell in `State.edits`. Of each prediction of a
+    # window `entry`, its number among all masked positions, and `base`: with the masked position's cell in the dense
+    # records [S, width] it gives the row that predicts it. Of all predictions `slot`, as `ForwardBatch.head_slots`
+    arrays: dict[str, Ints]  # on the host
+    on: dict[str, Tensor] = field(default_factory=dict)
+    drafts: DraftStructure | None = None
+
+
+@dataclass
+class DraftStructure:
+    """What else there is of forwards in which drafts have rows of their own (`draft_rows`)."""
+
+    start: Ints  # [G] first row of a segment in the order of positions
+    begin: Ints  # [S] as `DraftRows.begin`, counted from the origin
+    sequence: Ints  # [D] of the drafts whose masks move, of those with a token row, of those with a verification row
+    kinds: tuple[int, int, int]  # how many of each
+
+
+def origins(config: DecodeConfig, host: HostState) -> Ints:
+    """Return the beginning of the block in which each sequence's window begins, ``[S]``."""
+    return host.complete - host.complete % config.block_size
+
+
+def window_structure(
+    state: State, host: HostState, rank: int, ranks: int, prefixes: SharedPrefixes | None, extra: Ints
+) -> Structure:
+    """Return the structure of a forward, without rows of drafts.
+
+    Args:
+        state, host, rank, ranks, prefixes: as of `layout`.
+        extra: ``[S]`` predictions that each branch of a sequence has besides those of masked positions.
+    """
+    config, origin = state.config, origins(state.config, host)
+
+    # segments
+    sequence, branch, mine = window_segments(state, host, rank, ranks)
+    begin, stop = row_span(state, host, prefixes)
+    first, behind = begin[sequence], stop[sequence]
+    prefill = prefill_segments(config, host, prefixes)
+    if prefill:
+        none = np.zeros_like(prefill.sequence)
+        sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
+        first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
+        mine = np.append(none > 0, mine)
+    rows = behind - first
+    start = rows.cumsum() - rows  # in the order of positions
+
+    # rows: what a segment adds to the packed row number r gives its position and its cell
+    total = int(rows.sum())
+    padded = -(-max(total, 1) // ROW_TILE) * ROW_TILE
+    position = np.arange(total) + (first - start).repeat(rows)
+    row_sequence, row_position, row_cell = np.zeros((3, padded + 1), np.int64)
+    row_sequence[:total] = sequence.repeat(rows)
+    row_position[:total] = position - origin[sequence].repeat(rows)
+    row_cell[:total] = row_position[:total] + (sequence * state.canvas.shape[1] + state.origin).repeat(rows)
+
+    # masked positions, one record per branch each; a head row's record goes to its `slot`
+    masked = host.masked * (host.branches > 0)
+    longest = int(((host.end - host.complete) * (host.branches > 0)).max(initial=1))
+    width = -(-longest // config.block_size) * config.block_size
+    amount = int(masked.sum())
+    wanted = masked[sequence] * mine
+    heads = wanted.cumsum() - wanted  # each segment's first
+    entry = np.arange(wanted.sum()) + (masked.cumsum() - masked)[sequence].repeat(wanted) - heads.repeat(wanted)
+    columns = amount + int(extra.sum())
+    slot = entry + (branch // ranks * columns).repeat(wanted)
+
+    # the row that predicts a masked position: its own or, with the shift, the one before
+    shift = int(state.vocabulary.shift)
+    base = host.complete[sequence] + start - first - shift
+    if prefill:
+        note_rows(prefill, start, prefixes)
+    bases = (base - sequence * width).repeat(wanted)
+    if shift:
+        ahead = np.flatnonzero(wanted * host.first_masked[sequence])  # the window's first position has no own row:
+        boundary = np.maximum(base, start)  # any will do, for its record was kept,
+        if prefill and prefill_apart(config):  # but for the prompt's last
+            answers = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
+            boundary = np.where(answers, last_rows(prefill, host, prefixes)[sequence], boundary)
+        bases[heads[ahead]] = (boundary - sequence * width)[ahead]
+
+    edits = sequence * config.max_branches + np.maximum(branch, 0)
+    return Structure(
+        sequence=sequence, branch=branch, start=start, rows=rows, lo=np.zeros(total, np.int64),
+        hi=own_columns(config, position, first, rows), head_sequence=sequence.repeat(wanted), columns=columns,
+        width=width, prefill=prefill, reported=mine, masked=amount, stale=stale_boundary(state, host),
+        first=first - origin[sequence], offset=start - first + origin[sequence], behind=behind - origin[sequence],
+        begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
+        row_cell=row_cell,
+        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot},
+    )  # fmt: skip
+
+
+def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return the sequences and branches of this rank's windows, and which of them it reports on.
+
+    What must be cached and is the same in every branch is computed by every rank. A rank that has none of a sequence's
+    branches then runs the anchor, on which another rank reports.
+    """
+    config = state.config
+    owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
+    count = np.maximum(owned, 0)
+    if ranks > 1 and config.cache != "none":
+        prefill = (host.committed < 0) & (not prefill_apart(config))
+        commits = (host.complete > host.committed) & (config.window_attention == "block_causal")
+        count = np.maximum(count, (prefill | commits) & (host.branches > 0))
+    sequence = np.repeat(np.arange(state.slots), count)
+    mine = owned[sequence] > 0
+    return sequence, np.where(mine, rank + ranks * ragged_arange(count), 0), mine
+
+
+def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> tuple[Ints, Ints]:
+    """Return which positions of the windows go through the model: those of ``[begin, stop)``, ``[S]`` each.
+
+    A window begins at the first uncommitted token, at the boundary row before that or, where the prompt is no segment
+    of its own, at the prompt's first token behind its shared prefix. It ends with the last appended block or, where the
+    canvas is whole, with its last mask, unless a dual cache has the masks behind.
+    """
+    config = state.config
+    if config.cache == "none":
+        begin = -host.prompt
+    else:
+        anew = host.committed < 0
+        if config.cache != "block":  # prefix and dual: whenever a block was completed, everything before it
+            anew = host.committed < host.complete
+        prompt = 0 if prefill_apart(config) else (prefixes.length if prefixes else 0) - host.prompt
+        begin = np.where(anew, prompt, host.committed - fresh_boundary(state, host))
+    if config.canvas == "growing":
+        return begin, host.end
+    return begin, np.where(anew, host.limit, host.end) if config.cache == "dual" else host.limit
+
+
+def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
+    """Return ``[S]`` where the last committed row is recomputed because it predicts the first masked position.
+
+    Only a row that sees the window can have changed since its commit: with block-causal windows, and at the end of a
+    prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
+    """
+    config = state.config
+    if config.boundary != "fresh" or config.window_attention != "full" or not state.vocabulary.shift:
+        return np.zeros(state.slots, bool)
+    sees_window = (host.committed > 0) | (config.prompt_attention == "joint")
+    return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
+
+
+def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
+    """Return ``[S]`` where the first masked position takes the record kept from the commit."""
+    config = state.config
+    if config.cache == "none" or config.boundary == "fill" or not state.vocabulary.shift:
+        return np.zeros(state.slots, bool)
+    waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.first_masked > 0)
+    return waiting & ~fresh_boundary(state, host)
+
+
+def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -> Ints:
+    """Return how many of its segment's columns each row sees, ``[R]``.
+
+    Args:
+        config: `window_attention` and `prompt_attention` are read.
+        position: ``[R]``.
+        first, rows: ``[G]`` position of each segment's first row, and its number of rows.
+    """
+    every = rows.repeat(rows)
+    causal = config.window_attention == "block_causal"
+    if not causal and first.min(initial=0) >= 0:
+        return every
+    of_its_block = (position // config.block_size + 1) * config.block_size
+    in_window = of_its_block if causal else position + every  # or more: it ends with the segment
+    in_prompt = {"self": np.zeros_like(position), "blocks": of_its_block, "joint": in_window}[config.prompt_attention]
+    stop = np.where(position < 0, in_prompt, in_window)
+    return np.minimum(stop - first.repeat(rows), every)

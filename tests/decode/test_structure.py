@@ -1,0 +1,100 @@
+"""A structure that was kept gives the batch that a new one gives."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.decode import DecodeConfig, ForwardBatch
+from lopa_dist.decode.layout import FEW, layout
+from lopa_dist.engine import loop
+from lopa_dist.models.transformer import Transformer
+from tests.engine.test_loop import BASE, random_requests, texts
+from tests.strategies import engine_configs
+
+layouts = import_module("lopa_dist.decode.layout")  # the module, which the function of that name hides
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Equal values in all fields, whatever they are made of."""
+    assert type(found) is type(wanted)
+    if isinstance(found, torch.Tensor):
+        assert torch.equal(found, wanted)
+    elif isinstance(found, np.ndarray):
+        assert found.dtype == wanted.dtype
+        assert np.array_equal(found, wanted)
+    elif isinstance(found, tuple):
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    elif hasattr(found, "__dataclass_fields__"):
+        for field in fields(found):
+            assert_same(getattr(found, field.name), getattr(wanted, field.name))
+    else:
+        assert found == wanted
+
+
+class Both:
+    """Lays every forward out twice, with the structures that were kept and without any."""
+
+    def __init__(self) -> None:
+        self.new = self.kept = 0
+
+    def __call__(self, state: Any, host: Any, *rest: Any) -> ForwardBatch:
+        before = len(state.structures)
+        batch = layout(state, host, *rest)
+        structures, state.structures = state.structures, {}
+        wanted = layout(state, host, *rest)
+        self.kept += bool(state.structures) and len(structures) == before
+        self.new += len(structures) > before
+        state.structures = structures
+        running = host.branches > 0  # nobody reads the bounds of the others
+        for bounds in ("begin", "stop"):
+            getattr(batch, bounds)[~running] = getattr(wanted, bounds)[~running]
+        assert_same(batch, wanted)
+        return batch
+
+
+def lay_out_both_ways(model: Transformer, config: DecodeConfig, sequences: int, seed: int) -> Both:
+    both = Both()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "layout", both)
+        texts(model, config, random_requests(seed, 6, config.max_new_tokens), max_sequences=sequences)
+    return both
+
+
+@settings(max_examples=80)
+@given(config=engine_configs(BASE), sequences=st.sampled_from([1, 1, 2, FEW]), seed=st.integers(0, 99))
+def test_however_it_is_decoded(small_model: Transformer, config: DecodeConfig, sequences: int, seed: int) -> None:
+    lay_out_both_ways(small_model, config, sequences, seed)
+
+
+@pytest.mark.parametrize("drafts", [{}, {"verify": "agreement", "drafts": 4, "branches": 1}], ids=str)
+def test_one_sequence_finds_most_of_its_structures(small_model: Transformer, drafts: dict[str, Any]) -> None:
+    both = lay_out_both_ways(small_model, replace(BASE, max_new_tokens=60, **drafts), 1, seed=1)
+    assert both.kept > both.new
+
+
+def test_many_sequences_keep_nothing(small_model: Transformer) -> None:
+    both = lay_out_both_ways(small_model, BASE, FEW + 1, seed=1)
+    assert both.kept == both.new == 0
+
+
+def test_no_more_are_kept_than_there_is_room_for(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "MOST_KEPT", 3)
+    sizes = []
+
+    def counted(state: Any, *rest: Any) -> ForwardBatch:
+        batch = layout(state, *rest)
+        sizes.append(len(state.structures))
+        return batch
+
+    monkeypatch.setattr(loop, "layout", counted)
+    texts(small_model, BASE, random_requests(1, 6, 18), max_sequences=1)
+    assert max(sizes) == 3
