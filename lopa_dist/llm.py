@@ -148,7 +148,7 @@ class LLM:
         ends = parallel.timeout_s, builder.device, Stop(grace_s=0.0)
         with handlers_kept():
             group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
-            with group.guard():
+            with group.failures.guard():
                 return self.answers(config, items, requests, group, progress)
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
@@ -178,19 +178,20 @@ class LLM:
         own: dict[int, Output] = {}
         shown = "auto" if progress and leader else "never"
         with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:
-            for generation in engine.generate(requests, partial(group.take, total=len(requests))):
-                if group.leads:
+            for generation in engine.generate(requests, partial(group.queue.take, total=len(requests))):
+                if group.is_leader:
                     index = generation.request.index
                     own[index] = output = self.output(generation, items[index].stop)
-                    display.update(group.tally(done=1, tokens=len(output.tokens), forwards=output.forwards))
-            if group.leads:
-                display.update(group.tally())
-        group.total({})  # all have ended, and know of a stop that any of them was told
+                    display.update(group.progress.add(done=1, tokens=len(output.tokens), forwards=output.forwards))
+            if group.is_leader:
+                display.update(group.progress.add())
+        group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
         if group.stop.asked:
             raise Stopped(f"stopped by {group.stop.signal}")
         if group.world.size > 1:
-            told = group.share(json.dumps([[index, asdict(output)] for index, output in own.items()]))
-            own = {index: Output(**output) for text in told for index, output in json.loads(text)}
+            text = json.dumps([[index, asdict(output)] for index, output in own.items()]) if group.is_leader else None
+            texts = group.store.gather(text, group.data_rank, group.mesh.data)
+            own = {index: Output(**output) for text in texts for index, output in json.loads(text)}
         return [own[index] for index in range(len(items))]
 
     def output(self, generation: Generation, stop: Sequence[str]) -> Output:

@@ -79,4 +79,4 @@ class EngineBuilder:
             return Engine(self.load(), decode, Solo(), options, on_step)
         model = self.load(tensor=group.tensor)
         ranks = group.comm, options, on_step, group.stop.level, group.tensor
-        return Engine(model, decode, *ranks, group.watched)
+        return Engine(model, decode, *ranks, group.failures.watched)

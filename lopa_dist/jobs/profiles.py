@@ -91,7 +91,7 @@ def settled(config: Config, shape: ModelConfig, device: torch.device, group: Gro
                 "by the profile, with %d in flight %d lookahead branches cost next to nothing; steps of %d rows are "
                 "best", sequences, *told,
             )  # fmt: skip
-        free, best = json.loads(group.agree("profile", json.dumps(told)))
+        free, best = json.loads(group.store.broadcast("profile", json.dumps(told)))
         branches, rows = branches if by_ranks else free, best if rows == "auto" else rows
     attention = suited(device, shape.head_dim) if engine.attention == "auto" else engine.attention
     engine = replace(engine, max_rows=rows, attention=attention)

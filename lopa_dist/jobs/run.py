@@ -79,8 +79,9 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     axes = parallel.data, parallel.branch, parallel.tensor
     mesh = resolve(*axes, world.size, len(some), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
-    with group.guard():
-        folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
+    with group.failures.guard():
+        # its name holds the time, and clocks tick between ranks
+        folder = Path(group.store.broadcast("folder", str(folder)))
         return Job(config, folder, task, chain(some, items), len(some), whole, group, device, began).run()
 
 
@@ -128,8 +129,9 @@ class Job:
             self.told = self.settings()
             self.journal.open(self.told, config.job.resume, Start.read())
             self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.input.ids)
-        self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
-        self.attempt = int(group.agree("attempt", str(self.attempt)))
+        # the shared folder may lag elsewhere
+        self.done = unpack_flags(group.store.broadcast("done", pack_flags(self.done)))
+        self.attempt = int(group.store.broadcast("attempt", str(self.attempt)))
         self.requests = self.input.left(self.done)
 
     def settings(self) -> dict[str, Any]:
@@ -190,14 +192,14 @@ class Job:
         """Generate, write, report; the report on rank 0."""
         config, group = self.config, self.group
         before = self.finished_before() if self.first else None
-        if group.agree("finished", "yes" if before else "no") == "yes":
+        if group.store.broadcast("finished", "yes" if before else "no") == "yes":
             return before or {}
         model = self.builder.load(self.first, group.tensor)
         if self.first:
             self.announce(model)
-        if group.leads:  # so that a signal from here on finds a journal to write into
+        if group.is_leader:  # so that a signal from here on finds a journal to write into
             self.writer = Writer(self.folder, self.attempt, group.data_rank)
-            group.last_acts.append(self.writer.close)
+            group.failures.last_acts.append(self.writer.close)
         rank = group.world.rank
         wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
         sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
@@ -210,13 +212,13 @@ class Job:
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
-        generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
-        if group.leads:
+        generations = engine.generate(self.requests, partial(group.queue.take, total=len(self.requests)))
+        if group.is_leader:
             self.write(generations, engine)
         else:
             for _ in generations:
                 pass
-        traffic = group.total(group.traffic)
+        traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
         report = self.finish(engine, traffic, wandb_log, stopped) if self.first else {}
         if wandb_log is not None and not self.first:
@@ -232,7 +234,7 @@ class Job:
         judges = Judges(self.task, min(MOST_JUDGES, threads(config, group.world)))
         with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
             if self.first:
-                display.update(group.tally(done=sum(self.input.rejected) + sum(self.done)))
+                display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.done)))
             engine.meanwhile.append(lambda engine: self.note(judges.verdicts(), display))
             for generation in generations:
                 item = self.input.items[generation.request.index]
@@ -240,11 +242,11 @@ class Job:
             self.note(judges.verdicts(), display)
             told = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
             while judges.open and group.stop.level() != StopLevel.ABORT:
-                group.heed()
+                group.failures.check()
                 self.note(judges.verdicts(0.1), display)
             self.writer.write(told)
             self.writer.close()
-            display.update(group.tally())
+            display.update(group.progress.add())
 
     def note(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
         """Journal and show what has been judged."""
@@ -262,7 +264,7 @@ class Job:
         finally:  # also where judging one of them failed
             if entries:
                 self.writer.write(*entries)
-                display.update(self.group.tally(**amounts))
+                display.update(self.group.progress.add(**amounts))
 
     def now(self) -> float:
         """Seconds since generation began."""
