@@ -76,9 +76,9 @@ def profile(options: argparse.Namespace) -> None:
 
 def explain(options: argparse.Namespace) -> None:
     """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
-    from lopa_dist.jobs.explain import explain as told
+    from lopa_dist.jobs.explain import explain as explanation
 
-    print(told(options.keys))
+    print(explanation(options.keys))
 
 
 def argument_parsers() -> dict[str, Parser]:

@@ -193,11 +193,11 @@ def masked_batch(
     hidden = rng.random((n, FACTS)) < rng.choice([0.15, 0.4, 1.0], (n, 1))
     facts = (fact >= 0) & np.take_along_axis(hidden, np.clip(fact, 0, FACTS - 1), 1)
     result = (fact >= 0) & (fact < NAME)
-    told = (fact >= 0).any(1, keepdims=True)
+    has_facts = (fact >= 0).any(1, keepdims=True)
     chance = rng.random((n, 1))
-    masked = np.where(told & (chance < 0.2), facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
+    masked = np.where(has_facts & (chance < 0.2), facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
     named = fact == NAME
-    alone = told & (rng.random((n, 1)) < 0.15)  # copying names needs rows of its own to be learned at all
+    alone = has_facts & (rng.random((n, 1)) < 0.15)  # copying names needs rows of its own to be learned at all
     masked = np.where(alone, named, masked)
     # a left part known and nothing behind it: what a decoder sees that fills the leftmost mask first. The first word
     # of a sentence says whether another step comes, which nothing else teaches so directly
@@ -222,5 +222,5 @@ def masked_batch(
     beside = known[:, :-4] | known[:, 1:-3] | known[:, 3:-1] | known[:, 4:]
     importance = importance * np.where(beside & ~filler, near, 1.0)
     weights = masked / np.maximum(share, MIN_RATIO) * importance
-    numbers = masked & np.where(told, result, ~filler)
+    numbers = masked & np.where(has_facts, result, ~filler)
     return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, numbers)

@@ -27,7 +27,7 @@ class Lockstep:
         comm: the branch group.
         tensor: the group that the model is split over.
         requested: returns what this rank was asked to do; called once a step.
-        statistics: is told of phases' times.
+        statistics: records phases' times.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class RunningBatch:
         next_requests: hands out positions in `requests`.
         state, pool, runner, scheduler: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
-        statistics: is told of phases' times and of prompts.
+        statistics: records phases' times and of prompts.
     """
 
     def __init__(

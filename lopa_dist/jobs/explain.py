@@ -54,18 +54,18 @@ def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
         if is_dataclass(default):
             yield from settings_of(type(default), f"{key}.")
         else:
-            meaning = told_of(entry, section).metadata["meaning"]
+            meaning = documented_field(entry, section).metadata["meaning"]
             yield Setting(key, default, meaning, allowed(entry, section), details(entry.name, section))
 
 
-def told_of(entry: Field[Any], section: Any) -> Field[Any]:
+def documented_field(entry: Field[Any], section: Any) -> Field[Any]:
     """The field that says what a setting means: `DecodeOptions` only widens some of `DecodeConfig`."""
     return DecodeConfig.__dataclass_fields__[entry.name] if section is DecodeOptions else entry
 
 
 def allowed(entry: Field[Any], section: Any) -> str:
     """What values a setting takes, in words."""
-    choices = told_of(entry, section).metadata.get("choices")
+    choices = documented_field(entry, section).metadata.get("choices")
     if choices:
         more = ("auto",) if section is DecodeOptions and entry.name in AUTO_CHOICES else ()
         return ", ".join([*more, *choices])
@@ -132,7 +132,7 @@ def value_of(config: Any, key: str) -> Any:
 
 
 def resolved(config: Config) -> dict[str, tuple[Any, str]]:
-    """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that can be told."""
+    """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
     device = choose_device(config, World("python"))
     found: dict[str, tuple[Any, str]] = {}
     if config.model.device == "auto":
@@ -177,8 +177,8 @@ def by_pattern(config: Config) -> dict[str, tuple[Any, str]]:
                 value = getattr(concrete(config.decode, PATTERNS[pattern]), name)
                 values.setdefault(shown(value), []).append(pattern)
         if given == "auto":
-            told = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
-            reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {told}"
+            choices = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
+            reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {choices}"
             found[f"decode.{name}"] = "auto", reason
         else:
             found[f"decode.{name}"] = yaml.safe_load(next(iter(values))), f"model.pattern={given}"
@@ -232,10 +232,10 @@ def explain(arguments: list[str]) -> str:
     parts = []
     for setting, value, origin in explanations(with_own_model(overrides)):
         if not wanted or any(setting.key == key or setting.key.startswith(f"{key}.") for key in wanted):
-            told = [setting.meaning, f"takes: {setting.allowed}", f"from: {origin}"]
+            lines = [setting.meaning, f"takes: {setting.allowed}", f"from: {origin}"]
             if setting.key in wanted and setting.details:
-                told += ["", *setting.details.splitlines()]
-            parts.append("\n".join([f"{setting.key}={value}", *(f"    {line}".rstrip() for line in told)]))
+                lines += ["", *setting.details.splitlines()]
+            parts.append("\n".join([f"{setting.key}={value}", *(f"    {line}".rstrip() for line in lines)]))
     return "\n".join(parts)
 
 

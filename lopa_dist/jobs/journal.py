@@ -34,7 +34,7 @@ PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a finished request's entry stands."""
 
     part: Path
@@ -109,20 +109,20 @@ class Journal:
         """The number of an attempt that begins now."""
         return 1 + max((attempt_of(part) for part in self.parts()), default=0)
 
-    def entries(self) -> Iterator[tuple[dict[str, Any], Place]]:
+    def entries(self) -> Iterator[tuple[dict[str, Any], Location]]:
         """All whole entries, and where they stand; what a kill tore is passed over."""
         for part in self.parts():
             offset = 0
             with part.open("rb") as lines:
                 for line in lines:
-                    place = Place(part, offset, len(line))
+                    location = Location(part, offset, len(line))
                     offset += len(line)
                     try:
                         entry = json.loads(line) if line.endswith(b"\n") else None
                     except ValueError:
                         entry = None
                     if isinstance(entry, dict):
-                        yield entry, place
+                        yield entry, location
 
     def done(self, ids: RequestIds) -> bytearray:
         """1 for each request whose id has an entry, 0 for the others (and for rejected ones)."""
@@ -131,7 +131,7 @@ class Journal:
             done[[index for index, _, _ in found if index >= 0]] = 1
         return bytearray(done.tobytes())
 
-    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Place]]]:
+    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
         """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
         entries = self.entries()
         while some := list(islice(entries, 256)):
@@ -187,11 +187,11 @@ def merge(
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
     replicas = []
     for found in journal.found(ids):
-        for index, entry, place in found:
+        for index, entry, where in found:
             if "statistics" in entry:
-                replicas.append(entry | {"attempt": attempt_of(place.part)})
+                replicas.append(entry | {"attempt": attempt_of(where.part)})
             if index >= 0 and not length[index]:  # the first counts
-                part_of[index], offset[index], length[index] = part_numbers[place.part], place.offset, place.length
+                part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures = Columns()
     with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         sources = [files.enter_context(part.open("rb")) for part in parts]

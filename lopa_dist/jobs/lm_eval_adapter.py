@@ -53,8 +53,8 @@ REASON = (
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a task asks of one generation."""
+class GenerationArguments:
+    """What a task asks of one generation, its `gen_kwargs`."""
 
     until: tuple[str, ...]
     max_new_tokens: int
@@ -114,14 +114,14 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The text of every request, up to its stop strings."""
-        wishes = [self.wish(dict(request.args[1])) for request in requests]
+        asked = [self.generation_arguments(dict(request.args[1])) for request in requests]
         groups: dict[tuple[float, float, int], list[Request]] = defaultdict(list)
         encoded = [
-            self.encode(index, str(request.args[0]), wish.max_new_tokens)
-            for index, (request, wish) in enumerate(zip(requests, wishes, strict=True))
+            self.encode(index, str(request.args[0]), arguments.max_new_tokens)
+            for index, (request, arguments) in enumerate(zip(requests, asked, strict=True))
         ]
-        for one, wish in zip(with_prefixes(encoded, [r.task_name for r in requests]), wishes, strict=True):
-            groups[wish.temperature, wish.top_p, wish.top_k].append(one)
+        for request, arguments in zip(with_prefixes(encoded, [r.task_name for r in requests]), asked, strict=True):
+            groups[arguments.temperature, arguments.top_p, arguments.top_k].append(request)
         texts = [""] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="lopa_dist generate_until") as bar:
             for (temperature, top_p, top_k), group in groups.items():
@@ -130,7 +130,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
                 engine = self.builder.engine(config, self.engine)
                 for generation in engine.generate(group):
                     index = generation.request.index
-                    generation, texts[index] = finished_text(self.tokenizer, generation, wishes[index].until)
+                    generation, texts[index] = finished_text(self.tokenizer, generation, asked[index].until)
                     self.tokens, self.forwards = (
                         self.tokens + len(generation.tokens),
                         self.forwards + generation.forwards,
@@ -140,7 +140,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         log.info("%d tokens in %d forwards: TPF %.2f", self.tokens, self.forwards, self.tokens / max(1, self.forwards))
         return texts
 
-    def wish(self, given: dict[str, Any]) -> Wish:
+    def generation_arguments(self, given: dict[str, Any]) -> GenerationArguments:
         """A task's generation arguments; what it leaves out is as in the model arguments."""
         unknown = sorted(set(given) - set(GENERATION))
         if unknown:
@@ -149,7 +149,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         temperature = float(given.get("temperature") or self.decode.temperature)
         if given.get("do_sample") is False or given.get("temperature") == 0:
             temperature = 0.0
-        return Wish(
+        return GenerationArguments(
             until=(until,) if isinstance(until, str) else tuple(until),
             max_new_tokens=int(given.get("max_gen_toks") or self.decode.max_new_tokens),
             temperature=temperature,

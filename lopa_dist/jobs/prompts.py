@@ -24,7 +24,7 @@ from lopa_dist.tasks.task import DEFAULT, Item
 class Rejection:
     """An item that never reaches the engine.
 
-    What only the model can refuse (a prompt too long, say) it refuses for each sample of a line: places in the input
+    What only the model can refuse (a prompt too long, say) it refuses for each sample of a line: the index in the input
     must not depend on the model, for shards and traces count them.
     """
 

@@ -180,8 +180,8 @@ def show(found: Trace, console: Console) -> None:
     legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
     if console.color_system:
         legend.append(" Tokens of the step are coloured: ")
-        told = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
-        for way, words in told.items():
+        legends = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
+        for way, words in legends.items():
             legend.append(words, f"black on {COLOURS[way]}").append(" ")
     console.print(legend.append("\n"))
     seen: dict[int, str] = {}

@@ -20,7 +20,7 @@ SEED = 1234  # of the choice of examples, as `lm_eval` has it
 class HarnessTask:
     """One task of the harness.
 
-    `correct` is the first metric of the first filter; other metrics and filters are told beside it (`Score.also`). A
+    `correct` is the first metric of the first filter; other metrics and filters stand beside it (`Score.also`). A
     metric that is a share counts as right where it is 1.
 
     Args:

@@ -60,7 +60,7 @@ class Score:
     correct: bool
     extracted: str | None
     also: Mapping[str, bool] = field(default_factory=dict)  # rule: right or not; `correct_RULE`, `accuracy_RULE`
-    reason: str = ""  # why it is not right, where that can be told
+    reason: str = ""  # why it is not right, where that is known
 
 
 class Task(Protocol):

@@ -64,7 +64,7 @@ OBJECTS = [
 ]
 
 OPENINGS = ("First", "Initially", "Originally", "Clearly")
-LEADS = ("Then", "Next", "After", "Now", "Afterwards", "Later")
+CONNECTIVES = ("Then", "Next", "After", "Now", "Afterwards", "Later")
 HAS = ("has", "owns", "holds", "keeps")
 WE = ("we", "they", "people")
 GET = ("get", "find", "count", "see")
@@ -182,9 +182,9 @@ def word_step(rng: random.Random, step: Step, name: str) -> str:
     equation = f"{step.before} {step.operator} {step.operand} = {step.after}"
     form = rng.randrange(3)
     if form == 0:
-        return f"{rng.choice(LEADS)} {name} {rng.choice(HAS)} {equation} {rng.choice(TAILS)} ."
+        return f"{rng.choice(CONNECTIVES)} {name} {rng.choice(HAS)} {equation} {rng.choice(TAILS)} ."
     if form == 1:
-        return f"{rng.choice(LEADS)} {rng.choice(WE)} {rng.choice(GET)} {equation} {rng.choice(TAILS)} ."
+        return f"{rng.choice(CONNECTIVES)} {rng.choice(WE)} {rng.choice(GET)} {equation} {rng.choice(TAILS)} ."
     return f"{equation} , {rng.choice(SO)} {name} {rng.choice(HAS)} {step.after} ."
 
 
@@ -227,7 +227,7 @@ def vocabulary() -> list[str]:
     """Every word that a question or an answer can hold, numbers 0 to 99 as single words, sorted and unique."""
     texts = [*ADD_EVENTS, *SUBTRACT_EVENTS, *MULTIPLY_EVENTS, *STARTS, *QUESTIONS]
     words = {w for text in texts for w in text.split() if not w.startswith("{")}
-    for group in (NAMES, OBJECTS, OPENINGS, LEADS, HAS, WE, GET, SO, STARTING_TAILS, TAILS, ENDINGS, LAST_TAILS):
+    for group in (NAMES, OBJECTS, OPENINGS, CONNECTIVES, HAS, WE, GET, SO, STARTING_TAILS, TAILS, ENDINGS, LAST_TAILS):
         words.update(w for phrase in group for w in phrase.split())
     words.update(["+", "-", "x", "=", ",", ".", "?", "####"])
     words.update(str(n) for n in range(100))

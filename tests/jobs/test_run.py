@@ -282,8 +282,8 @@ def test_a_report_of_other_settings_is_not_taken_for_this_job_s(tmp_path: Path) 
     file = tmp_path / "report.json"
     report = json.loads(file.read_text())
     settings = tmp_path / "journal" / "settings.json"
-    told = json.loads(settings.read_text())
-    settings.write_text(json.dumps(told | {"seed": 7}))
+    written = json.loads(settings.read_text())
+    settings.write_text(json.dumps(written | {"seed": 7}))
     job = config(TaskConfig(limit=3))
     job.seed = 7
     assert run(job, tmp_path, World("python"))["input"] != report["input"]
@@ -292,7 +292,7 @@ def test_a_report_of_other_settings_is_not_taken_for_this_job_s(tmp_path: Path) 
 def test_without_a_way_to_wandb_a_job_goes_on_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where it said auto: a key is set, and a compute node has no network. Who asked for online is told at once."""
+    """Where it said auto: a key is set, and a compute node has no network. Who asked for online hears of it at once."""
 
     def init(mode: str, real: Any = wandb.init, **more: Any) -> Any:
         if mode == "online":

@@ -34,7 +34,7 @@ def task_file(folder: Path, **more: Any) -> str:
     for name, rows in (("test", TEST), ("train", TRAIN)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {name: str(folder / f"{name}.jsonl") for name in ("test", "train")}
-    told = {
+    settings = {
         "task": "tiny", "dataset_path": "json", "dataset_kwargs": {"data_files": files},
         "output_type": "generate_until", "test_split": "test", "training_split": "train", "fewshot_split": "train",
         "num_fewshot": 2, "doc_to_text": "Q: {{question}}\nA:", "doc_to_target": "{{n}}",
@@ -47,7 +47,7 @@ def task_file(folder: Path, **more: Any) -> str:
         **more,
     }  # fmt: skip
     file = folder / "tiny.yaml"
-    file.write_text(yaml.safe_dump({key: value for key, value in told.items() if value is not None}))
+    file.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
     return str(file)
 
 

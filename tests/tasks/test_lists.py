@@ -122,8 +122,8 @@ def test_families_take_turns_and_lists_have_the_promised_lengths(split: Split) -
 def test_every_place_is_equally_likely() -> None:
     rng = random.Random(0)
     answers = [lp.list_problem(rng, "insert", 3) for _ in range(2000)]
-    places = [p.answer.split(" , ").index(p.question.split()[1]) for p in answers]
-    assert [places.count(i) / 2000 for i in range(4)] == pytest.approx([0.25] * 4, abs=0.04)
+    indices = [p.answer.split(" , ").index(p.question.split()[1]) for p in answers]
+    assert [indices.count(i) / 2000 for i in range(4)] == pytest.approx([0.25] * 4, abs=0.04)
 
 
 def test_there_are_576_squares() -> None:
