@@ -69,7 +69,7 @@ def lm_eval(arguments: list[str]) -> None:
 def profile(options: argparse.Namespace) -> None:
     """`lopa-dist profile [KEY=VALUE ...]`."""
     check_keys(options.settings)
-    from lopa_dist.jobs.profiles import make_profile
+    from lopa_dist.jobs.make_profile import make_profile
 
     make_profile(with_own_model(options.settings))
 

@@ -21,13 +21,14 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
-from lopa_dist.config import Config, DecodeOptions, ModelOptions, concrete
+from lopa_dist.config import Config, DecodeOptions, ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.prompts import alike
+from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.parallel.launcher import LaunchError, detect
 
@@ -107,7 +108,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         self._device = choose_device(config, world)
         self.builder = EngineBuilder(self.options, self._device)
         self.builder.load()
-        self.decode = concrete(DecodeOptions(**decode), self.builder.native)
+        self.decode = resolve_decode(DecodeOptions(**decode), self.builder.pattern)
         self.tokenizer = self.builder.tokenizer
         self.templated = False  # contexts then hold the template's special tokens already
         self.tokens = self.forwards = 0

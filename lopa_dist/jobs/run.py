@@ -28,10 +28,10 @@ from lopa_dist.jobs.journal import Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
-from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
+from lopa_dist.jobs.resolve import resolve, sequences_of_replica
 from lopa_dist.jobs.results import generation_line
 from lopa_dist.jobs.run_page import write_run_page
 from lopa_dist.jobs.stopping import finished_text
@@ -40,7 +40,7 @@ from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
-from lopa_dist.parallel.mesh import resolve
+from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.tasks.task import Task
 from lopa_dist.whole import named
@@ -72,13 +72,13 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     first = list(islice(items, world.size * config.engine.max_sequences))
     parallel = config.parallel
     axes = parallel.data, parallel.branch, parallel.tensor
-    mesh = resolve(*axes, world.size, len(first), config.decode.max_branches)
+    mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.failures.guard():
         # its name holds the time, and clocks tick between ranks
         folder = Path(group.store.broadcast("folder", str(folder)))
         builder = EngineBuilder(config.model, device)
-        config = settled(config, builder.shape, device, group, len(first))
+        config = resolve(config, builder.shape, device, group, len(first))
         encoder = Encoder(config, builder.shape, builder.tokenizer)
         job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
         attempt = begin_attempt(config, folder, builder, job_input.ids, group)
@@ -127,7 +127,7 @@ class Job:
             group.failures.last_acts.append(self.writer.close)
         rank = group.world.rank
         wandb_log = WandbLog(config, self.folder, rank) if self.is_rank_0 or config.logging.wandb.ranks else None
-        sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
+        sequences = sequences_of_replica(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
         engine = self.builder.engine(config.decode, options, group)
         if wandb_log is not None:

@@ -34,7 +34,9 @@ class Mesh:
         return data, branch, tensor
 
 
-def resolve(data: int | str, branch: int | str, tensor: int | str, world: int, requests: int, branches: int) -> Mesh:
+def choose_mesh(
+    data: int | str, branch: int | str, tensor: int | str, world: int, requests: int, branches: int
+) -> Mesh:
     """Turn sizes and ``auto`` into a mesh.
 
     `tensor` is 1 unless given: whether a model needs splitting, its user knows. With data and branch both ``auto``,

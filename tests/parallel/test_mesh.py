@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lopa_dist.parallel.launcher import LaunchError
-from lopa_dist.parallel.mesh import Mesh, resolve
+from lopa_dist.parallel.mesh import Mesh, choose_mesh
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from lopa_dist.parallel.mesh import Mesh, resolve
     ],
 )
 def test_mesh(axes: tuple[int | str, ...], world: int, requests: int, branches: int, expected: Mesh) -> None:
-    assert resolve(*axes, world, requests, branches) == expected
+    assert choose_mesh(*axes, world, requests, branches) == expected
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
@@ -43,8 +43,8 @@ def test_impossible_mesh_names_the_numbers() -> None:
     with pytest.raises(
         LaunchError, match=r"data=2 x parallel\.branch=3 x parallel\.tensor=1 = 6, but the job has 4 ranks"
     ):
-        resolve(2, 3, 1, 4, 10, 8)
+        choose_mesh(2, 3, 1, 4, 10, 8)
     with pytest.raises(LaunchError, match="4 ranks"):
-        resolve("auto", 3, "auto", 4, 10, 8)
+        choose_mesh("auto", 3, "auto", 4, 10, 8)
     with pytest.raises(LaunchError, match=r"parallel\.tensor=3 = 3, but the job has 4 ranks"):
-        resolve("auto", "auto", 3, 4, 10, 8)
+        choose_mesh("auto", "auto", 3, 4, 10, 8)
