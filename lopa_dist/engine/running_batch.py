@@ -17,7 +17,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 
 NextRequests = Callable[[int], list[int]]

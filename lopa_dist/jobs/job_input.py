@@ -18,7 +18,7 @@ from lopa_dist.jobs.request_ids import RequestIds
 from lopa_dist.jobs.results import error_line
 from lopa_dist.jobs.run_page import asked
 from lopa_dist.jobs.spool import Chosen, Spool
-from lopa_dist.tasks.task import Item, Origin, Sampling
+from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
 
@@ -50,7 +50,7 @@ class JobInput:
     """
 
     def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
-        self.items: Spool[Item] = Spool(Item, Origin, Sampling)
+        self.items: Spool[Item] = Spool(Item, Origin, RequestSampling)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
         self.ids = RequestIds()

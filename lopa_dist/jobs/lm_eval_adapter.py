@@ -27,7 +27,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
-from lopa_dist.jobs.prompts import alike
+from lopa_dist.jobs.prompts import common_prefix
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.parallel.launcher import LaunchError, detect
@@ -213,7 +213,7 @@ def with_prefixes(requests: Sequence[Request], tasks: Sequence[Any]) -> list[Req
     for request, task in zip(requests, tasks, strict=True):
         by_task[task].append(list(request.prompt))
     # what the first and the last in order have in common, all have; a lone request shares nothing
-    common = {task: alike(min(prompts), max(prompts)) for task, prompts in by_task.items() if len(prompts) > 1}
+    common = {task: common_prefix(min(prompts), max(prompts)) for task, prompts in by_task.items() if len(prompts) > 1}
     return [replace(request, prefix=common.get(task, 0)) for request, task in zip(requests, tasks, strict=True)]
 
 

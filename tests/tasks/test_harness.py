@@ -23,7 +23,7 @@ from lopa_dist.jobs.run import run
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.harness import HarnessTask
-from lopa_dist.tasks.task import Sampling
+from lopa_dist.tasks.task import RequestSampling
 
 TEST = [{"question": item.messages[0]["content"], "n": int(item.reference)} for item in Arithmetic(4).items()]
 TRAIN = [{"question": f"Ann has {n} pens . Ann loses 1 . How many are left ?", "n": n - 1} for n in range(4, 12)]
@@ -127,7 +127,7 @@ def test_a_job_and_the_harness_find_the_same_accuracy(tmp_path: Path) -> None:
 def test_how_a_task_wants_tokens_drawn(tmp_path: Path) -> None:
     drawn = {"until": "Q:", "do_sample": True, "temperature": 0.7, "top_p": 0.9}
     [item, *_] = HarnessTask(task_file(tmp_path, generation_kwargs=drawn), limit=1).items()
-    assert item.sampling == Sampling(temperature=0.7, top_p=0.9)
+    assert item.sampling == RequestSampling(temperature=0.7, top_p=0.9)
     assert item.stop == ("Q:",)
 
 

@@ -20,7 +20,7 @@ seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=60, deadline=None)
 
 
-def some(split: Split, seed: int = 0, count: int = 400) -> list[lp.Problem]:
+def some(split: Split, seed: int = 0, count: int = 400) -> list[lp.ListProblem]:
     return list(islice(lp.problems(split, seed), count))
 
 
