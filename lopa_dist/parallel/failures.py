@@ -53,12 +53,11 @@ class Failures:
         self.watched = self.watch.part
 
     def check(self) -> None:
-        """Raise RankError when another rank failed; exchange stops. Called between steps and while waiting."""
-        self.check_ranks()
-        self._share_stop()
+        """Raise RankError when another rank failed or fell silent; exchange stops.
 
-    def check_ranks(self) -> None:
-        """Raise RankError when another rank failed or fell silent: where no collective would notice, this does."""
+        Called between steps and while waiting, where no collective would notice. Schedulers do not signal every
+        process, so a rank that was asked to stop tells the others.
+        """
         if self.world.size == 1:
             return
         if self.store.check([keys.FAILED]):
@@ -68,18 +67,15 @@ class Failures:
             raise RankError(
                 self._lost(lost, f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}")
             )
+        if self.stop.asked:
+            self.store.set(keys.STOP, self.stop.signal)
+        elif self.store.check([keys.STOP]):
+            self.stop.ask(self.store.get(keys.STOP).decode())
 
     def check_early(self) -> None:
         """Raise Stopped when another rank left before the first step, which it will never be ready for."""
         if self.store.check([keys.EARLY]):
             raise Stopped(self.store.get(keys.EARLY).decode())
-
-    def _share_stop(self) -> None:
-        """Tell all ranks when this one was asked to stop, and hear of it: schedulers do not signal every process."""
-        if self.stop.asked:
-            self.store.set(keys.STOP, self.stop.signal)
-        elif self.store.check([keys.STOP]):
-            self.stop.ask(self.store.get(keys.STOP).decode())
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -185,7 +181,12 @@ class Failures:
 
     def _note(self, waits: int) -> None:
         """Tell the others how far this rank has come. Called by `StepWatch`."""
-        self.store.set(keys.waits(self.world.rank), str(waits))
+        self.store.set(keys.WAITS.format(self.world.rank), str(waits))
+
+    def _waits(self, rank: int) -> int:
+        """Return how often a rank has waited for its device."""
+        key = keys.WAITS.format(rank)
+        return int(self.store.get(key)) if self.store.check([key]) else 0
 
     def _overdue(self, waits: bool) -> str | None:
         """Return who keeps this rank from going on; None: nobody, it is busy itself. Called by `StepWatch`.
@@ -200,8 +201,7 @@ class Failures:
             return verdict
         replica = self.mesh.coordinates(own)[0]
         mates = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
-        waited = {r: int(self.store.get(keys.waits(r))) if self.store.check([keys.waits(r)]) else 0 for r in mates}
-        behind = [rank for rank in mates if waited[rank] < waited[own]]
+        behind = [rank for rank in mates if self._waits(rank) < self._waits(own)]
         if behind:
             verb = "is" if len(behind) == 1 else "are"
             return f"{self._names(behind)} {verb} still at an earlier step: busy or hanging, though alive ({why})"

@@ -35,9 +35,9 @@ class ProgressCounters:
         if amounts and time.monotonic() - self._written_at < INTERVAL_S:
             return self._totals
         for name, amount in self._pending.items():
-            self.store.add(keys.progress(name), amount)
+            self.store.add(keys.PROGRESS.format(name), amount)
         self._pending.clear()
         self._written_at = time.monotonic()
         if self.rank == 0:
-            self._totals = {name: self.store.add(keys.progress(name), 0) for name in NAMES}
+            self._totals = {name: self.store.add(keys.PROGRESS.format(name), 0) for name in NAMES}
         return self._totals

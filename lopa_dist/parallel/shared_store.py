@@ -50,11 +50,11 @@ class SharedStore:
         """Return rank 0's value, on every rank."""
         if self.world.size == 1:
             return value
-        key = keys.broadcast(name)
+        key = keys.BROADCAST.format(name)
         if self.world.rank == 0:
             self.store.set(key, value)
         while not self.store.check([key]):
-            self.failures.check_ranks()
+            self.failures.check()
             self.failures.check_early()
             time.sleep(POLL_S)
         return str(self.store.get(key).decode())
@@ -66,11 +66,11 @@ class SharedStore:
         some launchers end the job. So after this call all know of a stop that any of them was asked for before.
         """
         for name, amount in amounts.items():
-            self.store.add(keys.total(name), amount)
+            self.store.add(keys.SUM.format(name), amount)
         self.failures.check()
         self.barrier(keys.SUMMED)
         self.failures.check()
-        return {name: self.store.add(keys.total(name), 0) for name in amounts}
+        return {name: self.store.add(keys.SUM.format(name), 0) for name in amounts}
 
     def gather(self, text: str | None, replica: int, replicas: int) -> list[str]:
         """Return the texts of all replicas, on every rank; all ranks call this, once.
@@ -82,15 +82,16 @@ class SharedStore:
         """
         own = [] if text is None else [text[at : at + PART] for at in range(0, len(text), PART)]
         for number, part in enumerate(own):
-            self.store.set(keys.part(replica, number), part)
+            self.store.set(keys.GATHER_PART.format(replica, number), part)
         if text is not None:
-            self.store.set(keys.parts(replica), str(len(own)))
+            self.store.set(keys.GATHER_COUNT.format(replica), str(len(own)))
         self.barrier(keys.GATHER_WRITTEN)
         texts = []
         for other in range(replicas):
-            parts = [keys.part(other, number) for number in range(int(self.store.get(keys.parts(other))))]
-            texts.append(b"".join(self.store.get(part) for part in parts).decode())
+            count = int(self.store.get(keys.GATHER_COUNT.format(other)))
+            parts = [self.store.get(keys.GATHER_PART.format(other, number)) for number in range(count)]
+            texts.append(b"".join(parts).decode())
         self.barrier(keys.GATHER_READ)
         for number in range(len(own)):  # the store may outlive this group
-            self.store.delete_key(keys.part(replica, number))
+            self.store.delete_key(keys.GATHER_PART.format(replica, number))
         return texts

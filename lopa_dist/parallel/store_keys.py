@@ -23,6 +23,8 @@ key                  written by                        read by                  
 ``waits/RANK``       a thread of that rank             ranks of its replica        how often it waited for its device
 ``left``             every rank, counting up           rank 0                      who needs the store no more
 ===================  ================================  ==========================  ===================================
+
+Constants with ``{}`` are completed by `str.format`.
 """
 
 from __future__ import annotations
@@ -30,47 +32,19 @@ from __future__ import annotations
 JOINED = "joined"
 READY = "ready"
 PREPARED = "prepared"
+BROADCAST = "broadcast/{}"
+SUM = "sum/{}"
 SUMMED = "summed"
+GATHER_COUNT = "gather/{}"
+GATHER_PART = "gather/{}/{}"
 GATHER_WRITTEN = "gather written"
 GATHER_READ = "gather read"
 TAKEN = "taken"
+PROGRESS = "progress/{}"
 STOP = "stop"
 EARLY = "early"
 FAILURES = "failures"
 FAILED = "failed"
+BEAT = "beat/{}"
+WAITS = "waits/{}"
 LEFT = "left"
-
-
-def broadcast(name: str) -> str:
-    """Return the key of a value of rank 0."""
-    return f"broadcast/{name}"
-
-
-def total(name: str) -> str:
-    """Return the key of a sum over all ranks."""
-    return f"sum/{name}"
-
-
-def parts(replica: int) -> str:
-    """Return the key of the number of parts of a replica's text."""
-    return f"gather/{replica}"
-
-
-def part(replica: int, number: int) -> str:
-    """Return the key of one part of a replica's text."""
-    return f"gather/{replica}/{number}"
-
-
-def progress(name: str) -> str:
-    """Return the key of a counter of the job's display."""
-    return f"progress/{name}"
-
-
-def beat(rank: int) -> str:
-    """Return the key of a rank's signs of life."""
-    return f"beat/{rank}"
-
-
-def waits(rank: int) -> str:
-    """Return the key of how often a rank has waited for its device."""
-    return f"waits/{rank}"

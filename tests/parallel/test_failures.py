@@ -66,9 +66,9 @@ def test_a_rank_at_an_earlier_step_is_named(
     failures.mesh = Mesh(1, 2)
     monkeypatch.setattr(failures.heart, "silent", list)
     assert failures._overdue(False) is None
-    store.set(keys.waits(1), "3")
+    store.set(keys.WAITS.format(1), "3")
     assert str(failures._overdue(True)).startswith("rank 0 of 2 is still at an earlier step")
-    store.set(keys.waits(0), "3")
+    store.set(keys.WAITS.format(0), "3")
     assert str(failures._overdue(True)).startswith("what rank 1 waits for does not come")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lopa_dist.parallel.launcher import Start, World, detect, rendezvous
 
 
-def test_a_restart_is_told_from_a_start() -> None:
+def test_a_restart_is_distinguished_from_a_start() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     first = Start.read(job)
     assert not Start.read(job).again(first)
