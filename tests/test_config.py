@@ -386,7 +386,7 @@ def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> 
         cli.summary(report, Path("run"))
 
 
-def test_the_first_error_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [{"finish_reason": "stop"}] + [{"finish_reason": "error", "error": f"line {i}: bad"} for i in (2, 3)]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = {"requests": 3, "errors": 2, "tpf": 1.0, "tokens_per_s": {"job": 0.0}}

@@ -57,7 +57,7 @@ def test_json_without_gpu_claims_nothing(tmp_path: Path, capsys: pytest.CaptureF
     assert {bar["met"] for row in written["rows"] for bar in row["bars"]} == {"not measured"}
 
 
-def test_what_was_measured_is_told_though_a_part_breaks_off(
+def test_what_was_measured_is_reported_though_a_part_breaks_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object) -> None:
@@ -88,7 +88,7 @@ def test_a_part_alone_and_no_time_left(capsys: pytest.CaptureFixture[str]) -> No
     assert "gemm" not in shown
 
 
-def test_what_a_gpu_would_be_told(
+def test_what_a_gpu_would_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a clock that always says 5 ms: every figure is there, and is kept."""

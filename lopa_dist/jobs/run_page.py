@@ -15,7 +15,7 @@ from lopa_dist.jobs.charts import Bars, bars, histogram
 from lopa_dist.jobs.columns import Columns
 from lopa_dist.jobs.explain import settings_of, shown, value_of
 from lopa_dist.jobs.page import write_page
-from lopa_dist.jobs.report import accuracy_interval, figures, settings, told_of
+from lopa_dist.jobs.report import accuracy_interval, drafts_sentence, figures, settings
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.tasks.task import Item
 
@@ -48,7 +48,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         title=f"{report['task']['name']} with {report['model']['path']}",
         headline=headline(report),
         tiles=tiles(report),
-        drafts=told_of(report["drafts"]) if "drafts" in report else "",
+        drafts=drafts_sentence(report["drafts"]) if "drafts" in report else "",
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),

@@ -78,7 +78,7 @@ def test_the_consumer_works_while_the_device_does(small_model: Transformer, monk
     assert device.now == steps * FORWARD_S + behind_last
 
 
-def test_every_step_is_counted_and_told_once(small_model: Transformer) -> None:
+def test_every_step_is_counted_and_shown_once(small_model: Transformer) -> None:
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4))
     seen: list[tuple[str, int]] = []
     engine.on_step.append(lambda engine: seen.append(("after", engine.statistics.steps)))

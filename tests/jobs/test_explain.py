@@ -35,7 +35,7 @@ def lines_of(*arguments: str) -> dict[str, list[str]]:
     return found
 
 
-def test_every_setting_is_told_with_its_meaning() -> None:
+def test_every_setting_comes_with_its_meaning() -> None:
     found = lines_of()
     known = leaves(OmegaConf.structured(Config))
     sections = {key for key in known if any(other.startswith(f"{key}.") for other in known)}

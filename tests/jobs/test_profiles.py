@@ -54,7 +54,7 @@ def job() -> Config:
     )
 
 
-def test_without_a_profile_the_remedy_is_told(tmp_path: Path) -> None:
+def test_without_a_profile_the_remedy_is_given(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
 

@@ -53,7 +53,7 @@ def test_predictions_change_little_and_weights_are_small(kind: str, bound: float
     assert not [m for m in model.model.modules() if isinstance(m, nn.Linear)]
 
 
-def test_what_a_gpu_cannot_multiply_is_told_before_weights_are_read(
+def test_what_a_gpu_cannot_multiply_is_refused_before_weights_are_read(
     monkeypatch: pytest.MonkeyPatch, small_model: Transformer
 ) -> None:
     gpu = torch.device("cuda:0")
