@@ -39,11 +39,14 @@ def resolve(config: Config, shape: ModelConfig, device: torch.device, group: Gro
     found = by_model(config, shape, device) | by_ranks(config, group.mesh)
     profile = by_profile(config, shape, device, group.mesh, requests) if group.world.rank == 0 else {}
     found |= json.loads(group.store.broadcast("profile", json.dumps(profile)))
-    decode, engine = (
-        {key.removeprefix(section): value for key, (value, _) in found.items() if key.startswith(section)}
-        for section in ("decode.", "engine.")
-    )
-    return replace(config, decode=DecodeConfig(**vars(config.decode) | decode), engine=replace(config.engine, **engine))
+    decode = DecodeConfig(**vars(config.decode) | values_of(found, "decode"))
+    return replace(config, decode=decode, engine=replace(config.engine, **values_of(found, "engine")))
+
+
+def values_of(found: Found, section: str) -> dict[str, Any]:
+    """Return the values that were found for the options of a section, by their names in it."""
+    keys = [key.split(".") for key in found]
+    return {name: found[f"{section}.{name}"][0] for where, name in keys if where == section}
 
 
 def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConfig:
