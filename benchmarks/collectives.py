@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(1)
     world = detect()
     group = Group(world, Mesh(1, world.size), "auto", 60, torch.device("cpu"), Stop(5))
-    with group.guard():
+    with group.failures.guard():
         found: dict[str, dict[int, float]] = {"all_gather": {}, "broadcast": {}}
         for size in SIZES:
             buffer = torch.zeros(size, dtype=torch.uint8)

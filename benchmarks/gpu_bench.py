@@ -82,7 +82,7 @@ class Bench:
         return None if self.toy else statistics.median(times[len(times) // 2 :])
 
     def fill(self, row: Row, measure: Callable[[Row], None]) -> None:
-        """Measure a row, unless the time is up. What fails on a GPU is told in the row, and the others go on."""
+        """Measure a row, unless the time is up. What fails on a GPU is written into the row, and the others go on."""
         if self.deadline.over():
             row.note = "deadline"
             return

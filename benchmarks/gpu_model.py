@@ -39,7 +39,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import FUSED, Runners
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import attend_tiles
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer

@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     tables = make_rows(parts)
     try:
         measure(bench, tables)
-    finally:  # whatever broke off, what was measured is told
+    finally:  # whatever broke off, what was measured is written
         rows = [row for part in PARTS if part in parts for row in tables[part]]
         if bench.deadline.over():
             for row in rows:
@@ -281,7 +281,7 @@ def bars_table(rows: list[Row]) -> Table:
     return table
 
 
-def told(row: Row) -> dict[str, Any]:
+def as_json(row: Row) -> dict[str, Any]:
     """A row for JSON."""
 
     def said(value: float | None) -> float | str:
@@ -298,7 +298,7 @@ def keep(file: Path, bench: Bench, rows: list[Row], minutes: float, seconds: flo
         **software(bench),
         "minutes": minutes,
         "seconds": round(seconds, 1),
-        "rows": [told(row) for row in rows],
+        "rows": [as_json(row) for row in rows],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report, indent=1) + "\n")

@@ -84,13 +84,13 @@ class Process:
             lines = Path(f"/proc/{self.first}/status").read_text().splitlines()
         except FileNotFoundError:
             return 0, 0
-        told = dict(line.split(":", 1) for line in lines)
-        return tuple(1024 * int(told.get(key, "0 kB").split()[0]) for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+        fields = dict(line.split(":", 1) for line in lines)
+        return tuple(1024 * int(fields.get(key, "0 kB").split()[0]) for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
     def processor_s(self) -> float:
         """Seconds that processors have worked for rank 0: unlike those of a clock, the same on a busy machine."""
-        told = Path(f"/proc/{self.first}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+        fields = Path(f"/proc/{self.first}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def running(self) -> bool:
         """Whether it has not ended.
@@ -320,8 +320,8 @@ def main() -> None:
     for key in ("seconds", "peak_mib"):
         table.add_row(f"merge, {key}", *(f"{row['merge'][key]:.1f}" if "merge" in row else "" for row in rows))
     Console().print(table)
-    told = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "rows": rows}
-    file.write_text(json.dumps(told, indent=1) + "\n")
+    report = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "rows": rows}
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def main() -> None:
         when = f"{row['every_s']:g} s" if row["every_s"] else "step"
         table.add_row(when, f"{row['seconds']:.1f}", f"{row['logging_seconds']:.3f}", f"{row['share']:.2%}")
     Console().print(table)
-    told = {"machine": platform.machine(), "python": platform.python_version(), "rows": found}
-    (RESULTS / "logging_share.json").write_text(json.dumps(told, indent=1) + "\n")
+    written = {"machine": platform.machine(), "python": platform.python_version(), "rows": found}
+    (RESULTS / "logging_share.json").write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from lopa_dist import __version__
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import CONF, Config, check_keys, composition, plain, register, typed, with_own_model
-from lopa_dist.parallel.group import RankError, die
+from lopa_dist.parallel.failures import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stopped
 

@@ -69,16 +69,16 @@ def lm_eval(arguments: list[str]) -> None:
 def profile(options: argparse.Namespace) -> None:
     """`lopa-dist profile [KEY=VALUE ...]`."""
     check_keys(options.settings)
-    from lopa_dist.jobs.profiles import make_profile
+    from lopa_dist.jobs.make_profile import make_profile
 
     make_profile(with_own_model(options.settings))
 
 
 def explain(options: argparse.Namespace) -> None:
     """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
-    from lopa_dist.jobs.explain import explain as told
+    from lopa_dist.jobs.explain import explain as explanation
 
-    print(told(options.keys))
+    print(explanation(options.keys))
 
 
 def argument_parsers() -> dict[str, Parser]:

@@ -26,7 +26,7 @@ from lopa_dist.checks import (
 )
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.models.families import PATTERNS, Native
+from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
 
 HERE = Path(__file__).parent
@@ -69,6 +69,7 @@ EMBEDDED_TASKS = ("arithmetic", "lists")
 TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS, "harness")
 
 
+AUTO_BRANCHES = 7  # where no profile is at hand
 AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
 AUTO_NUMBERS = ("branches", "block_size", "sub_block_size", "max_active_blocks")
 
@@ -96,36 +97,15 @@ class DecodeOptions(DecodeConfig):
             setattr(self, key, value)
             if isinstance(value, str) and value != "auto":
                 raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
-        concrete(self, PATTERNS["vanilla"])
+        # what is given must go together, whatever the model's own values are
+        given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
+        implied = {"canvas": "whole"} if self.cache == "dual" else {}
+        DecodeConfig(**implied | given)
 
     @property
     def max_branches(self) -> int:
-        """As for concrete options; with ``auto`` the most branch ranks that the mesh is laid out for."""
+        """As for `DecodeConfig`; with ``auto`` the most branch ranks that the mesh is laid out for."""
         return (AUTO_BRANCHES if isinstance(self.branches, str) else self.branches) + 1
-
-
-AUTO_BRANCHES = 7  # where no profile is at hand
-
-
-def concrete(decode: DecodeConfig, native: Native, branches: int | None = None) -> DecodeConfig:
-    """Return the options with every ``auto`` replaced by the model's own value, and that of the branches by `branches`.
-
-    Without `branches`, where neither ranks nor a profile are known, they are 0 with verify=agreement, else 7.
-
-    Raises:
-        ValueError: as `DecodeConfig`.
-    """
-    values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
-    if values["branches"] == "auto":
-        usual = 0 if decode.verify == "agreement" else AUTO_BRANCHES
-        values["branches"] = usual if branches is None else branches
-    # what goes with the user's choices, whatever the model
-    causal = values["window_attention"] == "block_causal"
-    if causal and values["prompt_attention"] == "auto" and native.prompt_attention == "joint":
-        values["prompt_attention"] = "self"
-    if values["canvas"] == "auto" and (causal or values["cache"] == "dual"):
-        values["canvas"] = "growing" if causal else "whole"
-    return DecodeConfig(**{key: getattr(native, key) if v == "auto" else v for key, v in values.items()})
 
 
 @dataclass

@@ -11,18 +11,18 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from lopa_dist.config import CONF, Config, check_keys, composed, concrete, quoted
+from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
-from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
+from lopa_dist.jobs.resolve import resolve, resolve_decode, sequences_of_replica
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
-from lopa_dist.parallel.mesh import resolve
+from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, read_request
 from lopa_dist.tasks.task import Item
@@ -140,15 +140,15 @@ class LLM:
         config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
         builder = self.builder
         # before the ranks meet: after a call that is refused, there may be another
-        settled_here = replace(config, decode=concrete(config.decode, builder.native))
-        requests = encoded(Encoder(settled_here, builder.shape, builder.tokenizer), items)
+        resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+        requests = encoded(Encoder(resolved, builder.shape, builder.tokenizer), items)
         parallel, size = config.parallel, self.world.size
         axes = parallel.data, parallel.branch, parallel.tensor
-        mesh = resolve(*axes, size, len(items), config.decode.max_branches)
+        mesh = choose_mesh(*axes, size, len(items), config.decode.max_branches)
         ends = parallel.timeout_s, builder.device, Stop(grace_s=0.0)
         with handlers_kept():
             group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
-            with group.guard():
+            with group.failures.guard():
                 return self.answers(config, items, requests, group, progress)
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
@@ -168,9 +168,9 @@ class LLM:
     ) -> list[Output]:
         """What all replicas of a group generate, on every rank."""
         builder, leader = self.builder, group.world.rank == 0
-        config = settled(config, builder.shape, builder.device, group, len(items))
+        config = resolve(config, builder.shape, builder.device, group, len(items))
         builder.load(leader, group.tensor)
-        sequences = in_flight(config.engine, len(requests), group.mesh.data)
+        sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
         engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
         group.ready()
         engine.prepare(requests)
@@ -178,19 +178,20 @@ class LLM:
         own: dict[int, Output] = {}
         shown = "auto" if progress and leader else "never"
         with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:
-            for generation in engine.generate(requests, partial(group.take, total=len(requests))):
-                if group.leads:
+            for generation in engine.generate(requests, partial(group.queue.take, total=len(requests))):
+                if group.is_leader:
                     index = generation.request.index
                     own[index] = output = self.output(generation, items[index].stop)
-                    display.update(group.tally(done=1, tokens=len(output.tokens), forwards=output.forwards))
-            if group.leads:
-                display.update(group.tally())
-        group.total({})  # all have ended, and know of a stop that any of them was told
+                    display.update(group.progress.add(done=1, tokens=len(output.tokens), forwards=output.forwards))
+            if group.is_leader:
+                display.update(group.progress.add())
+        group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
         if group.stop.asked:
             raise Stopped(f"stopped by {group.stop.signal}")
         if group.world.size > 1:
-            told = group.share(json.dumps([[index, asdict(output)] for index, output in own.items()]))
-            own = {index: Output(**output) for text in told for index, output in json.loads(text)}
+            text = json.dumps([[index, asdict(output)] for index, output in own.items()]) if group.is_leader else None
+            texts = group.store.gather(text, group.data_rank, group.mesh.data)
+            own = {index: Output(**output) for text in texts for index, output in json.loads(text)}
         return [own[index] for index in range(len(items))]
 
     def output(self, generation: Generation, stop: Sequence[str]) -> Output:

@@ -63,14 +63,14 @@ def presets(group: str, title: str) -> str:
     """What each preset of a group is, by the comment that its file begins with."""
     lines = [f"### {title}", "", f"| `{group}=` | |", "|---|---|"]
     for file in sorted((CONF / group).glob("*.yaml"), key=in_order):
-        told = []
+        comment = []
         for line in file.read_text().splitlines():
             if line.startswith("# @package"):
                 continue
             if not line.startswith("#"):
                 break
-            told.append(line.lstrip("# "))
-        lines.append(f"| `{file.stem}` | {' '.join(told)} |")
+            comment.append(line.lstrip("# "))
+        lines.append(f"| `{file.stem}` | {' '.join(comment)} |")
     return "\n".join(lines)
 
 

@@ -17,9 +17,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
-from lopa_dist.config import TASKS, Config, concrete
+from lopa_dist.config import TASKS, Config
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 
 
@@ -75,13 +76,6 @@ def test_verification_that_makes_no_sense_is_refused(given: dict[str, Any], name
         DecodeConfig(**given)
 
 
-@pytest.mark.parametrize(("branches", "wanted"), [("auto", 3), (1, 1)])
-def test_each_branch_rank_has_a_branch_of_verified_lookahead(branches: int | str, wanted: int) -> None:
-    decode = composed("decode=embedded", f"decode.branches={branches}").decode
-    assert concrete(decode, PATTERNS["d2f"], 3).branches == wanted
-    assert concrete(decode, PATTERNS["d2f"]).branches == (0 if branches == "auto" else 1)
-
-
 @pytest.mark.parametrize("group", ["model", "task", "decode", "parallel", "engine", "logging", "experiment"])
 def test_every_choice_of_every_group_composes(group: str) -> None:
     needed = {"local": ["model.path=x"], "batch": ["task.input=x"], "harness": ["task.harness=x"]}
@@ -97,7 +91,7 @@ def test_paper_settings() -> None:
     """S1 and S12 of the paper: BP counts the anchor as a branch, so 4 ranks are k = 3."""
     first, last = composed("experiment=s1").decode, composed("experiment=s12").decode
     assert (first.branches, first.tau_conf, first.tau_act, first.tau_add) == (3, 0.95, 0.95, 0.1)
-    last = concrete(last, PATTERNS["d2f"])
+    last = resolve_decode(last, PATTERNS["d2f"])
     assert (last.branches, last.tau_conf, last.block_size, last.max_new_tokens) == (7, 0.7, 32, 512)
     assert (last.window_attention, last.prompt_attention, last.cache) == ("full", "self", "block")
     assert last.max_active_blocks is None
@@ -145,34 +139,34 @@ def test_auto_follows_the_model() -> None:
     """LoPA's options that depend on the model, on three kinds of models; what the user says stays."""
     auto = composed("decode=lopa").decode
     assert (auto.window_attention, auto.cache, auto.block_size, auto.max_active_blocks) == ("auto",) * 4
-    vanilla, d2f = (concrete(auto, PATTERNS[name]) for name in ("vanilla", "d2f"))
+    vanilla, d2f = (resolve_decode(auto, PATTERNS[name]) for name in ("vanilla", "d2f"))
     assert (vanilla.cache, vanilla.prompt_attention) == ("none", "joint")
     assert (d2f.cache, d2f.prompt_attention) == ("block", "self")
-    blocks = concrete(auto, replace(PATTERNS["block_diffusion"], block_size=4))
+    blocks = resolve_decode(auto, replace(PATTERNS["block_diffusion"], block_size=4))
     assert type(blocks) is DecodeConfig
     assert (blocks.window_attention, blocks.cache, blocks.block_size, blocks.max_active_blocks) == (
         "block_causal", "block", 4, 1,
     )  # fmt: skip
     chosen = composed("decode=lopa", "decode.cache=none", "decode.block_size=8", "decode.max_active_blocks=null").decode
-    blocks = concrete(chosen, PATTERNS["block_diffusion"])
+    blocks = resolve_decode(chosen, PATTERNS["block_diffusion"])
     assert (blocks.cache, blocks.block_size, blocks.max_active_blocks) == ("none", 8, None)
 
 
 def test_presets_of_the_baselines_follow_the_model() -> None:
     """Fast-dLLM on models without blocks, block diffusion on those with them; vanilla is never anything else."""
     threshold = composed("decode=threshold").decode
-    found = concrete(threshold, PATTERNS["vanilla"])
+    found = resolve_decode(threshold, PATTERNS["vanilla"])
     assert (found.canvas, found.cache, found.prompt_attention, found.block_size) == ("whole", "none", "joint", 32)
     assert (found.max_active_blocks, found.branches, found.tau_conf, found.confidence) == (1, 0, 0.9, "probability")
-    found = concrete(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
+    found = resolve_decode(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
     assert (found.canvas, found.cache, found.prompt_attention) == ("growing", "block", "blocks")
     assert (found.window_attention, found.sub_block_size, found.boundary) == ("block_causal", 8, "fill")
     for cache in ("prefix", "dual"):
         asked = composed("decode=threshold", f"decode.cache={cache}").decode
-        assert concrete(asked, PATTERNS["vanilla"]).cache == cache
-    assert concrete(asked, PATTERNS["d2f"]).canvas == "whole"
+        assert resolve_decode(asked, PATTERNS["vanilla"]).cache == cache
+    assert resolve_decode(asked, PATTERNS["d2f"]).canvas == "whole"
     causal = composed("decode=threshold", "decode.window_attention=block_causal").decode
-    assert concrete(causal, PATTERNS["vanilla"]).canvas == "growing"
+    assert resolve_decode(causal, PATTERNS["vanilla"]).canvas == "growing"
     most, entropy = composed("decode=vanilla").decode, composed("decode=vanilla_entropy").decode
     assert (most.confidence, entropy) == ("probability", replace(most, confidence="neg_entropy"))
 
@@ -197,11 +191,11 @@ def test_caches_and_canvases_that_do_not_go_together(overrides: list[str], words
 
 def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
     auto = composed("decode=lopa", "decode.prompt_attention=joint").decode
-    assert concrete(auto, PATTERNS["d2f"]).prompt_attention == "joint"
+    assert resolve_decode(auto, PATTERNS["d2f"]).prompt_attention == "joint"
     with pytest.raises(ValueError, match=r"needs decode\.window_attention=full"):
-        concrete(auto, PATTERNS["block_diffusion"])
+        resolve_decode(auto, PATTERNS["block_diffusion"])
     asked = composed("decode=lopa", "decode.window_attention=block_causal").decode
-    assert concrete(asked, PATTERNS["vanilla"]).prompt_attention == "self"
+    assert resolve_decode(asked, PATTERNS["vanilla"]).prompt_attention == "self"
 
 
 @pytest.mark.parametrize(
@@ -392,7 +386,7 @@ def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> 
         cli.summary(report, Path("run"))
 
 
-def test_the_first_error_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [{"finish_reason": "stop"}] + [{"finish_reason": "error", "error": f"line {i}: bad"} for i in (2, 3)]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = {"requests": 3, "errors": 2, "tpf": 1.0, "tokens_per_s": {"job": 0.0}}

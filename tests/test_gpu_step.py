@@ -51,13 +51,13 @@ def test_json_without_gpu_claims_nothing(tmp_path: Path, capsys: pytest.CaptureF
     file = tmp_path / "new" / "toy.json"
     gpu_step.main(["--toy", "--part", "eager", "--part", "machine", "--json", str(file)])
     assert f"written to {file}" in capsys.readouterr().out
-    told = json.loads(file.read_text())
-    assert told["device"] == "no GPU"
-    assert {figure for row in told["rows"] for figure in row["figures"].values()} == {"not measured"}
-    assert {bar["met"] for row in told["rows"] for bar in row["bars"]} == {"not measured"}
+    written = json.loads(file.read_text())
+    assert written["device"] == "no GPU"
+    assert {figure for row in written["rows"] for figure in row["figures"].values()} == {"not measured"}
+    assert {bar["met"] for row in written["rows"] for bar in row["bars"]} == {"not measured"}
 
 
-def test_what_was_measured_is_told_though_a_part_breaks_off(
+def test_what_was_measured_is_reported_though_a_part_breaks_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object) -> None:
@@ -88,7 +88,7 @@ def test_a_part_alone_and_no_time_left(capsys: pytest.CaptureFixture[str]) -> No
     assert "gemm" not in shown
 
 
-def test_what_a_gpu_would_be_told(
+def test_what_a_gpu_would_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a clock that always says 5 ms: every figure is there, and is kept."""
@@ -235,10 +235,10 @@ def test_whole_steps_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> N
 def test_transformers_gets_no_mask_and_sees_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, case = Bench(torch.device("cpu"), Deadline(1)), Case(16, 8, 2)
     model = gpu_model.random_model(bench.shape(DREAM), bench.device)
-    told, plain = [], torch.nn.functional.scaled_dot_product_attention
+    written, plain = [], torch.nn.functional.scaled_dot_product_attention
 
     def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
-        told.append((q.shape[2], k.shape[1:3], options["attn_mask"], options["is_causal"]))
+        written.append((q.shape[2], k.shape[1:3], options["attn_mask"], options["is_causal"]))
         return plain(q, k, v, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
@@ -246,7 +246,7 @@ def test_transformers_gets_no_mask_and_sees_all_rows(monkeypatch: pytest.MonkeyP
     run = gpu_model.eager_step(gpu_model.qwen2(model, bench.device), shape, case, bench.device)
     with torch.inference_mode():
         first, second = run(), run()
-    assert told == [(8, (shape.kv_heads, 24), None, False)] * 2 * shape.layers
+    assert written == [(8, (shape.kv_heads, 24), None, False)] * 2 * shape.layers
     assert first.shape == (3, 2, 4)
     assert torch.equal(first, second), "the cache is as it was"
 

@@ -6,7 +6,7 @@ import random
 
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.embedded.noise import UNIT, Example
+from lopa_dist.embedded.noise import UNIT, TrainingExample
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import Split
 
@@ -28,7 +28,7 @@ class ListExamples:
         self.eos = tokenizer.eos_token_id
         self.period = self.ids["▁,"]
 
-    def draw(self, progress: float) -> Example:
+    def draw(self, progress: float) -> TrainingExample:
         """One example; `progress` (0 to 1) is the share of the training that is over."""
         longest = next((items for until, items in CURRICULUM if progress < until), lp.LONGEST)
         while True:
@@ -36,7 +36,7 @@ class ListExamples:
             if lp.split_of(problem.question) == self.split:
                 return self.example(problem)
 
-    def example(self, problem: lp.Problem) -> Example:
+    def example(self, problem: lp.ListProblem) -> TrainingExample:
         """A problem as tokens; now and then with one more block of filler, as a decoder with larger blocks sees."""
         words = [self.ids["▁" + word] for word in problem.question.split()]
         prompt = [self.ids["<|user|>"], *words, self.ids["<|assistant|>"]]
@@ -45,4 +45,4 @@ class ListExamples:
         if self.rng.random() < 0.1:
             canvas = min(canvas + UNIT, CANVAS)
         body += [self.eos] * (canvas - len(body))
-        return Example(prompt + body, len(prompt), canvas, [-1] * (len(prompt) + canvas), drill=False)
+        return TrainingExample(prompt + body, len(prompt), canvas, [-1] * (len(prompt) + canvas), drill=False)

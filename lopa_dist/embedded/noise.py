@@ -31,7 +31,7 @@ LEFT, AT_SENTENCE = 0.35, 0.6  # share of stories that keep a left part, and of 
 
 
 @dataclass
-class Example:
+class TrainingExample:
     """One row before masking. `fact[i]` is the fact that token i states (a result 0 to 4, NAME, ...), or -1."""
 
     tokens: list[int]
@@ -42,7 +42,7 @@ class Example:
 
 
 @dataclass
-class Batch:
+class TrainingBatch:
     """Numpy arrays [B, L]: noisy inputs, clean targets, loss weights, and the end of what each row may see."""
 
     inputs: NDArray[np.int64]
@@ -60,7 +60,7 @@ class Source(Protocol):
     right: float  # share of left parts with which a right part is known, too
     near: float  # how much more masks weigh that have a known token next to them, or one token further
 
-    def draw(self, progress: float) -> Example:
+    def draw(self, progress: float) -> TrainingExample:
         """One example; `progress` (0 to 1) is the share of the training that is over."""
 
 
@@ -91,7 +91,7 @@ class Examples:
         """Ids of words separated by single spaces, each with its leading space (a dictionary look-up, no library)."""
         return [self.ids["▁" + w] for w in text.split()]
 
-    def draw(self, progress: float) -> Example:
+    def draw(self, progress: float) -> TrainingExample:
         """A story or a drill that fits the lengths."""
         share = self.drills[0] + (self.drills[1] - self.drills[0]) * min(1.0, progress / 0.6)
         while True:
@@ -99,12 +99,12 @@ class Examples:
             if len(example.tokens) <= self.lengths[-1]:  # or a drill behind a long story
                 return example
 
-    def story(self) -> Example:
+    def story(self) -> TrainingExample:
         """Question and worded answer."""
         problem = next(self.problems)
         return self._example(problem.question, problem.answer, drill=False)
 
-    def drill(self) -> Example:
+    def drill(self) -> TrainingExample:
         """A question in front of step sentences that compute unrelated things."""
         problem, rng = next(self.problems), self.rng
         name = rng.choice(wp.NAMES)
@@ -112,10 +112,10 @@ class Examples:
         for _ in range(5):
             before = rng.choice(wp.RESULT_RANGE)
             operator, operand, after = wp.random_operation(rng, before)
-            sentences.append(wp.word_step(rng, wp.Step(before, operator, operand, after), name))
+            sentences.append(wp.word_step(rng, wp.Operation(before, operator, operand, after), name))
         return self._example(problem.question, " ".join(sentences), drill=True)
 
-    def _example(self, question: str, answer: str, drill: bool) -> Example:
+    def _example(self, question: str, answer: str, drill: bool) -> TrainingExample:
         user, assistant = self.ids["<|user|>"], self.ids["<|assistant|>"]
         assert prompt_text("") == "<|user|> <|assistant|>"
         prompt = [user, *self.encode(question), assistant]
@@ -125,7 +125,7 @@ class Examples:
             canvas += UNIT
         canvas = min(canvas, 80 if drill else 64)
         body = (body + [self.eos] * canvas)[:canvas]
-        return Example(prompt + body, len(prompt), canvas, [-1] * len(prompt) + self._facts(body, drill), drill)
+        return TrainingExample(prompt + body, len(prompt), canvas, [-1] * len(prompt) + self._facts(body, drill), drill)
 
     def _facts(self, body: list[int], drill: bool) -> list[int]:
         """The fact of each token. A result's copies reach from its `=` to the next equation's first term."""
@@ -142,7 +142,7 @@ class Examples:
 
 
 def masked_batch(
-    examples: list[Example],
+    examples: list[TrainingExample],
     length: int,
     mask_id: int,
     pad_id: int,
@@ -150,7 +150,7 @@ def masked_batch(
     rng: np.random.Generator,
     right: float = 0.0,
     near: float = 1.0,
-) -> Batch:
+) -> TrainingBatch:
     """Choose groups, mask ratios and masks for `examples`, padded to `length`.
 
     `period_id` ends their sentences; `right` and `near` are those of `Source`.
@@ -193,11 +193,11 @@ def masked_batch(
     hidden = rng.random((n, FACTS)) < rng.choice([0.15, 0.4, 1.0], (n, 1))
     facts = (fact >= 0) & np.take_along_axis(hidden, np.clip(fact, 0, FACTS - 1), 1)
     result = (fact >= 0) & (fact < NAME)
-    told = (fact >= 0).any(1, keepdims=True)
+    has_facts = (fact >= 0).any(1, keepdims=True)
     chance = rng.random((n, 1))
-    masked = np.where(told & (chance < 0.2), facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
+    masked = np.where(has_facts & (chance < 0.2), facts, masked | (facts & (chance < 0.55) & (offset >= clean * size)))
     named = fact == NAME
-    alone = told & (rng.random((n, 1)) < 0.15)  # copying names needs rows of its own to be learned at all
+    alone = has_facts & (rng.random((n, 1)) < 0.15)  # copying names needs rows of its own to be learned at all
     masked = np.where(alone, named, masked)
     # a left part known and nothing behind it: what a decoder sees that fills the leftmost mask first. The first word
     # of a sentence says whether another step comes, which nothing else teaches so directly
@@ -222,5 +222,5 @@ def masked_batch(
     beside = known[:, :-4] | known[:, 1:-3] | known[:, 3:-1] | known[:, 4:]
     importance = importance * np.where(beside & ~filler, near, 1.0)
     weights = masked / np.maximum(share, MIN_RATIO) * importance
-    numbers = masked & np.where(told, result, ~filler)
-    return Batch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, numbers)
+    numbers = masked & np.where(has_facts, result, ~filler)
+    return TrainingBatch(np.where(masked, mask_id, targets), targets, weights.astype(np.float32), hi, numbers)

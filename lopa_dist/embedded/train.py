@@ -160,11 +160,11 @@ class Batches:
         self.source, self.config, self.ids = source, config, ids
         self.rng = np.random.default_rng(seed)
         self.progress = 0.0  # of the training, as the source takes it
-        self.pools: dict[int, list[noise.Example]] = {length: [] for length in source.lengths}
-        self.queue: queue.Queue[noise.Batch] = queue.Queue(3)
+        self.pools: dict[int, list[noise.TrainingExample]] = {length: [] for length in source.lengths}
+        self.queue: queue.Queue[noise.TrainingBatch] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()
 
-    def make(self) -> noise.Batch:
+    def make(self) -> noise.TrainingBatch:
         """Collect examples until one of the static lengths has a full batch."""
         while True:
             example = self.source.draw(self.progress)
@@ -249,7 +249,7 @@ def train(config: TrainConfig) -> Path:
         with whole(state_file) as file:
             torch.save(state, file)
 
-    def run(batch: noise.Batch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def run(batch: noise.TrainingBatch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
         arrays = (batch.inputs, batch.targets, batch.weights, batch.hi)
         tensors = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
         with torch.autocast(device, dtype=torch.bfloat16):

@@ -65,7 +65,7 @@ class EngineConfig:
         """`max_rows` as a number; null where there is no bound.
 
         Raises:
-            ValueError: it is still ``auto``, which jobs settle by a profile.
+            ValueError: it is still ``auto``, which jobs resolve by a profile.
         """
         if isinstance(self.max_rows, str):
             raise ValueError("engine.max_rows=auto: no profile was looked up; give a number or null")

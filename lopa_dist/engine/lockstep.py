@@ -15,7 +15,7 @@ from lopa_dist.decode import ForwardBatch
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.communicator import Communicator, PeerFailure
-from lopa_dist.parallel.group import broken
+from lopa_dist.parallel.failures import broken
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints
 
@@ -27,7 +27,7 @@ class Lockstep:
         comm: the branch group.
         tensor: the group that the model is split over.
         requested: returns what this rank was asked to do; called once a step.
-        statistics: is told of phases' times.
+        statistics: records phases' times.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.runners import USUAL_BLOCKS, Runners
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.transformer import Transformer
 
 PREFIX = 256  # cached tokens that every row of a measured forward sees

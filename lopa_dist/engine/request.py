@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
 from lopa_dist.engine.kv_pool import KVPool
-from lopa_dist.kernels.attention import Attention
+from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import on_device
-from lopa_dist.kernels.record_head import Sampling, record_head
+from lopa_dist.kernels.record_head import record_head
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
@@ -45,7 +46,7 @@ class Runner:
         model: Transformer,
         pool: KVPool,
         sampling: Sampling,
-        attention: Attention,
+        attention: AttentionKernel,
         tensor: Communicator | None = None,
     ) -> None:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention

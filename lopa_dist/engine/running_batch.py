@@ -17,7 +17,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 
 NextRequests = Callable[[int], list[int]]
@@ -66,7 +66,7 @@ class RunningBatch:
         next_requests: hands out positions in `requests`.
         state, pool, runner, scheduler: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
-        statistics: is told of phases' times and of prompts.
+        statistics: records phases' times and of prompts.
     """
 
     def __init__(

@@ -25,7 +25,8 @@ from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import on_device, processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
-from lopa_dist.kernels.record_head import Sampling, record_head
+from lopa_dist.kernels.record_head import record_head
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer

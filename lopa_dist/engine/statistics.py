@@ -46,7 +46,7 @@ class Statistics:
         self.admitted = 0  # requests
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
-        self.records = 0  # predictions x branch places, summed over steps: what the all-gathers carried
+        self.records = 0  # predictions x branches of all ranks, summed over steps: what the all-gathers carried
         self.rows = 0  # computed for windows, those of branches and drafts included, on all branch ranks together
         self.proposed: Counter[int] = Counter()  # sequence forwards with so many drafts (verify=agreement)
         self.accepted: Counter[int] = Counter()  # sequence forwards in which so many drafts were accepted

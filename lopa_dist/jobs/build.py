@@ -15,7 +15,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.loading import choose_dtype, load
 from lopa_dist.models.checkpoint import read_config
-from lopa_dist.models.families import native
+from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import find
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
@@ -32,7 +32,7 @@ class EngineBuilder:
     Attributes:
         folder: where the checkpoint is.
         shape: its configuration.
-        native: how it was trained to see text, which decode options set to ``auto`` follow.
+        pattern: how it was trained to see text, which decode options set to ``auto`` follow.
         dtype: the name of the weights' precision.
         tokenizer: its own.
 
@@ -44,7 +44,7 @@ class EngineBuilder:
         self.options, self.device = options, device
         self.folder = find(options.path)
         self.shape = read_config(self.folder)
-        self.native = native(self.shape, options.pattern)
+        self.pattern = training_pattern(self.shape, options.pattern)
         self.dtype = choose_dtype(options, device)
         self.tokenizer = load_tokenizer(self.folder)
         self.model: Transformer | None = None
@@ -70,7 +70,7 @@ class EngineBuilder:
         """An engine on this rank of `group`, or on this process alone.
 
         Args:
-            decode: how masks are filled, without any ``auto`` (see `config.concrete`).
+            decode: how masks are filled, without any ``auto`` (see `resolve.resolve_decode`).
             options: how the model is run.
             group: the ranks that make the same call.
             on_step: as for `Engine`.
@@ -79,4 +79,4 @@ class EngineBuilder:
             return Engine(self.load(), decode, Solo(), options, on_step)
         model = self.load(tensor=group.tensor)
         ranks = group.comm, options, on_step, group.stop.level, group.tensor
-        return Engine(model, decode, *ranks, group.watched)
+        return Engine(model, decode, *ranks, group.failures.watched)

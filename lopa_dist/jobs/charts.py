@@ -51,7 +51,7 @@ class Point:
     """What a run is in a scatter chart."""
 
     name: str  # short: it stands beside the point
-    told: str  # when one points at it
+    tooltip: str
     speed: float
     accuracy: float  # in percent, as its confidence interval
     low: float
@@ -97,9 +97,9 @@ class Scatter:
         for (x, y), point in zip(dots, self.points, strict=True):
             width = 7.0 * len(point.name)
             side = 6 + width / 2
-            places = [(x + a, y + b, width, 11.0) for b in (-9, 10, 0, -19, 20) for a in (side, -side, 0)]
-            inside = [p for p in places if self.left < p[0] - width / 2 and p[0] + width / 2 <= self.width]
-            chosen = min(inside, key=lambda place: sum(overlap(place, other) for other in taken))
+            boxes = [(x + a, y + b, width, 11.0) for b in (-9, 10, 0, -19, 20) for a in (side, -side, 0)]
+            inside = [p for p in boxes if self.left < p[0] - width / 2 and p[0] + width / 2 <= self.width]
+            chosen = min(inside, key=lambda box: sum(overlap(box, other) for other in taken))
             taken.append(chosen)
             labels.append((round(chosen[0], 1), round(chosen[1] + 4, 1)))
         return labels

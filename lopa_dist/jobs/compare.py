@@ -66,7 +66,9 @@ def compare(folder: Path, console: Console | None = None) -> None:
     title = ", ".join(sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named}))
     console = console or Console()
     shown = Table(title=title)
-    start = 1 if told_apart(named) else 0  # from which column on: names that only repeat settings are left out
+    start = (
+        1 if settings_distinguish(named) else 0
+    )  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
     knobs = range(1, 1 + len(differing([r for _, r in named])))
     # names that a person gave say more than settings, which are left out on a narrow terminal
@@ -91,7 +93,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
 
         def paint(panels: Any) -> None:
             for axes, (axis, speed) in zip(panels, speeds.items(), strict=True):
-                pareto(axes, curves, speed, axis, named_points=not told_apart(named))
+                pareto(axes, curves, speed, axis, named_points=not settings_distinguish(named))
                 axes.set_ylabel("accuracy, %" if axes is panels[0] else "")
             panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
 
@@ -110,8 +112,8 @@ Point = tuple[str, dict[str, Any]]
 """What stands beside a point, and its report."""
 
 
-def told_apart(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
-    """Whether settings tell runs apart, and names only repeat them: a name that a person gave says more."""
+def settings_distinguish(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+    """Whether the runs' settings differ, and their names only repeat them: a name that a person gave says more."""
     keys = differing([r for _, r in named])
     settings = {json.dumps([settings_by_name(report).get(k) for k in keys]) for _, report in named}
     return len(settings) == len(named) and all("=" in name for name, _ in named)
@@ -129,7 +131,7 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
     keys = differing([r for _, r in named])
     others = [k for k in keys if k != "branches"]
     curves: dict[str, list[Point]] = {}
-    by_settings = told_apart(named)
+    by_settings = settings_distinguish(named)
     short = zip(short_names([name for name, _ in named]), [report for _, report in named], strict=True)
     for name, report in sorted(short, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
         curve = ", ".join(f"{k}={settings_by_name(report).get(k)}" for k in others)

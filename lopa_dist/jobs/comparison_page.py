@@ -25,7 +25,7 @@ def write_comparison_page(
         named: the reports with the names of their folders.
         head, rows: a table of the runs, in the same order.
     """
-    told = [
+    tooltips = [
         f"{number}. " + ", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
         for number, row in enumerate(rows, 1)
     ]
@@ -35,7 +35,7 @@ def write_comparison_page(
         "comparison.html",
         title=title,
         headline=headline([report for _, report in named]),
-        charts=list(charts([report for _, report in named], told)),
+        charts=list(charts([report for _, report in named], tooltips)),
         head=["", *head],
         rows=[[str(number), *row] for number, row in enumerate(rows, 1)],
         commands=[(name, line) for name, line in commands if line],
@@ -44,15 +44,15 @@ def write_comparison_page(
 
 def headline(reports: Sequence[dict[str, Any]]) -> str:
     """What came out, in words; runs are called by their numbers."""
-    told = f"{len(reports)} runs, in the order of tokens per forward pass."
+    words = f"{len(reports)} runs, in the order of tokens per forward pass."
     judged = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
     if judged:
-        for words, (accuracy, tpf, number) in (
+        for which, (accuracy, tpf, number) in (
             ("The most accurate is", max(judged)),
             ("The most tokens per forward pass has", max(judged, key=lambda run: run[1])),
         ):
-            told += f" {words} number {number}: {accuracy:.1%} at {tpf:.2f}."
-    return told
+            words += f" {which} number {number}: {accuracy:.1%} at {tpf:.2f}."
+    return words
 
 
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
@@ -62,14 +62,14 @@ SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
 ]
 
 
-def charts(reports: Sequence[dict[str, Any]], told: Sequence[str]) -> Iterator[Scatter]:
+def charts(reports: Sequence[dict[str, Any]], tooltips: Sequence[str]) -> Iterator[Scatter]:
     """Accuracy against each speed, of the runs that have both."""
     for title, speed_of, sign in SPEEDS:
         points = []
-        for number, (report, words) in enumerate(zip(reports, told, strict=True), 1):
+        for number, (report, tooltip) in enumerate(zip(reports, tooltips, strict=True), 1):
             speed = speed_of(report)
             if speed and "accuracy" in report:
                 low, high = accuracy_interval(report)
-                points.append(Point(str(number), words, speed, 100 * report["accuracy"], 100 * low, 100 * high))
+                points.append(Point(str(number), tooltip, speed, 100 * report["accuracy"], 100 * low, 100 * high))
         if points:
             yield Scatter(title, points, sign)

@@ -10,7 +10,6 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from huggingface_hub import try_to_load_from_cache
 from hydra import initialize_config_dir
@@ -18,18 +17,25 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, concrete, with_own_model
+from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, with_own_model
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.jobs.loading import choose_device, choose_dtype
-from lopa_dist.jobs.profiles import settled
+from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.resolve import (
+    PROFILE,
+    Found,
+    by_device,
+    by_model,
+    by_profile,
+    by_ranks,
+    needs_profile,
+    resolve_decode,
+)
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import FAMILIES, PATTERNS, native
+from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find
-from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.stop import Stop
 
 KINDS = {"int": "an integer", "float": "a number", "bool": "true, false", "None": "null", "list[str]": "a list"}
 
@@ -54,18 +60,18 @@ def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
         if is_dataclass(default):
             yield from settings_of(type(default), f"{key}.")
         else:
-            meaning = told_of(entry, section).metadata["meaning"]
+            meaning = documented_field(entry, section).metadata["meaning"]
             yield Setting(key, default, meaning, allowed(entry, section), details(entry.name, section))
 
 
-def told_of(entry: Field[Any], section: Any) -> Field[Any]:
+def documented_field(entry: Field[Any], section: Any) -> Field[Any]:
     """The field that says what a setting means: `DecodeOptions` only widens some of `DecodeConfig`."""
     return DecodeConfig.__dataclass_fields__[entry.name] if section is DecodeOptions else entry
 
 
 def allowed(entry: Field[Any], section: Any) -> str:
     """What values a setting takes, in words."""
-    choices = told_of(entry, section).metadata.get("choices")
+    choices = documented_field(entry, section).metadata.get("choices")
     if choices:
         more = ("auto",) if section is DecodeOptions and entry.name in AUTO_CHOICES else ()
         return ", ".join([*more, *choices])
@@ -131,27 +137,17 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
-def resolved(config: Config) -> dict[str, tuple[Any, str]]:
-    """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that can be told."""
-    device = choose_device(config, World("python"))
-    found: dict[str, tuple[Any, str]] = {}
-    if config.model.device == "auto":
-        found["model.device"] = device.type, "what this machine has"
-    if config.model.dtype == "auto":
-        found["model.dtype"] = choose_dtype(config.model, device), f"the device, {device.type}"
-    shape = shape_of(config)
+def resolved(config: Config) -> Found:
+    """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
+    device, shape, mesh = choose_device(config, World("python")), shape_of(config), Mesh(1, 1)
+    found = by_device(config, device)
     if shape is None:
         return found | by_pattern(config)
-    family = FAMILIES[shape.family]
-    pattern, by = config.model.pattern, f"model.pattern={config.model.pattern}"
-    if pattern == "auto":
-        pattern, by = family.pattern, f"the pattern of its family {shape.family}, {family.pattern}"
-        found["model.pattern"] = pattern, f"the model's family, {shape.family}"
-    own = concrete(config.decode, native(shape, pattern))
-    for entry in fields(DecodeConfig):
-        if getattr(config.decode, entry.name) == "auto" and entry.name != "branches":
-            found[f"decode.{entry.name}"] = getattr(own, entry.name), by
-    return found | by_profile(config, shape, device)
+    found |= by_model(config, shape, device) | by_ranks(config, mesh)
+    try:
+        return found | by_profile(config, shape, device, mesh, config.engine.max_sequences)
+    except ValueError as error:
+        return found | dict.fromkeys(needs_profile(config), ("auto", f"{PROFILE}; {error}"))
 
 
 def shape_of(config: Config) -> ModelConfig | None:
@@ -164,43 +160,25 @@ def shape_of(config: Config) -> ModelConfig | None:
     return read_config(Path(cached).parent) if isinstance(cached, str) else None
 
 
-def by_pattern(config: Config) -> dict[str, tuple[Any, str]]:
+def by_pattern(config: Config) -> Found:
     """What decode options set to ``auto`` come to where the model's files are not on this machine."""
     given = config.model.pattern
-    found: dict[str, tuple[Any, str]] = {}
+    found: Found = {}
     for name in ("window_attention", "prompt_attention", "cache", "canvas", "max_active_blocks"):
         if getattr(config.decode, name) != "auto":
             continue
         values: dict[str, list[str]] = {}
         for pattern in PATTERNS if given == "auto" else (given,):
             with contextlib.suppress(ValueError):  # this pattern does not go with the other options
-                value = getattr(concrete(config.decode, PATTERNS[pattern]), name)
+                value = getattr(resolve_decode(config.decode, PATTERNS[pattern]), name)
                 values.setdefault(shown(value), []).append(pattern)
         if given == "auto":
-            told = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
-            reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {told}"
+            choices = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
+            reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {choices}"
             found[f"decode.{name}"] = "auto", reason
         else:
             found[f"decode.{name}"] = yaml.safe_load(next(iter(values))), f"model.pattern={given}"
     return found
-
-
-def by_profile(config: Config, shape: ModelConfig, device: torch.device) -> dict[str, tuple[Any, str]]:
-    """What ``auto`` comes to where it follows the ranks or the machine's profile."""
-    reasons = {
-        "engine.attention": f"the device, {device.type}, and the size of the model's heads",
-        "engine.max_rows": "the profile of this machine",
-        "decode.branches": "the profile of this machine",
-    }
-    if config.decode.verify == "agreement":
-        reasons["decode.branches"] = "the ranks: a branch for each branch rank, and this is one rank"
-    asked = [key for key in reasons if value_of(config, key) == "auto"]
-    alone = Group(World("python"), Mesh(1, 1), "auto", 1.0, device, Stop(0.0))
-    try:
-        job = settled(config, shape, device, alone, config.engine.max_sequences)
-    except ValueError as error:
-        return {key: ("auto", f"{reasons[key]}; {error}") for key in asked}
-    return {key: (value_of(job, key), reasons[key]) for key in asked}
 
 
 def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
@@ -232,10 +210,10 @@ def explain(arguments: list[str]) -> str:
     parts = []
     for setting, value, origin in explanations(with_own_model(overrides)):
         if not wanted or any(setting.key == key or setting.key.startswith(f"{key}.") for key in wanted):
-            told = [setting.meaning, f"takes: {setting.allowed}", f"from: {origin}"]
+            lines = [setting.meaning, f"takes: {setting.allowed}", f"from: {origin}"]
             if setting.key in wanted and setting.details:
-                told += ["", *setting.details.splitlines()]
-            parts.append("\n".join([f"{setting.key}={value}", *(f"    {line}".rstrip() for line in told)]))
+                lines += ["", *setting.details.splitlines()]
+            parts.append("\n".join([f"{setting.key}={value}", *(f"    {line}".rstrip() for line in lines)]))
     return "\n".join(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -18,9 +18,26 @@ from lopa_dist.jobs.request_ids import RequestIds
 from lopa_dist.jobs.results import error_line
 from lopa_dist.jobs.run_page import asked
 from lopa_dist.jobs.spool import Chosen, Spool
-from lopa_dist.tasks.task import Item, Origin, Sampling
+from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
+
+
+class HashedItems:
+    """A task's items as they pass by, and a hash of all of them: jobs that have shares of one input have the same."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.items, self.sum = items, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[Item]:
+        for item in self.items:
+            hashed = (item.custom_id, item.prompt, item.messages, item.error)
+            self.sum.update(repr(hashed).encode("utf-8", "surrogatepass"))
+            yield item
+
+    def digest(self) -> str:
+        """Return the hash, when all items have passed."""
+        return self.sum.hexdigest()[:24]
 
 
 class JobInput:
@@ -33,7 +50,7 @@ class JobInput:
     """
 
     def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
-        self.items: Spool[Item] = Spool(Item, Origin, Sampling)
+        self.items: Spool[Item] = Spool(Item, Origin, RequestSampling)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
         self.ids = RequestIds()
@@ -66,9 +83,9 @@ class JobInput:
         assert isinstance(rejection, Rejection)
         return rejection.message
 
-    def digest(self, told: str) -> str:
-        """What tells this input from others, and `told`, by which the results differ."""
-        found = hashlib.sha256(told.encode())
+    def digest(self, settings: str) -> str:
+        """What tells the results of these requests and rejections, in this order and with `settings`, from others."""
+        found = hashlib.sha256(settings.encode())
         for index in range(len(self)):
             name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
             found.update(f"\n{name}".encode())

@@ -34,7 +34,7 @@ PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a finished request's entry stands."""
 
     part: Path
@@ -46,14 +46,14 @@ def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), refer
     """What makes a finished request the same one: its name, and all that its text and its verdict depend on but the
     settings. `reference` is what the text is judged by.
     """
-    told: list[Any] = [custom_id, request.max_new_tokens, request.key]
+    parts: list[Any] = [custom_id, request.max_new_tokens, request.key]
     if request.sampling is not None:
-        told.append(asdict(request.sampling))
+        parts.append(asdict(request.sampling))
     if stop:
-        told.append(list(stop))
+        parts.append(list(stop))
     if reference is not None:
-        told.append({"reference": reference})
-    return hashlib.sha256(json.dumps(told).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
+        parts.append({"reference": reference})
+    return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
 
 
 class Journal:
@@ -89,9 +89,9 @@ class Journal:
                     "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
                 )
             return
-        for name, told in (("start.json", asdict(start)), ("settings.json", settings)):
+        for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
             with whole(self.folder / name) as file:
-                file.write_text(json.dumps(told, indent=1) + "\n")
+                file.write_text(json.dumps(content, indent=1) + "\n")
 
     def first_start(self) -> Start:
         """How the first attempt was started."""
@@ -109,20 +109,20 @@ class Journal:
         """The number of an attempt that begins now."""
         return 1 + max((attempt_of(part) for part in self.parts()), default=0)
 
-    def entries(self) -> Iterator[tuple[dict[str, Any], Place]]:
+    def entries(self) -> Iterator[tuple[dict[str, Any], Location]]:
         """All whole entries, and where they stand; what a kill tore is passed over."""
         for part in self.parts():
             offset = 0
             with part.open("rb") as lines:
                 for line in lines:
-                    place = Place(part, offset, len(line))
+                    location = Location(part, offset, len(line))
                     offset += len(line)
                     try:
                         entry = json.loads(line) if line.endswith(b"\n") else None
                     except ValueError:
                         entry = None
                     if isinstance(entry, dict):
-                        yield entry, place
+                        yield entry, location
 
     def done(self, ids: RequestIds) -> bytearray:
         """1 for each request whose id has an entry, 0 for the others (and for rejected ones)."""
@@ -131,7 +131,7 @@ class Journal:
             done[[index for index, _, _ in found if index >= 0]] = 1
         return bytearray(done.tobytes())
 
-    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Place]]]:
+    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
         """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
         entries = self.entries()
         while some := list(islice(entries, 256)):
@@ -168,7 +168,7 @@ def merge(
     folder: Path,
     ids: RequestIds,
     rejected: Callable[[int], dict[str, Any]],
-    number: Callable[[int], int],
+    numbers: Sequence[int],
 ) -> tuple[Columns, list[dict[str, Any]]]:
     """Write `results.jsonl` in input order, atomically, from what is done.
 
@@ -177,21 +177,21 @@ def merge(
     Args:
         ids: by input index, the request's id, or null where the item was rejected.
         rejected: the line of a rejected item, by its index.
-        number: what a line's `index` shall be, by its index here.
+        numbers: by input index, the place in the whole input, which becomes the line's `index`.
 
     Returns:
-        The figures of the finished requests in input order, and what each replica told of itself at its end.
+        The figures of the finished requests in input order, and the entry that each replica wrote at its end.
     """
     parts = journal.parts()
-    numbers = {part: n for n, part in enumerate(parts)}
+    part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
-    told = []
+    replicas = []
     for found in journal.found(ids):
-        for index, entry, place in found:
+        for index, entry, where in found:
             if "statistics" in entry:
-                told.append(entry | {"attempt": attempt_of(place.part)})
+                replicas.append(entry | {"attempt": attempt_of(where.part)})
             if index >= 0 and not length[index]:  # the first counts
-                part_of[index], offset[index], length[index] = numbers[place.part], place.offset, place.length
+                part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures = Columns()
     with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         sources = [files.enter_context(part.open("rb")) for part in parts]
@@ -200,17 +200,18 @@ def merge(
                 source = sources[part_of[index]]
                 source.seek(offset[index])
                 entry = json.loads(source.read(length[index]))
-                write_line(out, entry["line"] | {"index": number(index)})
+                write_line(out, numbers[index], entry["line"])
                 attempt = attempt_of(parts[part_of[index]])
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None:
-                write_line(out, rejected(index) | {"index": number(index)})
-    return figures, told
+                write_line(out, numbers[index], rejected(index))
+    return figures, replicas
 
 
-def write_line(out: TextIO, line: dict[str, Any]) -> None:
-    """One line of `results.jsonl`."""
-    out.write(json.dumps(line, ensure_ascii=False) + "\n")
+def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
+    """Write one line of `results.jsonl`, with its place in the input behind its name."""
+    numbered = {"custom_id": None, "index": None} | line | {"index": number}
+    out.write(json.dumps(numbered, ensure_ascii=False) + "\n")
 
 
 def attempt_of(part: Path) -> int:

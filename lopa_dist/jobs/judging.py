@@ -44,7 +44,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
             self.slow.cancel()
         self.pool.shutdown(cancel_futures=True)
 
-    def give(self, answer: Answer) -> None:
+    def submit(self, answer: Answer) -> None:
         """Judge this, now or later."""
         future: Future[Score | None]
         if self.slow:

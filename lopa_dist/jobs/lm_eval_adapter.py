@@ -21,13 +21,14 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
-from lopa_dist.config import Config, DecodeOptions, ModelOptions, concrete
+from lopa_dist.config import Config, DecodeOptions, ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
-from lopa_dist.jobs.prompts import alike
+from lopa_dist.jobs.prompts import common_prefix
+from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.parallel.launcher import LaunchError, detect
 
@@ -53,8 +54,8 @@ REASON = (
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a task asks of one generation."""
+class GenerationArguments:
+    """What a task asks of one generation, its `gen_kwargs`."""
 
     until: tuple[str, ...]
     max_new_tokens: int
@@ -107,21 +108,21 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         self._device = choose_device(config, world)
         self.builder = EngineBuilder(self.options, self._device)
         self.builder.load()
-        self.decode = concrete(DecodeOptions(**decode), self.builder.native)
+        self.decode = resolve_decode(DecodeOptions(**decode), self.builder.pattern)
         self.tokenizer = self.builder.tokenizer
         self.templated = False  # contexts then hold the template's special tokens already
         self.tokens = self.forwards = 0
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The text of every request, up to its stop strings."""
-        wishes = [self.wish(dict(request.args[1])) for request in requests]
+        asked = [self.generation_arguments(dict(request.args[1])) for request in requests]
         groups: dict[tuple[float, float, int], list[Request]] = defaultdict(list)
         encoded = [
-            self.encode(index, str(request.args[0]), wish.max_new_tokens)
-            for index, (request, wish) in enumerate(zip(requests, wishes, strict=True))
+            self.encode(index, str(request.args[0]), arguments.max_new_tokens)
+            for index, (request, arguments) in enumerate(zip(requests, asked, strict=True))
         ]
-        for one, wish in zip(with_prefixes(encoded, [r.task_name for r in requests]), wishes, strict=True):
-            groups[wish.temperature, wish.top_p, wish.top_k].append(one)
+        for request, arguments in zip(with_prefixes(encoded, [r.task_name for r in requests]), asked, strict=True):
+            groups[arguments.temperature, arguments.top_p, arguments.top_k].append(request)
         texts = [""] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="lopa_dist generate_until") as bar:
             for (temperature, top_p, top_k), group in groups.items():
@@ -130,7 +131,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
                 engine = self.builder.engine(config, self.engine)
                 for generation in engine.generate(group):
                     index = generation.request.index
-                    generation, texts[index] = finished_text(self.tokenizer, generation, wishes[index].until)
+                    generation, texts[index] = finished_text(self.tokenizer, generation, asked[index].until)
                     self.tokens, self.forwards = (
                         self.tokens + len(generation.tokens),
                         self.forwards + generation.forwards,
@@ -140,7 +141,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         log.info("%d tokens in %d forwards: TPF %.2f", self.tokens, self.forwards, self.tokens / max(1, self.forwards))
         return texts
 
-    def wish(self, given: dict[str, Any]) -> Wish:
+    def generation_arguments(self, given: dict[str, Any]) -> GenerationArguments:
         """A task's generation arguments; what it leaves out is as in the model arguments."""
         unknown = sorted(set(given) - set(GENERATION))
         if unknown:
@@ -149,7 +150,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         temperature = float(given.get("temperature") or self.decode.temperature)
         if given.get("do_sample") is False or given.get("temperature") == 0:
             temperature = 0.0
-        return Wish(
+        return GenerationArguments(
             until=(until,) if isinstance(until, str) else tuple(until),
             max_new_tokens=int(given.get("max_gen_toks") or self.decode.max_new_tokens),
             temperature=temperature,
@@ -212,7 +213,7 @@ def with_prefixes(requests: Sequence[Request], tasks: Sequence[Any]) -> list[Req
     for request, task in zip(requests, tasks, strict=True):
         by_task[task].append(list(request.prompt))
     # what the first and the last in order have in common, all have; a lone request shares nothing
-    common = {task: alike(min(prompts), max(prompts)) for task, prompts in by_task.items() if len(prompts) > 1}
+    common = {task: common_prefix(min(prompts), max(prompts)) for task, prompts in by_task.items() if len(prompts) > 1}
     return [replace(request, prefix=common.get(task, 0)) for request, task in zip(requests, tasks, strict=True)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -100,10 +100,7 @@ def build_report(
             "backend": group.backend,
             "launcher": group.world.launcher,
         },
-        "model": config.to_dict()["model"],
-        "task": config.to_dict()["task"],
-        "decode": config.to_dict()["decode"],
-        "engine": config.to_dict()["engine"],
+        **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine")},
         "seed": config.seed,
         "versions": versions,
         "decode_s": decode_s,

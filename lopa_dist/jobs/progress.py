@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Column
 
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.parallel.progress_counters import NAMES
 
 log = logging.getLogger("lopa_dist")
 
@@ -31,7 +32,7 @@ class ProgressDisplay:
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
         self.shown = 0
-        self.totals = dict.fromkeys(("done", "tokens", "forwards", "judged", "right"), 0)
+        self.totals = dict.fromkeys(NAMES, 0)
         columns = (
             SpinnerColumn(),
             BarColumn(bar_width=16),
@@ -53,7 +54,7 @@ class ProgressDisplay:
         self.progress.stop()
 
     def update(self, totals: dict[str, int]) -> None:
-        """Show what all replicas have done: done, tokens, forwards, judged, right."""
+        """Show what all replicas have done, by `NAMES`."""
         self.totals = totals
         done, before = totals["done"], self.shown
         self.shown = done

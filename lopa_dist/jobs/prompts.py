@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.scheduler import cuts_prefix
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.tasks.task import DEFAULT, Item
 
@@ -24,7 +24,7 @@ from lopa_dist.tasks.task import DEFAULT, Item
 class Rejection:
     """An item that never reaches the engine.
 
-    What only the model can refuse (a prompt too long, say) it refuses for each sample of a line: places in the input
+    What only the model can refuse (a prompt too long, say) it refuses for each sample of a line: the index in the input
     must not depend on the model, for shards and traces count them.
     """
 
@@ -106,11 +106,11 @@ class Encoder:
                 before = str(self.tokenizer.apply_chat_template(item.messages[:-1], tokenize=False))
             except (TemplateError, ValueError, TypeError):  # not every template takes a system prompt alone
                 return 0
-            end = alike(before, text)
+            end = common_prefix(before, text)
         else:
             end = text.find(item.prefix) + len(item.prefix) if item.prefix in text else 0
         # a token may reach over the end: then the prefix ends before it
-        return alike(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
+        return common_prefix(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
 
     def request(self, index: int, item: Item, ids: list[int], prefix: int = 0) -> Request | Rejection:
         """A tokenized item, checked against the model."""
@@ -152,6 +152,6 @@ class Encoder:
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
 
 
-def alike(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many elements two sequences begin with alike."""
+def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Return how many elements two sequences have in common at their beginnings."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

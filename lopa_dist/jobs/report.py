@@ -127,10 +127,10 @@ def accepted_drafts(drafts: dict[str, Any]) -> str:
     """Return what became of the drafts, in a sentence and a table."""
     shares = drafts["acceptance"]
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
-    return f"{told_of(drafts)}\n\n" + table(depths, [[f"{share:.0%}" for share in shares]])
+    return f"{drafts_sentence(drafts)}\n\n" + table(depths, [[f"{share:.0%}" for share in shares]])
 
 
-def told_of(drafts: dict[str, Any]) -> str:
+def drafts_sentence(drafts: dict[str, Any]) -> str:
     """Return how many drafts were accepted, and what that means."""
     return (
         f"Drafts: {drafts['m']} a branch; {drafts['accepted_per_forward']:.2f} accepted a forward. A draft is accepted "

@@ -1,4 +1,4 @@
-"""The lines of `results.jsonl`, one a request."""
+"""The lines of `results.jsonl`, one a request; `merge` adds their place in the input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def generation_line(
     request, count = generation.request, len(generation.tokens)
     line: dict[str, Any] = {
         "custom_id": item.custom_id,
-        "index": request.index,  # the journal's; results.jsonl gets the place in the input
         "text": text,
         "finish_reason": generation.finish_reason,
         "usage": {
@@ -39,7 +38,6 @@ def error_line(item: Item, message: str) -> dict[str, Any]:
     """The line of a request that could not run."""
     return {
         "custom_id": item.custom_id,
-        "index": 0,
         "text": "",
         "finish_reason": "error",
         "error": message,

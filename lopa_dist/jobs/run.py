@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import logging
 import platform
 import time
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
+from lopa_dist.jobs.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.batch_output import line_of, remove_batch_output, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.job_input import JobInput, id_of
-from lopa_dist.jobs.journal import Journal, Writer, merge
+from lopa_dist.jobs.columns import Columns
+from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
+from lopa_dist.jobs.journal import Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
-from lopa_dist.jobs.profiles import in_flight, settled
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
+from lopa_dist.jobs.resolve import resolve, sequences_of_replica
 from lopa_dist.jobs.results import generation_line
 from lopa_dist.jobs.run_page import write_run_page
 from lopa_dist.jobs.stopping import finished_text
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
-from lopa_dist.models.files import find
-from lopa_dist.models.revision import revision
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import Start, World
-from lopa_dist.parallel.mesh import resolve
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
-from lopa_dist.tasks.task import Item, Task
+from lopa_dist.tasks.task import Task
 from lopa_dist.whole import named
 
 log = logging.getLogger("lopa_dist")
@@ -71,86 +66,107 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
     task = make_task(config)
-    whole = Whole(task.items())
-    items = islice(whole, config.task.shard, None, config.task.shards)
+    whole_input = HashedItems(task.items())
+    items = islice(whole_input, config.task.shard, None, config.task.shards)
     # how many there are matters to the mesh and to the branches only where they are few
-    some = list(islice(items, world.size * config.engine.max_sequences))
+    first = list(islice(items, world.size * config.engine.max_sequences))
     parallel = config.parallel
     axes = parallel.data, parallel.branch, parallel.tensor
-    mesh = resolve(*axes, world.size, len(some), config.decode.max_branches)
+    mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
-    with group.guard():
-        folder = Path(group.agree("folder", str(folder)))  # its name holds the time, and clocks tick between ranks
-        return Job(config, folder, task, chain(some, items), len(some), whole, group, device, began).run()
+    with group.failures.guard():
+        # its name holds the time, and clocks tick between ranks
+        folder = Path(group.store.broadcast("folder", str(folder)))
+        builder = EngineBuilder(config.model, device)
+        config = resolve(config, builder.shape, device, group, len(first))
+        encoder = Encoder(config, builder.shape, builder.tokenizer)
+        job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+        attempt = begin_attempt(config, folder, builder, job_input.ids, group)
+        return Job(config, folder, task, group, builder, job_input, whole_input.digest(), attempt, began).run()
 
 
-class Whole:
-    """A task's items as they pass by, and what tells them from those of another input, of which jobs have shares."""
-
-    def __init__(self, items: Iterable[Item]) -> None:
-        self.items, self.sum = items, hashlib.sha256()
-
-    def __iter__(self) -> Iterator[Item]:
-        for item in self.items:
-            told = (item.custom_id, item.prompt, item.messages, item.error)
-            self.sum.update(repr(told).encode("utf-8", "surrogatepass"))
-            yield item
-
-    def digest(self) -> str:
-        """When all have passed."""
-        return self.sum.hexdigest()[:24]
-
-
+@dataclass
 class Job:
-    """The job between joining and leaving the group."""
+    """An attempt at a job, on one rank of its group.
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        task: Task,
-        items: Iterable[Item],
-        known: int,
-        whole: Whole,
-        group: Group,
-        device: torch.device,
-        began: float,
-    ) -> None:
-        self.builder = EngineBuilder(config.model, device)
-        config = settled(config, self.builder.shape, device, group, known)
-        self.config, self.folder, self.task, self.group = config, folder, task, group
-        self.first, self.began = group.world.rank == 0, began
-        self.input = JobInput(Encoder(config, self.builder.shape, self.builder.tokenizer), items, self.first)
-        self.whole = whole.digest()
-        self.journal, self.attempt = Journal(folder), 1
-        self.done = bytearray()
-        if self.first:
-            self.told = self.settings()
-            self.journal.open(self.told, config.job.resume, Start.read())
-            self.attempt, self.done = self.journal.next_attempt(), self.journal.done(self.input.ids)
-        self.done = unpack_flags(group.agree("done", pack_flags(self.done)))  # the shared folder may lag elsewhere
-        self.attempt = int(group.agree("attempt", str(self.attempt)))
-        self.requests = self.input.left(self.done)
+    Attributes:
+        config: without any ``auto``.
+        input: the items of this job, and what became of them.
+        input_hash: of all items, of which this job may have a share.
+        began: when the process turned to this job, by `time.perf_counter`.
+        start: when generation began, by the same clock.
+    """
 
-    def settings(self) -> dict[str, Any]:
-        """What the texts depend on besides the requests."""
-        config, task = self.config, self.config.task
-        model = {
-            "revision": revision(self.builder.folder),
-            "lora": config.model.lora and revision(find(config.model.lora, "model.lora")),
-            "dtype": self.builder.dtype,
-            "quantization": config.model.quantization,
-            "chat_template": config.model.chat_template,
-        }
-        # exact or none: the same texts
-        engine = {"prefix_cache": "approximate" if config.engine.prefix_cache == "approximate" else "exact"}
-        decode = config.to_dict()["decode"]
-        told = {"model": model, "decode": decode, "engine": engine, "seed": config.seed, "task": task.name}
-        if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
-            told["allow_code_execution"] = task.allow_code_execution
-        if task.allow_code_execution:
-            told["code_timeout_s"] = task.code_timeout_s
-        return told
+    config: Config
+    folder: Path
+    task: Task
+    group: Group
+    builder: EngineBuilder
+    input: JobInput
+    input_hash: str
+    attempt: Attempt
+    began: float
+    start: float = field(init=False)
+    writer: Writer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_rank_0 = self.group.world.rank == 0
+        self.requests = self.input.left(self.attempt.done)
+
+    def run(self) -> dict[str, Any]:
+        """Generate, write, report; the report on rank 0."""
+        config, group = self.config, self.group
+        before = self.finished_before() if self.is_rank_0 else None
+        if group.store.broadcast("finished", "yes" if before else "no") == "yes":
+            return before or {}
+        model = self.builder.load(self.is_rank_0, group.tensor)
+        if self.is_rank_0:
+            self.announce(model)
+        if group.is_leader:  # so that a signal from here on finds a journal to write into
+            self.writer = Writer(self.folder, self.attempt.number, group.data_rank)
+            group.failures.last_acts.append(self.writer.close)
+        rank = group.world.rank
+        wandb_log = WandbLog(config, self.folder, rank) if self.is_rank_0 or config.logging.wandb.ranks else None
+        sequences = sequences_of_replica(config.engine, len(self.requests), group.mesh.data)
+        options = replace(config.engine, max_sequences=sequences)
+        engine = self.builder.engine(config.decode, options, group)
+        if wandb_log is not None:
+            engine.meanwhile.append(wandb_log.observe)
+        group.ready()
+        if self.requests:
+            engine.prepare(self.requests)
+            group.prepared()
+        self.start = time.perf_counter()
+        generations = engine.generate(self.requests, partial(group.queue.take, total=len(self.requests)))
+        if group.is_leader:
+            self.record(generations, engine)
+        else:
+            for _ in generations:
+                pass
+        traffic = group.store.sum(group.traffic)
+        stopped = group.stop.asked
+        report = self.finish(engine, traffic, wandb_log, stopped) if self.is_rank_0 else {}
+        if wandb_log is not None and not self.is_rank_0:
+            wandb_log.close(engine)
+        if stopped and report.get("requests") != len(self.input):
+            raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
+        return report
+
+    def finished_before(self) -> dict[str, Any] | None:
+        """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
+        file = self.folder / "report.json"
+        if self.requests or not file.exists():
+            return None
+        try:
+            report = read_report(file)
+        except ValueError:
+            return None  # it is made anew
+        if report.get("input") != self.digest() or report["requests"] != len(self.input):
+            return None
+        merge(self.attempt.journal, self.folder, self.input.ids, self.input.rejection, self.numbers)
+        self.write_batch_output()
+        log.info("all %d requests were done before", len(self.input))
+        return report
 
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
@@ -167,86 +183,31 @@ class Job:
             config.decode.window_attention,
             config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
         )  # fmt: skip
-        if any(self.done):
-            log.info("%d of them were done before (attempt %d)", sum(self.done), self.attempt)
+        if any(self.attempt.done):
+            log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
 
-    def finished_before(self) -> dict[str, Any] | None:
-        """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
-        file = self.folder / "report.json"
-        if self.requests or not file.exists():
-            return None
-        try:
-            report = read_report(file)
-        except ValueError:
-            return None  # it is made anew
-        if report.get("input") != self.digest() or report["requests"] != len(self.input):
-            return None
-        merge(self.journal, self.folder, self.input.ids, self.input.rejection, self.number)
-        self.write_batch_output()
-        log.info("all %d requests were done before", len(self.input))
-        return report
-
-    def run(self) -> dict[str, Any]:
-        """Generate, write, report; the report on rank 0."""
-        config, group = self.config, self.group
-        before = self.finished_before() if self.first else None
-        if group.agree("finished", "yes" if before else "no") == "yes":
-            return before or {}
-        model = self.builder.load(self.first, group.tensor)
-        if self.first:
-            self.announce(model)
-        if group.leads:  # so that a signal from here on finds a journal to write into
-            self.writer = Writer(self.folder, self.attempt, group.data_rank)
-            group.last_acts.append(self.writer.close)
-        rank = group.world.rank
-        wandb_log = WandbLog(config, self.folder, rank) if self.first or config.logging.wandb.ranks else None
-        sequences = in_flight(config.engine, len(self.requests), group.mesh.data)
-        options = replace(config.engine, max_sequences=sequences)
-        engine = self.builder.engine(config.decode, options, group)
-        if wandb_log is not None:
-            engine.meanwhile.append(wandb_log.observe)
-        group.ready()
-        if self.requests:
-            engine.prepare(self.requests)
-            group.prepared()
-        self.start = time.perf_counter()
-        generations = engine.generate(self.requests, partial(group.take, total=len(self.requests)))
-        if group.leads:
-            self.write(generations, engine)
-        else:
-            for _ in generations:
-                pass
-        traffic = group.total(group.traffic)
-        stopped = group.stop.asked
-        report = self.finish(engine, traffic, wandb_log, stopped) if self.first else {}
-        if wandb_log is not None and not self.first:
-            wandb_log.close(engine)
-        if stopped and report.get("requests") != len(self.input):
-            raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
-        return report
-
-    def write(self, generations: Iterable[Generation], engine: Engine) -> None:
+    def record(self, generations: Iterable[Generation], engine: Engine) -> None:
         """Journal what this replica finishes, each answer when its verdict is there."""
         group, config = self.group, self.config
-        progress = config.logging.progress if self.first else "never"
+        progress = config.logging.progress if self.is_rank_0 else "never"
         judges = Judges(self.task, min(MOST_JUDGES, threads(config, group.world)))
         with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
-            if self.first:
-                display.update(group.tally(done=sum(self.input.rejected) + sum(self.done)))
-            engine.meanwhile.append(lambda engine: self.note(judges.verdicts(), display))
+            if self.is_rank_0:
+                display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.attempt.done)))
+            engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             for generation in generations:
                 item = self.input.items[generation.request.index]
-                judges.give(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
-            self.note(judges.verdicts(), display)
-            told = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
+                judges.submit(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
+            self.write_verdicts(judges.verdicts(), display)
+            end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
             while judges.open and group.stop.level() != StopLevel.ABORT:
-                group.heed()
-                self.note(judges.verdicts(0.1), display)
-            self.writer.write(told)
+                group.failures.check()
+                self.write_verdicts(judges.verdicts(0.1), display)
+            self.writer.write(end)
             self.writer.close()
-            display.update(group.tally())
+            display.update(group.progress.add())
 
-    def note(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
+    def write_verdicts(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
         """Journal and show what has been judged."""
         entries: list[dict[str, Any]] = []
         amounts = Counter[str]()
@@ -262,7 +223,7 @@ class Job:
         finally:  # also where judging one of them failed
             if entries:
                 self.writer.write(*entries)
-                display.update(self.group.tally(**amounts))
+                display.update(self.group.progress.add(**amounts))
 
     def now(self) -> float:
         """Seconds since generation began."""
@@ -273,7 +234,7 @@ class Job:
     ) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        figures, told = merge(self.journal, folder, self.input.ids, self.input.rejection, self.number)
+        figures, replicas = merge(self.attempt.journal, folder, self.input.ids, self.input.rejection, self.numbers)
         complete = len(figures) + sum(self.input.rejected) == len(self.input)
         if not complete and not stopped:
             raise RuntimeError(
@@ -284,16 +245,9 @@ class Job:
             self.write_batch_output()
         else:
             remove_batch_output(folder)
-        for replica in told:
-            if replica["attempt"] == self.attempt and replica["replica"] > 0:
+        for replica in replicas:
+            if replica["attempt"] == self.attempt.number and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
-        spent: dict[int, float] = {}  # seconds of each attempt, up to the last that it wrote
-        ends = chain(
-            zip(figures["attempt"].tolist(), figures["at"].tolist(), strict=True),
-            ((replica["attempt"], replica["at"]) for replica in told),
-        )
-        for attempt, at in ends:
-            spent[attempt] = max(spent.get(attempt, 0.0), at)
         wall_s = time.perf_counter() - self.began
         report = build_report(
             config,
@@ -303,13 +257,13 @@ class Job:
             traffic,
             self.group,
             versions(),
-            sum(spent.values()),
+            generation_s(figures, replicas),
             wall_s,
         )
         report |= {
-            "attempts": self.attempt,
+            "attempts": self.attempt.number,
             "input": self.digest(),
-            "whole_input": self.whole,
+            "whole_input": self.input_hash,
             "expected": len(self.input),
         }
         plots: list[str] = []
@@ -327,7 +281,7 @@ class Job:
 
     def digest(self) -> str:
         """What the results are of: the settings, and every request and rejection, in order."""
-        return self.input.digest(f"{json.dumps(self.told, sort_keys=True)}\n{self.whole}")
+        return self.input.digest(f"{json.dumps(self.attempt.settings, sort_keys=True)}\n{self.input_hash}")
 
     def write_batch_output(self) -> None:
         """The answers in OpenAI's form too, if the input was; of a share of the input, what `merge` needs for it."""
@@ -338,16 +292,25 @@ class Job:
         else:
             write_lines(self.folder, map(line_of, self.input.items))
 
-    def number(self, index: int) -> int:
-        """An item's place in the whole input, of which this job may have a share."""
-        return self.config.task.shard + index * self.config.task.shards
+    @property
+    def numbers(self) -> range:
+        """The place of every item in the whole input, of which this job may have a share."""
+        first, step = self.config.task.shard, self.config.task.shards
+        return range(first, first + step * len(self.input), step)
 
 
-def pack_flags(flags: bytearray) -> str:
-    """Flags as short text: a million of them, mostly equal, take a few kilobytes."""
-    return base64.b64encode(zlib.compress(bytes(flags))).decode()
+def generation_s(figures: Columns, replicas: Sequence[dict[str, Any]]) -> float:
+    """Return the seconds of generation in all attempts, each up to the last entry that it wrote.
 
-
-def unpack_flags(text: str) -> bytearray:
-    """The inverse of `pack_flags`."""
-    return bytearray(zlib.decompress(base64.b64decode(text)))
+    Args:
+        figures: of the finished requests.
+        replicas: the entries that replicas wrote at their ends.
+    """
+    seconds: dict[int, float] = {}  # by attempt
+    entries = chain(
+        zip(figures["attempt"].tolist(), figures["at"].tolist(), strict=True),
+        ((replica["attempt"], replica["at"]) for replica in replicas),
+    )
+    for attempt, at in entries:
+        seconds[attempt] = max(seconds.get(attempt, 0.0), at)
+    return sum(seconds.values())

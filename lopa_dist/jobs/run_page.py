@@ -15,7 +15,7 @@ from lopa_dist.jobs.charts import Bars, bars, histogram
 from lopa_dist.jobs.columns import Columns
 from lopa_dist.jobs.explain import settings_of, shown, value_of
 from lopa_dist.jobs.page import write_page
-from lopa_dist.jobs.report import accuracy_interval, figures, settings, told_of
+from lopa_dist.jobs.report import accuracy_interval, drafts_sentence, figures, settings
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.tasks.task import Item
 
@@ -48,7 +48,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         title=f"{report['task']['name']} with {report['model']['path']}",
         headline=headline(report),
         tiles=tiles(report),
-        drafts=told_of(report["drafts"]) if "drafts" in report else "",
+        drafts=drafts_sentence(report["drafts"]) if "drafts" in report else "",
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),
@@ -91,20 +91,20 @@ def short(text: str) -> str:
 def headline(report: dict[str, Any]) -> str:
     """What ran and what came out, in words."""
     failed = f" ({report['errors']} with errors)" if report["errors"] else ""
-    told = f"{report['requests']} requests{failed}, {way(report)}: "
+    words = f"{report['requests']} requests{failed}, {way(report)}: "
     if "accuracy" in report:
         low, high = accuracy_interval(report)
-        told += f"{report['accuracy']:.1%} of the answers are right (95 % confidence: {low:.1%} to {high:.1%}), at "
-    told += f"{report['tpf']:.2f} tokens per forward pass"
+        words += f"{report['accuracy']:.1%} of the answers are right (95 % confidence: {low:.1%} to {high:.1%}), at "
+    words += f"{report['tpf']:.2f} tokens per forward pass"
     if report.get("rows_per_token"):
-        told += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
-    told += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
+        words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
+    words += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
     world = report.get("world")
     if world:
-        told += (
+        words += (
             " in one process" if world["size"] == 1 else f" on {world['size']} ranks, started by {world['launcher']}"
         )
-    return f"{told}."
+    return f"{words}."
 
 
 def way(report: dict[str, Any]) -> str:
@@ -178,17 +178,17 @@ def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]
 
 def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
     """What the page shows of a line of results."""
-    told = []
+    details = []
     if line.get("extracted") is not None:
-        told.append(f"read as {line['extracted']}")
+        details.append(f"read as {line['extracted']}")
     if "usage" in line:
-        told.append(f"{line['usage']['completion_tokens']} tokens in {line['usage']['forwards']} forwards")
-    told += filter(None, [line.get("reason")])
+        details.append(f"{line['usage']['completion_tokens']} tokens in {line['usage']['forwards']} forwards")
+    details += filter(None, [line.get("reason")])
     text = line["error"] if verdict == "error" else line["text"]
     return {
         "custom_id": line["custom_id"],
         "verdict": verdict,
-        "told": ", ".join(told),
+        "details": ", ".join(details),
         "question": question,
         "text": short(text),
     }

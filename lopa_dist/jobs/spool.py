@@ -82,8 +82,8 @@ class Spool(Numbered[Value]):
 
     def at(self, index: int) -> Value:
         """The value with this number, from 0."""
-        number, place = divmod(index, BLOCK)
-        return (self.last if number == len(self.ends) - 1 else self.block(number))[place]
+        number, offset = divmod(index, BLOCK)
+        return (self.last if number == len(self.ends) - 1 else self.block(number))[offset]
 
     def read(self, number: int) -> list[Value]:
         """A block from the file."""

@@ -51,7 +51,7 @@ def submit(
     Returns:
         The submitit job; `results()[0]` is the report (`report.json`), once rank 0 is done.
     """
-    place = Path(folder).absolute()
-    executor = submitit.AutoExecutor(place / "submitit", cluster=cluster)
+    run_folder = Path(folder).absolute()
+    executor = submitit.AutoExecutor(run_folder / "submitit", cluster=cluster)
     executor.update_parameters(name="lopa_dist", timeout_min=timeout_min, **options)
-    return executor.submit(Work(overrides, str(place)))
+    return executor.submit(Work(overrides, str(run_folder)))

@@ -35,7 +35,7 @@ END = "\u00b6"  # shown for an end-of-text token
 
 
 @dataclass
-class Step:
+class TraceStep:
     """One forward: the branches it ran, the one that won, and what was filled after it."""
 
     branches: int
@@ -54,7 +54,7 @@ class Trace:
     custom_id: str
     prompt: str
     texts: list[str]  # of each generated position
-    steps: list[Step]
+    steps: list[TraceStep]
     same: bool  # as the run's own text
 
     @property
@@ -68,7 +68,7 @@ class Recorder:
 
     def __init__(self, decode: Callable[[int], str] = str) -> None:
         self.decode = decode  # of one token
-        self.steps: list[Step] = []
+        self.steps: list[TraceStep] = []
         self.tokens: list[int] = []
         self._edits: torch.Tensor | None = None
         self._branches = 1
@@ -94,7 +94,7 @@ class Recorder:
             if old == mask != new
         }
         rejected = None if failed is None else (failed[0], self.decode(failed[1]))
-        self.steps.append(Step(self._branches, winner, end, filled, len(self._drafts), accepted, rejected))
+        self.steps.append(TraceStep(self._branches, winner, end, filled, len(self._drafts), accepted, rejected))
         self.tokens, self._branches = now, int(state.branches[0])
         known = int(state.known[0])
         self._edits = state.edit_position[0] - known
@@ -180,8 +180,8 @@ def show(found: Trace, console: Console) -> None:
     legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
     if console.color_system:
         legend.append(" Tokens of the step are coloured: ")
-        told = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
-        for way, words in told.items():
+        legends = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
+        for way, words in legends.items():
             legend.append(words, f"black on {COLOURS[way]}").append(" ")
     console.print(legend.append("\n"))
     seen: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run per job, written by rank 0, and on wish one for each other rank beside it."""
+"""Weights & Biases: one run per job, written by rank 0, and one for each other rank with logging.wandb.ranks=true."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend
 from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
 
 
-class Attention(Protocol):
+class AttentionKernel(Protocol):
     """A back end."""
 
     def plan(self, segments: Segments, rows: int) -> Any:
@@ -40,10 +40,10 @@ class Grouped:
     def __init__(self, heads_per_kv: int, device: torch.device) -> None:
         self.heads_per_kv, self.device = heads_per_kv, device
 
-    def plan(self, segments: Segments, rows: int) -> list[segment_attention.Group]:
+    def plan(self, segments: Segments, rows: int) -> list[segment_attention.SegmentGroup]:
         return segment_attention.plan(segments, self.heads_per_kv, self.device)
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[segment_attention.Group]) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[segment_attention.SegmentGroup]) -> Tensor:
         return attend_grouped(q, keys, values, plan)
 
 
@@ -75,7 +75,7 @@ NAMES = ("torch", "meta", "plain")
 """What `make` makes."""
 
 
-def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> Attention:
+def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> AttentionKernel:
     """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together."""
     if name == "plain":
         return Plain()

@@ -23,7 +23,7 @@ from lopa_dist.kernels.virtual_gemm import vgemm
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the greatest number of FP8
 INT8_MAX = 127.0
-SMALLEST = 2.0**-100  # the least greatest number of a row that is told from 0: scales stay normal fp32 numbers
+SMALLEST = 2.0**-100  # rows whose greatest number is below it count as 0, so that scales stay normal fp32 numbers
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,32 +17,12 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.random import gumbel
+from lopa_dist.kernels.sampling import Sampling
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
-COLDEST = 1e-6
 SHARES = 8  # a vocabulary is cut at every eighth, so that up to so many tensor ranks can have equal parts
 # see decode.forward_batch.ROW_TILE; a GPU's library is called for whole tiles of rows, and gives the same bits
 PAD_ROWS = 16
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is chosen and how sure the model is of it."""
-
-    confidence: str = "neg_entropy"
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-    @property
-    def divisor(self) -> float:
-        """Of the logits, with temperature > 0: below it they would overflow, and it is greedy in all but name."""
-        return max(self.temperature, COLDEST)
-
-    @property
-    def filtered(self) -> bool:
-        """Whether the whole distribution of a row is needed at once."""
-        return self.top_p < 1 or self.top_k > 0
 
 
 @dataclass(frozen=True)

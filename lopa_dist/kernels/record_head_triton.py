@@ -18,7 +18,6 @@ Logits stay in fp32; torch's operators round them to the weight's dtype first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -26,9 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS, hopper
-
-if TYPE_CHECKING:
-    from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 
 GROUP = 16  # tiles of rows that go through a tile of the vocabulary together: 2,048 hidden rows fit in L2
 MERGED = 2048  # numbers the merging kernel holds of one kind of sum: 16 a thread
@@ -36,7 +33,7 @@ SIZES = ("count", "first", "mask_id", "share", "tiles", "all_tiles", "row_tiles"
 
 
 @dataclass(frozen=True)
-class Config:
+class HeadTile:
     """Sizes of a tile and of its pipeline. `bv` and `bk` are part of the bits, the others of the speed only."""
 
     bm: int
@@ -46,17 +43,17 @@ class Config:
     stages: int
 
 
-def config(rows: int, dtype: torch.dtype, noise: bool, hopper: bool) -> Config:
+def config(rows: int, dtype: torch.dtype, noise: bool, hopper: bool) -> HeadTile:
     """The tile for so many rows at most; two programs fit on one of Hopper's processors, so that one multiplies while
     the other reduces. fp32, which tensor cores would round, is multiplied without them.
     """
     if dtype == torch.float32:
-        return Config(64, 64, 32, 4, 2)
+        return HeadTile(64, 64, 32, 4, 2)
     if not hopper:  # there, warps share rows in a way that depends on the tile's height
-        return Config(128, 128, 64, 8, 3)
+        return HeadTile(128, 128, 64, 8, 3)
     if rows <= 64:
-        return Config(64, 128, 64, 4, 4)
-    return Config(128, 128, 64, 8 if noise else 4, 3)  # the noise takes registers
+        return HeadTile(64, 128, 64, 4, 4)
+    return HeadTile(128, 128, 64, 8 if noise else 4, 3)  # the noise takes registers
 
 
 def share_sums(
@@ -68,7 +65,7 @@ def share_sums(
     keys: Tensor | None,
     sampling: Sampling,
     rows: Tensor | None = None,
-    tile: Config | None = None,
+    tile: HeadTile | None = None,
 ) -> Tensor:
     """Running sums of shares of the vocabulary, as `record_head._reduce` gives them for tiles.
 

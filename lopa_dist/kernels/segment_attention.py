@@ -57,7 +57,7 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
 
 
 @dataclass
-class Group:
+class SegmentGroup:
     """Segments of one shape, as index tensors."""
 
     rows: Tensor  # [N, n] query rows
@@ -65,7 +65,7 @@ class Group:
     visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool; one row of it where all are alike
 
 
-def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Group]:
+def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[SegmentGroup]:
     """Group segments by (rows, padded columns), once per forward; every layer uses the result.
 
     Padding columns point at a segment's own last slot, which always holds a number, and are never visible. The query
@@ -109,11 +109,11 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Gr
                 behind = np.where(column < 0, np.int32(2**31 - 1), column)
                 visible &= behind >= segments.lo[rows].astype(np.int32)[..., None]
             visible = visible.take(stacked, 1)[:, None]
-        groups.append(Group(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
+        groups.append(SegmentGroup(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
 
 
-def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group]) -> Tensor:
+def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[SegmentGroup]) -> Tensor:
     """As `attend_plain`, with `plan`'s groups. A row's bits depend on its own segment's shape only."""
     out = torch.zeros_like(q)
     kv_heads, dim = keys.shape[1:]

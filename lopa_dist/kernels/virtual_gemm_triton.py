@@ -24,7 +24,7 @@ GROUP = 8  # row tiles that share a column tile
 
 
 @dataclass(frozen=True)
-class Config:
+class GemmTile:
     """Sizes of a tile and of its pipeline, and programs a processor. `bk` is part of the bits, the others are not."""
 
     bm: int
@@ -36,19 +36,24 @@ class Config:
 
 
 # Each from wide to narrow, all of one `bk`. The narrower, the more steps are on their way at a time.
-HALF = (Config(128, 256, 64, 8, 3), Config(128, 128, 64, 8, 4), Config(128, 64, 64, 4, 6), Config(128, 32, 64, 4, 7))
+HALF = (
+    GemmTile(128, 256, 64, 8, 3),
+    GemmTile(128, 128, 64, 8, 4),
+    GemmTile(128, 64, 64, 4, 6),
+    GemmTile(128, 32, 64, 4, 7),
+)
 # No narrower ones: Hopper's matrix instructions take 64 rows or more of the left side, which the weight is here.
-INT8 = (Config(128, 128, 64, 4, 4, 2), Config(128, 64, 64, 4, 7))
-FP32 = (Config(64, 64, 32, 4, 2, 2), Config(64, 32, 32, 4, 2, 2))  # without tensor cores, which would round it
+INT8 = (GemmTile(128, 128, 64, 4, 4, 2), GemmTile(128, 64, 64, 4, 7))
+FP32 = (GemmTile(64, 64, 32, 4, 2, 2), GemmTile(64, 32, 32, 4, 2, 2))  # without tensor cores, which would round it
 
 
-def config(x: Tensor, weight: Tensor) -> Config:
+def config(x: Tensor, weight: Tensor) -> GemmTile:
     """The widest tile that gives every processor one, else the narrowest; x has the rows of the bucket."""
     tiles = FP32 if x.dtype == torch.float32 else INT8 if weight.dtype == torch.int8 else HALF
     return next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
 
 
-def count(x: Tensor, weight: Tensor, tile: Config) -> int:
+def count(x: Tensor, weight: Tensor, tile: GemmTile) -> int:
     """Tiles of a product."""
     return -(-len(x) // tile.bm) * -(-len(weight) // tile.bn)
 
@@ -59,7 +64,7 @@ def vgemm(
     rows: Tensor,
     bias: Tensor | None = None,
     scale: Tensor | None = None,
-    tile: Config | None = None,
+    tile: GemmTile | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """As `virtual_gemm.vgemm`; `tile` is for benchmarks. Rows of `out` that are not real are not written."""

@@ -46,7 +46,7 @@ class Adapter:
     folder: Path
     base: str | None  # the model that it was trained on, as its config names it
     scale: float
-    targets: tuple[str, ...]  # ends of the names of the modules it was made for; empty: not told
+    targets: tuple[str, ...]  # ends of the names of the modules it was made for; empty: unknown
     pairs: dict[str, tuple[Tensor, Tensor]]  # weight -> A [r, in], B [out, r]
     whole: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
 

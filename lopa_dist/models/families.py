@@ -13,7 +13,7 @@ from lopa_dist.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Native:
+class TrainingPattern:
     """How a model was trained to see text, as values of the decode options of the same names."""
 
     window_attention: str
@@ -27,12 +27,12 @@ class Native:
 
 PATTERNS = {
     # Every row sees all others, so K/V change with every token that is filled: caching them would be an approximation.
-    "vanilla": Native("full", "joint", cache="none", max_active_blocks=None, canvas="whole"),
+    "vanilla": TrainingPattern("full", "joint", cache="none", max_active_blocks=None, canvas="whole"),
     # Discrete diffusion forcing: finished blocks are cached, several blocks are decoded at a time.
-    "d2f": Native("full", "self", cache="block", max_active_blocks=None),
+    "d2f": TrainingPattern("full", "self", cache="block", max_active_blocks=None),
     # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other. They are
     # counted from the first token of the prompt: that is made of blocks, too, and its tail begins the first new one.
-    "block_diffusion": Native("block_causal", "blocks", cache="block", max_active_blocks=1),
+    "block_diffusion": TrainingPattern("block_causal", "blocks", cache="block", max_active_blocks=1),
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>")  # these end an answer, besides the eos_token_id of the files
@@ -207,7 +207,7 @@ def first_known(*values: int | None) -> int:
     return next(v for v in values if v is not None)
 
 
-def native(config: ModelConfig, pattern: str = "auto") -> Native:
+def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPattern:
     """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`)."""
     family = FAMILIES[config.family]
     found = PATTERNS[family.pattern if pattern == "auto" else pattern]

@@ -25,7 +25,7 @@ class Traffic:
 
 
 class Communicator(Protocol):
-    """A group of ranks, in the order of their places on one axis of the mesh."""
+    """A group of ranks, in the order of their coordinates on one axis of the mesh."""
 
     rank: int
     size: int

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
+from lopa_dist.parallel import store_keys as keys
+
 INTERVAL_S = 0.5
 PATIENCE_S = 3 * INTERVAL_S  # in which a rank that is alive beats
 
@@ -38,7 +40,7 @@ class Heartbeat:
     def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
             while not self._ended.wait(INTERVAL_S):
-                self._own.add(f"beat/{self.rank}", 1)
+                self._own.add(keys.BEAT.format(self.rank), 1)
                 self._answers += 1
 
     def _watch(self) -> None:
@@ -55,7 +57,7 @@ class Heartbeat:
         self._thread.join(10)
 
     def _counts(self) -> list[int]:
-        return [self.store.add(f"beat/{rank}", 0) for rank in range(self.size)]
+        return [self.store.add(keys.BEAT.format(rank), 0) for rank in range(self.size)]
 
     def silent(self, patience_s: float = PATIENCE_S) -> list[int]:
         """Ranks that do not beat while we watch for `patience_s`."""

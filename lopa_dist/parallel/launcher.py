@@ -101,7 +101,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
 
 
 def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meeting: int = 0) -> Store:
-    """A store that all ranks share. Where the launcher gives no address, rank 0 chooses a free port and tells it.
+    """A store that all ranks share. Where the launcher gives no address, rank 0 chooses a free port and shares it.
 
     Every restart of torchrun's workers gets keys of its own: a restarted rank would otherwise read a dead rank's
     address. So does every `meeting` of the same processes.
@@ -112,20 +112,23 @@ def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meetin
         store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, JOIN)
         return PrefixStore(f"lopa_dist/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/{meeting}", store)
     first = TCPStore(own_address(world), 0, world.size, True, JOIN, False) if world.rank == 0 else None
-    place = f"{own_address(world)} {first.port}" if first else ""
+    endpoint = f"{own_address(world)} {first.port}" if first else ""
     by_mpi = world.launcher == "mpirun"
-    place = mpi().COMM_WORLD.bcast(place) if by_mpi else tell_by_file(world, place, environment)
-    address, number = place.split()
+    endpoint = mpi().COMM_WORLD.bcast(endpoint) if by_mpi else share_by_file(world, endpoint, environment)
+    address, number = endpoint.split()
     return first or TCPStore(address, int(number), world.size, False, JOIN)
 
 
-def tell_by_file(world: World, place: str, environment: Mapping[str, str]) -> str:
-    """Srun gives no address and no broadcast: rank 0 writes its own into the folder the job was submitted from."""
+def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -> str:
+    """Return rank 0's `endpoint` on every rank, by a file in the folder that the job was submitted from.
+
+    Srun gives no address and no broadcast.
+    """
     file = rendezvous_file(environment)
     if world.rank == 0:
         with whole(file) as partial:
-            partial.write_text(place)
-        return place
+            partial.write_text(endpoint)
+        return endpoint
     end = time.monotonic() + JOIN.total_seconds()
     while not file.exists():
         if time.monotonic() > end:

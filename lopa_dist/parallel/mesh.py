@@ -24,8 +24,8 @@ class Mesh:
         """Ranks in all."""
         return self.data * self.branch * self.tensor
 
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """(data, branch, tensor) coordinates of a rank.
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """Return a rank's (data, branch, tensor) coordinates.
 
         Tensor neighbours have neighbouring ranks, and so the shortest way to each other: they talk most.
         """
@@ -34,7 +34,9 @@ class Mesh:
         return data, branch, tensor
 
 
-def resolve(data: int | str, branch: int | str, tensor: int | str, world: int, requests: int, branches: int) -> Mesh:
+def choose_mesh(
+    data: int | str, branch: int | str, tensor: int | str, world: int, requests: int, branches: int
+) -> Mesh:
     """Turn sizes and ``auto`` into a mesh.
 
     `tensor` is 1 unless given: whether a model needs splitting, its user knows. With data and branch both ``auto``,
@@ -45,7 +47,7 @@ def resolve(data: int | str, branch: int | str, tensor: int | str, world: int, r
         LaunchError: the sizes do not multiply to the number of ranks.
     """
     split = 1 if tensor == "auto" else int(tensor)
-    whole = max(1, world // split)  # places for a whole model
+    whole = max(1, world // split)  # ranks divided by those of one model
     if data == "auto" and branch == "auto":
         if requests >= whole:
             data, branch = whole, 1

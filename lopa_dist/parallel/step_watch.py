@@ -27,8 +27,8 @@ class StepWatch:
     Args:
         limit_s: seconds that a part may take; then `overdue` is asked.
         failed: returns what another rank announced before it left; None: nothing.
-        overdue: returns who is to blame that a part takes so long; None: nobody, and it may go on. It is told whether
-            the host waits for the device in this part.
+        overdue: returns who is to blame that a part takes so long; None: nobody, and it may go on. It gets
+            whether the host waits for the device in this part.
         end: called with either answer; it ends the process.
         note: called with the number of parts that waited for the device, when it has changed.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, Sampling
+from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
 
 PROMPTS = ("prompt", "messages")
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -141,9 +141,9 @@ def read_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_sampling(request: dict[str, Any]) -> Sampling:
+def read_sampling(request: dict[str, Any]) -> RequestSampling:
     """The fields that say how tokens are drawn."""
-    return Sampling(
+    return RequestSampling(
         temperature=real(request, "temperature", lambda t: t >= 0, "of at least 0"),
         top_p=real(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
         top_k=whole(request, "top_k", 0),

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.tasks.task import DEFAULT, Item, Sampling, Score
+from lopa_dist.tasks.task import DEFAULT, Item, RequestSampling, Score
 
 SEED = 1234  # of the choice of examples, as `lm_eval` has it
 
@@ -20,7 +20,7 @@ SEED = 1234  # of the choice of examples, as `lm_eval` has it
 class HarnessTask:
     """One task of the harness.
 
-    `correct` is the first metric of the first filter; other metrics and filters are told beside it (`Score.also`). A
+    `correct` is the first metric of the first filter; other metrics and filters stand beside it (`Score.also`). A
     metric that is a share counts as right where it is 1.
 
     Args:
@@ -140,12 +140,12 @@ def load(task: str) -> Any:
     return tasks[0]
 
 
-def sampling_of(generation: Mapping[str, Any]) -> Sampling:
+def sampling_of(generation: Mapping[str, Any]) -> RequestSampling:
     """Return how a task wants tokens drawn; tasks mostly say greedily, and then the decode config decides."""
     if not generation.get("do_sample") or not generation.get("temperature"):
         return DEFAULT
     top_p, top_k = generation.get("top_p"), generation.get("top_k")
-    return Sampling(float(generation["temperature"]), None if top_p is None else float(top_p), top_k)
+    return RequestSampling(float(generation["temperature"]), None if top_p is None else float(top_p), top_k)
 
 
 def as_they_are(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> Any:

@@ -28,7 +28,7 @@ HELD_OUT_SHARE = 20  # one question in so many is held out
 
 
 @dataclass(frozen=True)
-class Problem:
+class ListProblem:
     """A question, and one right answer of possibly many."""
 
     family: str
@@ -70,12 +70,12 @@ def all_squares() -> Iterator[tuple[str, ...]]:
 SQUARES = tuple(all_squares())
 
 
-def latin(rng: random.Random) -> Problem:
+def latin(rng: random.Random) -> ListProblem:
     """A square with blanks, and the square that it was made from."""
     cells = rng.choice(SQUARES)
     blank = set(rng.sample(range(16), rng.choice(BLANKS)))
     given = [BLANK if i in blank else cell for i, cell in enumerate(cells)]
-    return Problem("latin", f"complete : {grid(given)}", grid(cells))
+    return ListProblem("latin", f"complete : {grid(given)}", grid(cells))
 
 
 def random_length(rng: random.Random, longest: int) -> int:
@@ -84,7 +84,7 @@ def random_length(rng: random.Random, longest: int) -> int:
     return rng.choice(rng.choice([lengths for lengths in kinds if lengths]))
 
 
-def list_problem(rng: random.Random, family: str, length: int) -> Problem:
+def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
     """A list of distinct numbers, what to do with it, and one right result, all right ones equally likely."""
     *items, new = rng.sample(NUMBERS, length + 1)
     result, place = list(items), rng.randrange(length)
@@ -104,10 +104,10 @@ def list_problem(rng: random.Random, family: str, length: int) -> Problem:
     elif family == "replace":
         order = f"replace any by {new}"
         result[place] = new
-    return Problem(family, f"{order} : {listed(items)}", listed(result))
+    return ListProblem(family, f"{order} : {listed(items)}", listed(result))
 
 
-def random_problem(rng: random.Random, family: str, longest: int = LONGEST) -> Problem:
+def random_problem(rng: random.Random, family: str, longest: int = LONGEST) -> ListProblem:
     """A problem of `family` on at most `longest` items (at least 3), of either side of the split."""
     return latin(rng) if family == "latin" else list_problem(rng, family, random_length(rng, longest))
 
@@ -118,7 +118,7 @@ def split_of(question: str) -> Split:
     return "held_out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
 
 
-def problems(split: Split, seed: int) -> Iterator[Problem]:
+def problems(split: Split, seed: int) -> Iterator[ListProblem]:
     """An endless stream of problems of one side of the split, the families in turn.
 
     Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.

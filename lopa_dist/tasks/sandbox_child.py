@@ -98,8 +98,8 @@ def landlock(folder: str) -> bool:
 
 def readable_by_all() -> bool:
     """Whether every user can read the interpreter and its libraries."""
-    places = [Path(place).resolve() for place in (sys.executable, *sys.path) if os.path.exists(place)]
-    return all(os.stat(p).st_mode & 0o005 == 0o005 for place in places for p in (place, *place.parents))
+    paths = [Path(path).resolve() for path in (sys.executable, *sys.path) if os.path.exists(path)]
+    return all(os.stat(p).st_mode & 0o005 == 0o005 for path in paths for p in (path, *path.parents))
 
 
 def drop_root() -> None:
@@ -193,8 +193,8 @@ def init(job: dict[str, Any], pipe: int, isolated: bool) -> NoReturn:
         work(job, pipe)
     status, reason = None, f"TimeoutError: no result within {job['wall_s']:g} s"
     while status is None and (left := until - time.monotonic()) > 0:
-        told = signal.sigtimedwait(awaited, left)
-        if told is not None and told.si_signo == signal.SIGTERM:
+        received = signal.sigtimedwait(awaited, left)
+        if received is not None and received.si_signo == signal.SIGTERM:
             break
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -10,7 +10,7 @@ Form = Literal["simple", "chat", "completion"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class RequestSampling:
     """How a request wants its tokens drawn; null: as the decode config says."""
 
     temperature: float | None = None
@@ -19,7 +19,7 @@ class Sampling:
     seed: int | None = None
 
 
-DEFAULT = Sampling()
+DEFAULT = RequestSampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Item:
     reference: Any = field(default=None, compare=False)  # what `score` compares with
     answer_prefix: str = ""  # with messages: how the assistant's turn begins
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these
-    sampling: Sampling = DEFAULT
+    sampling: RequestSampling = DEFAULT
     origin: Origin | None = None
 
 
@@ -60,7 +60,7 @@ class Score:
     correct: bool
     extracted: str | None
     also: Mapping[str, bool] = field(default_factory=dict)  # rule: right or not; `correct_RULE`, `accuracy_RULE`
-    reason: str = ""  # why it is not right, where that can be told
+    reason: str = ""  # why it is not right, where that is known
 
 
 class Task(Protocol):

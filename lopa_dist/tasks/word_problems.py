@@ -64,7 +64,7 @@ OBJECTS = [
 ]
 
 OPENINGS = ("First", "Initially", "Originally", "Clearly")
-LEADS = ("Then", "Next", "After", "Now", "Afterwards", "Later")
+CONNECTIVES = ("Then", "Next", "After", "Now", "Afterwards", "Later")
 HAS = ("has", "owns", "holds", "keeps")
 WE = ("we", "they", "people")
 GET = ("get", "find", "count", "see")
@@ -113,7 +113,7 @@ HELD_OUT_SHARE = 20  # one signature in so many is held out
 
 
 @dataclass(frozen=True)
-class Step:
+class Operation:
     """One computation ``before operator operand = after``."""
 
     before: int
@@ -123,12 +123,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     """A question, one worded answer and its number. `results` are the values a solver has to compute."""
 
     question: str
     answer: str
-    steps: tuple[Step, ...]
+    steps: tuple[Operation, ...]
 
     @property
     def result(self) -> int:
@@ -141,7 +141,7 @@ class Problem:
         return signature(self.steps)
 
 
-def signature(steps: tuple[Step, ...]) -> str:
+def signature(steps: tuple[Operation, ...]) -> str:
     """``"7+3x2"`` for a start of 7, then +3, then x2."""
     return f"{steps[0].before}" + "".join(f"{s.operator}{s.operand}" for s in steps)
 
@@ -157,12 +157,12 @@ def apply(operator: str, a: int, b: int) -> int:
     return {"+": a + b, "-": a - b, "x": a * b}[operator]
 
 
-def random_steps(rng: random.Random) -> tuple[Step, ...]:
+def random_steps(rng: random.Random) -> tuple[Operation, ...]:
     """A start and 2 to 4 operations whose every result is in 1..50."""
     value, steps = rng.choice(START_RANGE), []
     for _ in range(rng.choice(STEP_RANGE)):
         operator, operand, after = random_operation(rng, value)
-        steps.append(Step(value, operator, operand, after))
+        steps.append(Operation(value, operator, operand, after))
         value = after
     return tuple(steps)
 
@@ -177,18 +177,18 @@ def random_operation(rng: random.Random, value: int) -> tuple[str, int, int]:
             return operator, operand, after
 
 
-def word_step(rng: random.Random, step: Step, name: str) -> str:
+def word_step(rng: random.Random, step: Operation, name: str) -> str:
     """One step sentence: 11 tokens in each of its three forms."""
     equation = f"{step.before} {step.operator} {step.operand} = {step.after}"
     form = rng.randrange(3)
     if form == 0:
-        return f"{rng.choice(LEADS)} {name} {rng.choice(HAS)} {equation} {rng.choice(TAILS)} ."
+        return f"{rng.choice(CONNECTIVES)} {name} {rng.choice(HAS)} {equation} {rng.choice(TAILS)} ."
     if form == 1:
-        return f"{rng.choice(LEADS)} {rng.choice(WE)} {rng.choice(GET)} {equation} {rng.choice(TAILS)} ."
+        return f"{rng.choice(CONNECTIVES)} {rng.choice(WE)} {rng.choice(GET)} {equation} {rng.choice(TAILS)} ."
     return f"{equation} , {rng.choice(SO)} {name} {rng.choice(HAS)} {step.after} ."
 
 
-def word_answer(rng: random.Random, steps: tuple[Step, ...], name: str) -> str:
+def word_answer(rng: random.Random, steps: tuple[Operation, ...], name: str) -> str:
     """Opening (6 tokens), one sentence a step (11 each), closing (7), ``#### N`` (2)."""
     parts = [f"{rng.choice(OPENINGS)} {name} {rng.choice(HAS)} {steps[0].before} {rng.choice(STARTING_TAILS)} ."]
     parts += [word_step(rng, step, name) for step in steps]
@@ -197,7 +197,7 @@ def word_answer(rng: random.Random, steps: tuple[Step, ...], name: str) -> str:
     return " ".join([*parts, f"#### {last}"])
 
 
-def word_question(rng: random.Random, steps: tuple[Step, ...], name: str, obj: str) -> str:
+def word_question(rng: random.Random, steps: tuple[Operation, ...], name: str, obj: str) -> str:
     """The story: a start, one event a step, the question."""
     events = {"+": ADD_EVENTS, "-": SUBTRACT_EVENTS, "x": MULTIPLY_EVENTS}
     parts = [rng.choice(STARTS).format(name=name, n=steps[0].before, obj=obj)]
@@ -205,13 +205,13 @@ def word_question(rng: random.Random, steps: tuple[Step, ...], name: str, obj: s
     return " ".join([*parts, rng.choice(QUESTIONS).format(name=name, obj=obj)])
 
 
-def word_problem(rng: random.Random, steps: tuple[Step, ...]) -> Problem:
+def word_problem(rng: random.Random, steps: tuple[Operation, ...]) -> WordProblem:
     """Dress a computation in words."""
     name, obj = rng.choice(NAMES), rng.choice(OBJECTS)
-    return Problem(word_question(rng, steps, name, obj), word_answer(rng, steps, name), steps)
+    return WordProblem(word_question(rng, steps, name, obj), word_answer(rng, steps, name), steps)
 
 
-def problems(split: Split, seed: int) -> Iterator[Problem]:
+def problems(split: Split, seed: int) -> Iterator[WordProblem]:
     """An endless stream of problems of one side of the split.
 
     Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.
@@ -227,7 +227,7 @@ def vocabulary() -> list[str]:
     """Every word that a question or an answer can hold, numbers 0 to 99 as single words, sorted and unique."""
     texts = [*ADD_EVENTS, *SUBTRACT_EVENTS, *MULTIPLY_EVENTS, *STARTS, *QUESTIONS]
     words = {w for text in texts for w in text.split() if not w.startswith("{")}
-    for group in (NAMES, OBJECTS, OPENINGS, LEADS, HAS, WE, GET, SO, STARTING_TAILS, TAILS, ENDINGS, LAST_TAILS):
+    for group in (NAMES, OBJECTS, OPENINGS, CONNECTIVES, HAS, WE, GET, SO, STARTING_TAILS, TAILS, ENDINGS, LAST_TAILS):
         words.update(w for phrase in group for w in phrase.split())
     words.update(["+", "-", "x", "=", ",", ".", "?", "####"])
     words.update(str(n) for n in range(100))

@@ -46,16 +46,16 @@ def drafted(draw: st.DrawFn) -> tuple[State, int]:
         state.committed[slot] = complete if draw(st.booleans()) else max(0, complete - SIZE)
         state.first_masked[slot] = int(masks[0] == complete)
         first_block = [p for p in masks if p < complete + SIZE]
-        places = draw(st.permutations(first_block if attention == "block_causal" else masks))
-        places = places[: config.max_chain]
+        positions = draw(st.permutations(first_block if attention == "block_causal" else masks))
+        positions = positions[: config.max_chain]
         if draw(st.integers(0, 5)) == 0:
-            places = []
-        for i, position in enumerate(places):
+            positions = []
+        for i, position in enumerate(positions):
             state.chain[:, slot, i] = torch.tensor([position, 300 + position])
-        state.drafts[slot] = len(places)
-        state.branches[slot] = max(1, -(-len(places) // config.drafts))
+        state.drafts[slot] = len(positions)
+        state.branches[slot] = max(1, -(-len(positions) // config.drafts))
         for branch in range(1, config.max_branches):
-            for i, position in enumerate(places[: branch * config.drafts]):
+            for i, position in enumerate(positions[: branch * config.drafts]):
                 state.edits[:, slot, branch, i] = torch.tensor([position, 300 + position])
     return state, draw(st.sampled_from([1, 2]))
 
@@ -96,10 +96,10 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
         seen = {r for p, r in place.items() if p < visible_end(position)}
         check(row, token_at(position), position, seen)
     for i in range(1, min(t, len(mine) - 1) + 1):
-        places = [position for position, _ in mine[:i]]
-        seen = {r for p, r in place.items() if p < visible_end(places[-1]) and p not in places}
+        positions = [position for position, _ in mine[:i]]
+        seen = {r for p, r in place.items() if p < visible_end(positions[-1]) and p not in positions}
         seen |= {token_row[j] for j in range(1, i + 1)}
-        check(token_row[i], mine[i - 1][1], places[-1], seen)
+        check(token_row[i], mine[i - 1][1], positions[-1], seen)
         predicting = mine[i][0] - shift
         token = dict(mine[:i]).get(predicting, token_at(predicting)) if predicting >= begin else None
         if token is not None:

@@ -18,9 +18,9 @@ from lopa_dist.embedded.noise import (
     NAME,
     OPERATION,
     UNIT,
-    Batch,
-    Example,
     Examples,
+    TrainingBatch,
+    TrainingExample,
     masked_batch,
 )
 from lopa_dist.tasks import word_problems as wp
@@ -31,14 +31,14 @@ PERIOD = WORDS.convert_tokens_to_ids("▁.")
 
 
 @cache
-def pool(length: int) -> list[Example]:
+def pool(length: int) -> list[TrainingExample]:
     """Stories and drills that fit."""
     source = Examples(WORDS, "train", 0)
     examples = [e for _ in range(150) for e in (source.story(), source.drill())]
     return [e for e in examples if len(e.tokens) <= length]
 
 
-def batch_of(seed: int, length: int, count: int = 24) -> tuple[list[Example], Batch]:
+def batch_of(seed: int, length: int, count: int = 24) -> tuple[list[TrainingExample], TrainingBatch]:
     examples = random.Random(seed).sample(pool(length), count)
     return examples, masked_batch(examples, length, MASK, PAD, PERIOD, np.random.default_rng(seed))
 
@@ -109,7 +109,7 @@ def test_weights_are_the_inverse_of_the_masked_share(seed: int, length: int) -> 
 
     All but the first mask of a left part, which weighs fourfold.
     """
-    example = Example([5] * (10 + 64), 10, 64, [-1] * 74, drill=False)
+    example = TrainingExample([5] * (10 + 64), 10, 64, [-1] * 74, drill=False)
     batch = masked_batch([example] * 8, length, MASK, PAD, PERIOD, np.random.default_rng(seed))
     for masked, weights in zip(batch.inputs[:, 10:74] == MASK, batch.weights[:, 10:74], strict=True):
         fits = []
@@ -126,7 +126,7 @@ def test_weights_are_the_inverse_of_the_masked_share(seed: int, length: int) -> 
 
 def test_later_blocks_are_masked_more() -> None:
     sentences = ([5] * 9 + [PERIOD]) * 8
-    example = Example([5] * 10 + sentences, 10, 80, [-1] * 90, drill=False)
+    example = TrainingExample([5] * 10 + sentences, 10, 80, [-1] * 90, drill=False)
     rng = np.random.default_rng(0)
     batches = [masked_batch([example] * 64, 96, MASK, PAD, PERIOD, rng) for _ in range(40)]
     masked = np.concatenate([b.inputs[:, 10:90] == MASK for b in batches]).reshape(-1, 5, 16).mean(2)
@@ -140,7 +140,7 @@ def test_later_blocks_are_masked_more() -> None:
 
 def test_left_parts_end_where_sentences_end() -> None:
     """What decoding from the left meets is seen often, at the first words of sentences more often than elsewhere."""
-    example = Example([5] * 10 + ([5] * 9 + [PERIOD]) * 8, 10, 80, [-1] * 90, drill=False)
+    example = TrainingExample([5] * 10 + ([5] * 9 + [PERIOD]) * 8, 10, 80, [-1] * 90, drill=False)
     rng = np.random.default_rng(0)
     batches = [masked_batch([example] * 64, 96, MASK, PAD, PERIOD, rng) for _ in range(40)]
     masked = np.concatenate([b.inputs[:, 10:90] == MASK for b in batches])

@@ -83,18 +83,18 @@ class Naive:
         predicting row lies before `first` are left out: no draft can change their prediction.
         """
         n, m, shift = len(tokens), len(drafts), int(self.model.config.shift)
-        places = [position for position, _ in drafts]
-        predicts = [position - shift for position in places]
+        positions = [position for position, _ in drafts]
+        predicts = [position - shift for position in positions]
         ids, at = list(tokens), [first + r for r in range(n)]
         sees = [[first + c < self.visible(first + r) for c in range(n)] + [False] * (2 * m - 2) for r in range(n)]
         after = []  # by number of drafts in the context: what a row sees then
         for count in range(1, m):
-            hidden = set(places[:count])
-            window = [first + c < self.visible(places[0]) and first + c not in hidden for c in range(n)]
+            hidden = set(positions[:count])
+            window = [first + c < self.visible(positions[0]) and first + c not in hidden for c in range(n)]
             after.append(window + [i < count for i in range(m - 1)] + [False] * (m - 1))
         for i in range(m - 1):
             ids.append(drafts[i][1])
-            at.append(places[i])
+            at.append(positions[i])
             sees.append(after[i])
         for i in range(1, m):
             placed = dict(drafts[:i])

@@ -44,7 +44,7 @@ def on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:
 
 def on_mesh(branch: int, tensor: int, work: Callable[[Communicator, Communicator], T]) -> list[T]:
     """Run `work(branch group, tensor group)` on every rank of branch x tensor and return what each returned."""
-    places = [(b, t) for b in range(branch) for t in range(tensor)]
+    coordinates = [(b, t) for b in range(branch) for t in range(tensor)]
     branches = [group(branch) for _ in range(tensor)]
     tensors = [group(tensor) for _ in range(branch)]
     results: dict[tuple[int, int], T] = {}
@@ -59,14 +59,14 @@ def on_mesh(branch: int, tensor: int, work: Callable[[Communicator, Communicator
             for rank in (*branches[t], *tensors[b]):
                 rank.gate.abort()
 
-    threads = [threading.Thread(target=start, args=place) for place in places]
+    threads = [threading.Thread(target=start, args=one) for one in coordinates]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
-    return [results[place] for place in places]
+    return [results[one] for one in coordinates]
 
 
 def group(size: int) -> list[ThreadRank]:

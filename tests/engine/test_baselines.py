@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from lopa_dist.config import concrete
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.families import native
+from lopa_dist.models.families import training_pattern
 from lopa_dist.models.transformer import Transformer
 from tests.engine.baselines import block_diffusion, fast_dllm, vanilla
 from tests.engine.test_families import requests_for
@@ -43,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def preset(model: Transformer, name: str, *overrides: str) -> DecodeConfig:
     """A decode config of the command line, with the model's own values for what is auto."""
     decode = composed(f"decode={name}", "decode.max_new_tokens=20", *(f"decode.{o}" for o in overrides)).decode
-    return concrete(decode, native(model.config))
+    return resolve_decode(decode, training_pattern(model.config))
 
 
 def compare(model: Transformer, config: DecodeConfig, requests: list[Request], wanted: Any) -> list[float]:

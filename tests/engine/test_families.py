@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lopa_dist.config import DecodeOptions, concrete
+from lopa_dist.config import DecodeOptions
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.families import PATTERNS, native
+from lopa_dist.models.families import PATTERNS, training_pattern
 from lopa_dist.models.transformer import Transformer
 from tests.engine.naive import Naive
 from tests.engine.ranks import on_ranks
@@ -42,7 +43,7 @@ def test_alone_and_together(model: Transformer, branches: int, cache: str) -> No
         branches=branches, max_new_tokens=20, tau_conf=0.1, tau_act=0.5, cache=cache, stop_at_eos=False,
         window_attention="auto", prompt_attention="auto", block_size="auto", max_active_blocks="auto",
     )  # fmt: skip
-    config = concrete(options, native(model.config))
+    config = resolve_decode(options, training_pattern(model.config))
     requests = requests_for(model, 11, 5)
     alone = texts(model, config, requests, max_sequences=1)
     assert texts(model, config, requests[::-1], max_sequences=5) == alone
@@ -57,15 +58,15 @@ def test_alone_and_together(model: Transformer, branches: int, cache: str) -> No
 @pytest.mark.parametrize("branches", [1, 3])
 def test_lopa_is_the_naive_engine_on_any_number_of_ranks(model: Transformer, branches: int, preset: list[str]) -> None:
     """LoPA in the family's own pattern, and over Fast-dLLM's caches: on SDAR and LLaDA nobody has published it."""
-    at = native(model.config)
+    at = training_pattern(model.config)
     tau = 0.9 if model.config.tied else 0.12  # these small models with tied embeddings are sure of nearly everything
     few = (f"branches={branches}", "max_new_tokens=18", f"tau_conf={tau}", "block_size=8", *preset[1:])
     options = composed(f"decode={preset[0]}", *(f"decode.{o}" for o in few)).decode
     if preset[1:] and at.window_attention == "block_causal":
         with pytest.raises(ValueError, match=r"decode\.cache=\w+ needs decode\.window_attention=full"):
-            concrete(options, at)
+            resolve_decode(options, at)
         return
-    config = concrete(options, at)
+    config = resolve_decode(options, at)
     requests = requests_for(model, 13, 3)
     wins: list[int] = []
     wanted = {}
@@ -87,5 +88,5 @@ def test_cached_and_uncached_text_agree_where_attention_is_block_causal(model: T
     found = []
     for cache in ("none", "block"):
         options.cache = cache
-        found.append(texts(model, concrete(options, PATTERNS["vanilla"]), requests))
+        found.append(texts(model, resolve_decode(options, PATTERNS["vanilla"]), requests))
     assert found[0] == found[1]

@@ -64,7 +64,7 @@ def test_what_the_user_says_stands() -> None:
     assert planned(30, 64, kv_limit=20_000).sequences == 64
 
 
-def test_one_that_does_not_fit_is_told_what_it_takes() -> None:
+def test_one_that_does_not_fit_is_refused_with_what_it_takes() -> None:
     with pytest.raises(TooLarge, match=r"2 GiB .* one sequence takes 1\.53: 1312 tokens .* parallel\.tensor"):
         planned(2)
 

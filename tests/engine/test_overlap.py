@@ -62,7 +62,7 @@ def test_the_consumer_works_while_the_device_does(small_model: Transformer, monk
     assert found == wanted
     steps = device.events.count("launch")
     assert steps > 5
-    # of every step but the last: counted, told and handed out between the next launch and the wait for it
+    # of every step but the last: counted, shown and handed out between the next launch and the wait for it
     assert device.events[:2] == ["launch", "synchronise"]
     segments = "|".join(device.events[2:]).split("launch|")
     assert segments[0] == ""
@@ -78,7 +78,7 @@ def test_the_consumer_works_while_the_device_does(small_model: Transformer, monk
     assert device.now == steps * FORWARD_S + behind_last
 
 
-def test_every_step_is_counted_and_told_once(small_model: Transformer) -> None:
+def test_every_step_is_counted_and_shown_once(small_model: Transformer) -> None:
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4))
     seen: list[tuple[str, int]] = []
     engine.on_step.append(lambda engine: seen.append(("after", engine.statistics.steps)))
@@ -90,5 +90,5 @@ def test_every_step_is_counted_and_told_once(small_model: Transformer) -> None:
     assert len(list(engine.generate(random_requests(2, 6, BASE.max_new_tokens)))) == 6
     steps = (engine.statistics.steps - before) or 1
     assert seen == [
-        (what, before + number + told) for number in range(steps) for what, told in (("after", 0), ("meanwhile", 1))
+        (what, before + number + offset) for number in range(steps) for what, offset in (("after", 0), ("meanwhile", 1))
     ]

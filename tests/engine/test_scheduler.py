@@ -17,7 +17,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import kv_budget, sizes
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runner import Prepared, Runner
-from lopa_dist.kernels.record_head import Sampling
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from tests.engine.ranks import on_ranks

@@ -51,7 +51,7 @@ def test_no_line_crashes_the_encoder(encoder: Encoder, line: bytes, extra: dict[
     ],
 )
 def test_what_the_model_refuses_names_the_line(encoder: Encoder, fields: dict[str, Any], reason: str) -> None:
-    """Once a sample: the input's places are the same for every model."""
+    """Once a sample: an index in the input is the same for every model."""
     found = encoder.encode_all(4, items_of({**fields, "n": 3}, 12))
     assert [one.index for one in found] == [4, 5, 6]
     assert all(isinstance(one, Rejection) and one.message.startswith(f"line 12: {reason}") for one in found)

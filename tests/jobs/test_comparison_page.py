@@ -43,8 +43,8 @@ def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report:
     assert page.count("svg") == 3
     assert page.count("circle") == 3 * len(RUNS)
     for branches, tau, tpf, accuracy, rows in RUNS:
-        told = f"branches {branches}, tau_conf {tau}, accuracy {accuracy:.1%}, TPF {tpf:.2f}, rows/token {rows:.1f}"
-        assert sum(told in title for title in page.titles) == 3
+        tooltip = f"branches {branches}, tau_conf {tau}, accuracy {accuracy:.1%}, TPF {tpf:.2f}, rows/token {rows:.1f}"
+        assert sum(tooltip in title for title in page.titles) == 3
         assert f"lopa-dist decode.branches={branches} decode.tau_conf={tau}" in page.text
     assert page.count("tr") == 1 + len(RUNS)
     assert "The most accurate is number 1: 98.0% at 2.00." in page.text

@@ -35,12 +35,12 @@ def lines_of(*arguments: str) -> dict[str, list[str]]:
     return found
 
 
-def test_every_setting_is_told_with_its_meaning() -> None:
-    told = lines_of()
+def test_every_setting_comes_with_its_meaning() -> None:
+    found = lines_of()
     known = leaves(OmegaConf.structured(Config))
     sections = {key for key in known if any(other.startswith(f"{key}.") for other in known)}
-    assert {line.split("=")[0] for line in told} == set(known) - sections
-    assert all(meaning and "TODO" not in meaning for meaning, *_ in told.values())
+    assert {line.split("=")[0] for line in found} == set(known) - sections
+    assert all(meaning and "TODO" not in meaning for meaning, *_ in found.values())
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_every_setting_is_told_with_its_meaning() -> None:
     ],
 )  # fmt: skip
 def test_where_a_value_came_from(arguments: list[str], value: str, origin: str) -> None:
-    [(setting, told)] = lines_of(*arguments).items()
+    [(setting, found)] = lines_of(*arguments).items()
     assert setting == f"{arguments[0]}={value}"
-    assert f"from: {origin}" in told
+    assert f"from: {origin}" in found
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_where_a_value_came_from(arguments: list[str], value: str, origin: str) 
     ],
 )
 def test_what_auto_comes_to(arguments: list[str], value: str, reason: str) -> None:
-    [(setting, told)] = lines_of(*arguments).items()
+    [(setting, found)] = lines_of(*arguments).items()
     assert setting == f"{arguments[0]}={value}"
-    [origin] = [line for line in told if line.startswith("from: ")]
+    [origin] = [line for line in found if line.startswith("from: ")]
     assert reason in origin
 
 
 def test_a_section_gives_all_its_settings_and_a_key_its_details() -> None:
-    told = lines_of("logging")
-    assert "logging.wandb.mode=auto" in told
-    assert all(setting.startswith("logging.") for setting in told)
+    found = lines_of("logging")
+    assert "logging.wandb.mode=auto" in found
+    assert all(setting.startswith("logging.") for setting in found)
     [(_, cache)] = lines_of("decode.cache").items()
     assert "takes: auto, block, none, prefix, dual" in cache
     assert any(line.startswith("- dual: ") for line in cache)
@@ -95,11 +95,11 @@ def test_a_section_gives_all_its_settings_and_a_key_its_details() -> None:
 
 
 def test_choices_are_in_the_table_of_kinds() -> None:
-    told = {setting.key: setting.allowed for setting in settings_of()}
-    assert told["task.allow_code_execution"] == "true, false or null"
-    assert told["engine.max_rows"] == "an integer, auto or null"
-    assert told["parallel.data"] == "an integer or auto"
-    assert told["model.lora"] == "a text or null"
+    found = {setting.key: setting.allowed for setting in settings_of()}
+    assert found["task.allow_code_execution"] == "true, false or null"
+    assert found["engine.max_rows"] == "an integer, auto or null"
+    assert found["parallel.data"] == "an integer or auto"
+    assert found["model.lora"] == "a text or null"
 
 
 def test_every_preset_says_what_it_is() -> None:

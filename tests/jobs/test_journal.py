@@ -19,7 +19,7 @@ SETTINGS: dict[str, Any] = {"decode": {"branches": 3}, "seed": 0}
 
 
 def entry(name: str, text: str = "x") -> dict[str, Any]:
-    return {"id": name, "at": 1.0, "figures": {"tokens": 1}, "line": {"custom_id": name, "index": 99, "text": text}}
+    return {"id": name, "at": 1.0, "figures": {"tokens": 1}, "line": {"custom_id": name, "text": text}}
 
 
 def started(folder: Path) -> Journal:
@@ -44,12 +44,13 @@ def test_lines_come_in_input_order_with_rejected_ones_between(tmp_path: Path) ->
     journal = started(tmp_path)
     append(tmp_path, 1, 0, entry("c"), entry("a"))
     append(tmp_path, 1, 1, entry("b"), {"statistics": {}, "replica": 1, "at": 2.0})
-    figures, told = merge(
-        journal, tmp_path, RequestIds(["a", None, "b", "c"]), lambda i: {"custom_id": "bad", "index": 7}, int
+    figures, replicas = merge(
+        journal, tmp_path, RequestIds(["a", None, "b", "c"]), lambda i: {"custom_id": "bad"}, range(4, 12, 2)
     )
-    assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [("a", 0), ("bad", 1), ("b", 2), ("c", 3)]
+    assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [("a", 4), ("bad", 6), ("b", 8), ("c", 10)]
+    assert list(results(tmp_path)[0]) == ["custom_id", "index", "text"]
     assert len(figures) == 3
-    assert [t["replica"] for t in told] == [1]
+    assert [replica["replica"] for replica in replicas] == [1]
     assert not (tmp_path / "results.partial").exists()
 
 
@@ -69,7 +70,7 @@ def test_a_torn_line_is_no_line(tmp_path_factory: pytest.TempPathFactory, cut: i
         0,
         *(entry(n, "new") for n, d in zip("ab", journal.done(RequestIds(["a", "b"])), strict=True) if not d),
     )
-    merge(journal, folder, RequestIds(["a", "b"]), lambda i: {}, int)
+    merge(journal, folder, RequestIds(["a", "b"]), lambda i: {}, range(2))
     assert [r["custom_id"] for r in results(folder)] == ["a", "b"]
 
 
@@ -78,7 +79,7 @@ def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
     append(tmp_path, 1, 0, entry("a", "first"))
     append(tmp_path, 10, 0, entry("a", "later"))
     append(tmp_path, 2, 0, entry("a", "second"))
-    merge(journal, tmp_path, RequestIds(["a"]), lambda i: {}, int)
+    merge(journal, tmp_path, RequestIds(["a"]), lambda i: {}, range(1))
     assert [r["text"] for r in results(tmp_path)] == ["first"]
     assert journal.next_attempt() == 11
 

@@ -76,11 +76,11 @@ def test_quick_tasks_are_judged_at_once_in_the_caller_s_thread() -> None:
     """Where no entry waits for a step."""
     with Judges(Quick(), 2) as judges:
         for text in ("right", "wrong"):
-            judges.give(answer(text))
+            judges.submit(answer(text))
             ((given, score),) = judges.verdicts()
             assert (given.text, score) == (text, Score(text == "right", threading.current_thread().name))
         with pytest.raises(ArithmeticError):
-            judges.give(answer("broken"))
+            judges.submit(answer("broken"))
     assert not judges.open
 
 
@@ -88,7 +88,7 @@ def test_slow_tasks_are_judged_beside() -> None:
     task = Slow()
     with Judges(task, 2) as judges:
         for text in ("right", "wrong", "right"):
-            judges.give(answer(text))
+            judges.submit(answer(text))
         assert list(judges.verdicts()) == []
         assert len(judges.open) == 3
         task.may.set()
@@ -104,7 +104,7 @@ def test_an_error_of_a_judge_surfaces() -> None:
     task = Slow()
     task.may.set()
     with Judges(task, 1) as judges:
-        judges.give(answer("broken"))
+        judges.submit(answer("broken"))
         with pytest.raises(ArithmeticError, match="a judge broke"):
             list(judges.verdicts(10.0))
 
@@ -113,7 +113,7 @@ def test_what_is_not_judged_is_given_up() -> None:
     task = Slow()
     with Judges(task, 1) as judges:
         for _ in range(3):
-            judges.give(answer("right"))
+            judges.submit(answer("right"))
     assert task.cancelled
     assert len(judges.open) == 3
     assert not any(thread.name.startswith("judge") for thread in threading.enumerate())

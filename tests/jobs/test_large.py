@@ -23,7 +23,7 @@ COUNT = 8_000
 ENTRY: dict[str, Any] = {
     "at": 1.5,
     "figures": {"tokens": 40, "forwards": 9, "seconds": 0.5, "first_step_seconds": 0.1, "filled": 64, "correct": None},
-    "line": {"custom_id": "a", "index": 0, "text": "word " * 200, "finish_reason": "stop", "tpf": 4.4},
+    "line": {"custom_id": "a", "text": "word " * 200, "finish_reason": "stop", "tpf": 4.4},
 }
 
 
@@ -73,7 +73,7 @@ def test_resuming_and_ending_hold_places_not_texts(read: tuple[JobInput, float, 
     assert sum(done) == COUNT
     assert most < 250
     (figures, _), held, most = bytes_a_request(
-        lambda: merge(journal, tmp_path, job_input.ids, job_input.rejection, lambda index: index)
+        lambda: merge(journal, tmp_path, job_input.ids, job_input.rejection, range(COUNT))
     )
     assert len(figures) == COUNT
     assert held < 150  # of which 64 are figures

@@ -87,14 +87,14 @@ def test_unknown_arguments_and_long_prompts(model: LopaDist) -> None:
     with pytest.raises(ValueError, match=r"brances: unknown; known: path, .*branches"):
         LopaDist(brances=1)
     with pytest.raises(ValueError, match="lopa_dist knows until"):
-        model.wish({"num_beams": 4})
+        model.generation_arguments({"num_beams": 4})
     with pytest.raises(ValueError, match="positions; lower"):
         model.encode(0, "Tom has 3 apples . " * 200, 64)
     with pytest.raises(NotImplementedError, match="likelihood"):
         model.loglikelihood([])
-    assert model.wish({"temperature": 0.7}).temperature == 0.7
-    assert model.wish({"temperature": 0.7, "do_sample": False}).temperature == 0
-    assert model.wish({"until": "a"}).until == ("a",)
+    assert model.generation_arguments({"temperature": 0.7}).temperature == 0.7
+    assert model.generation_arguments({"temperature": 0.7, "do_sample": False}).temperature == 0
+    assert model.generation_arguments({"until": "a"}).until == ("a",)
 
 
 # answers in which the two readings of GSM8K differ from each other and from the gold; {n} is the gold number

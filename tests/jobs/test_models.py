@@ -56,7 +56,9 @@ def job(folder: Path, model: ModelOptions, **decode: Any) -> tuple[list[Any], di
     return [json.loads(line)["text"] for line in (folder / "results.jsonl").read_text().splitlines()], report
 
 
-def test_adapters_reach_the_weights_and_another_base_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_adapters_reach_the_weights_and_another_base_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plain, _ = job(tmp_path / "plain", ModelOptions(), block_size=16)
     with caplog.at_level(logging.WARNING, "lopa_dist"):
         idle = ModelOptions(lora=str(adapter(tmp_path / "idle", 0.0)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,13 +12,18 @@ import torch
 from lopa_dist.cli import main
 from lopa_dist.config import Config, DecodeOptions, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs import profiles
+from lopa_dist.engine.profile import Profile
+from lopa_dist.jobs import make_profile as command
+from lopa_dist.jobs.profiles import cache_folder, keep, kept
+from lopa_dist.jobs.resolve import resolve
 from lopa_dist.jobs.run import run
 from lopa_dist.kernels import attention
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import EMBEDDED
+from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.stop import Stop
 
 DECODE = ["decode.block_size=16", "decode.verify=confidence", "decode.drafts=0"]  # what `job` below has
 
@@ -29,9 +33,9 @@ def test_on_a_gpu_auto_never_means_what_the_model_does_not_allow(monkeypatch: py
     gpu = torch.device("cuda")
     assert [attention.suited(gpu, dim) for dim in (100, 128, 192)] == ["meta", "meta", "torch"]
     assert attention.suited(torch.device("cpu"), 128) == "torch"
-    group, shape = SimpleNamespace(mesh=Mesh(1, 1)), replace(read_config(EMBEDDED), head_dim=512)
-    settled = profiles.settled(Config(decode=DecodeOptions(branches=1)), shape, gpu, group, 4)
-    assert settled.engine.attention == "torch"
+    group = Group(World("python"), Mesh(1, 1), "auto", 5, gpu, Stop(5))
+    shape = replace(read_config(EMBEDDED), head_dim=512)
+    assert resolve(Config(decode=DecodeOptions(branches=1)), shape, gpu, group, 4).engine.attention == "torch"
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +54,7 @@ def job() -> Config:
     )
 
 
-def test_without_a_profile_the_remedy_is_told(tmp_path: Path) -> None:
+def test_without_a_profile_the_remedy_is_given(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
 
@@ -58,7 +62,7 @@ def test_without_a_profile_the_remedy_is_told(tmp_path: Path) -> None:
 def test_made_read_and_followed(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(profiles, "BUDGET_S", 0.5)
+    monkeypatch.setattr(command, "BUDGET_S", 0.5)
     monkeypatch.setattr("sys.argv", ["lopa-dist", "profile", *DECODE, "parallel.threads=1"])
     main()
     assert "decode.branches=auto with 4 in flight on one rank: " in capsys.readouterr().out
@@ -79,18 +83,35 @@ def test_made_read_and_followed(
 def test_a_profile_of_another_precision_does_not_count(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "BUDGET_S", 0.0)
-    profiles.make_profile(["model.dtype=bf16", *DECODE, "parallel.threads=1"])
+    monkeypatch.setattr(command, "BUDGET_S", 0.0)
+    command.make_profile(["model.dtype=bf16", *DECODE, "parallel.threads=1"])
     assert len(list(cache.iterdir())) == 1
     with pytest.raises(ValueError, match="run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
 
 
 def test_a_profile_of_another_window_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "BUDGET_S", 0.0)
-    profiles.make_profile([*DECODE, "decode.max_active_blocks=1", "parallel.threads=1"])
+    monkeypatch.setattr(command, "BUDGET_S", 0.0)
+    command.make_profile([*DECODE, "decode.max_active_blocks=1", "parallel.threads=1"])
     with pytest.raises(ValueError, match=r"windows of \d+ rows on .* run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
     config = job()
     config.decode.max_active_blocks = 1
     assert run(config, tmp_path, World("python"))["requests"] == 4
+
+
+def test_a_reader_never_finds_half_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, old, new = {"device": "one"}, Profile({33: 0.1}, 33), Profile({33: 0.2}, 33)
+    file = keep(subject, old)
+    seen = []
+    write = Path.write_text
+
+    def slow(path: Path, text: str) -> None:
+        write(path, text[: len(text) // 2])
+        seen.append(kept(subject))
+        write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", slow)
+    assert keep(subject, new) == file
+    assert (seen, kept(subject)) == ([old], new)
+    assert list(cache_folder().iterdir()) == [file]

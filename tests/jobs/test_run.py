@@ -15,7 +15,7 @@ from rich.console import Console
 from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.compare import compare, short_names, told_apart
+from lopa_dist.jobs.compare import compare, settings_distinguish, short_names
 from lopa_dist.jobs.run import Job, run
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
@@ -282,8 +282,8 @@ def test_a_report_of_other_settings_is_not_taken_for_this_job_s(tmp_path: Path) 
     file = tmp_path / "report.json"
     report = json.loads(file.read_text())
     settings = tmp_path / "journal" / "settings.json"
-    told = json.loads(settings.read_text())
-    settings.write_text(json.dumps(told | {"seed": 7}))
+    written = json.loads(settings.read_text())
+    settings.write_text(json.dumps(written | {"seed": 7}))
     job = config(TaskConfig(limit=3))
     job.seed = 7
     assert run(job, tmp_path, World("python"))["input"] != report["input"]
@@ -292,7 +292,7 @@ def test_a_report_of_other_settings_is_not_taken_for_this_job_s(tmp_path: Path) 
 def test_without_a_way_to_wandb_a_job_goes_on_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where it said auto: a key is set, and a compute node has no network. Who asked for online is told at once."""
+    """Where it said auto: a key is set, and a compute node has no network. Who asked for online hears of it at once."""
 
     def init(mode: str, real: Any = wandb.init, **more: Any) -> Any:
         if mode == "online":
@@ -309,11 +309,11 @@ def test_without_a_way_to_wandb_a_job_goes_on_offline(
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
-def test_runs_of_a_sweep_are_told_apart(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:
+def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:
     """By decode settings where they do, else by what their names do not have in common."""
     report = finished[1]
     named = [(f"seed={i},task.limit=9", report) for i in range(2)]
-    assert not told_apart(named)
+    assert not settings_distinguish(named)
     assert short_names([name for name, _ in named]) == ["seed=0", "seed=1"]
     for name, _ in named:
         (tmp_path / name).mkdir()
@@ -324,8 +324,8 @@ def test_runs_of_a_sweep_are_told_apart(tmp_path: Path, finished: tuple[Path, di
     assert "seed=0" in shown
     assert "seed=1" in shown
     other = report | {"decode": report["decode"] | {"branches": 5}}
-    assert told_apart([("decode.branches=2", report), ("decode.branches=5", other)])
-    assert not told_apart([("plain", report), ("lopa", other)])
+    assert settings_distinguish([("decode.branches=2", report), ("decode.branches=5", other)])
+    assert not settings_distinguish([("plain", report), ("lopa", other)])
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):

@@ -10,14 +10,14 @@ import pytest
 
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.spool import BLOCK, KEPT, Chosen, Spool
-from lopa_dist.tasks.task import Item, Origin, Sampling
+from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 
-@pytest.mark.parametrize("kinds", [(), (Item, Origin, Sampling, Request)])
+@pytest.mark.parametrize("kinds", [(), (Item, Origin, RequestSampling, Request)])
 @pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, (KEPT + 3) * BLOCK + 7])
 def test_values_come_back_in_any_order(count: int, kinds: tuple[type, ...]) -> None:
     values = [
-        Item(f"a{n}", origin=Origin(n, "ä"), sampling=Sampling(seed=n), stop=("x",), reference={n: None})
+        Item(f"a{n}", origin=Origin(n, "ä"), sampling=RequestSampling(seed=n), stop=("x",), reference={n: None})
         if n % 2
         else Request(n, array("i", range(n % 7)), 5, 2**62 + n)
         for n in range(count)

@@ -119,7 +119,7 @@ def test_a_custom_id_counts_before_an_index(folder: Path) -> None:
     assert result(folder, "1")["custom_id"] == "<b>&"
 
 
-def test_an_input_of_the_same_name_elsewhere_is_told(folder: Path, tmp_path: Path) -> None:
+def test_an_input_of_the_same_name_elsewhere_is_reported(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "run")
     file, other = tmp_path / "run" / "report.json", tmp_path / "other.jsonl"
     other.write_text('{"prompt": "Ann has 3 books ."}\n')

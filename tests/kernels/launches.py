@@ -42,7 +42,7 @@ def step(rows: int, scratch: int, slots: int) -> None:
         swiglu_triton,
         virtual_gemm_triton,
     )  # fmt: skip
-    from lopa_dist.kernels.record_head import Sampling
+    from lopa_dist.kernels.sampling import Sampling
 
     real = zeros(1, dtype=torch.int32)
     norm_triton.add_rms_norm(zeros(rows, 256), zeros(rows, 256), zeros(256), 1e-6)

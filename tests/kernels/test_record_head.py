@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from lopa_dist.kernels import record_head as module
 from lopa_dist.kernels.random import gumbel
-from lopa_dist.kernels.record_head import Sampling, filter_logits, record_head
+from lopa_dist.kernels.record_head import filter_logits, record_head
+from lopa_dist.kernels.sampling import Sampling
 
 CONFIDENCES = ("probability", "margin", "neg_entropy")
 RULES = (

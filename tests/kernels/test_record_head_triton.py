@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_dist.kernels import random, record_head_triton
-from lopa_dist.kernels.record_head import SHARES, WHOLE, Sampling, Shard, fused_records, record_head
-from lopa_dist.kernels.record_head_triton import Config, config, gumbel, share_sums
+from lopa_dist.kernels.record_head import SHARES, WHOLE, Shard, fused_records, record_head
+from lopa_dist.kernels.record_head_triton import HeadTile, config, gumbel, share_sums
+from lopa_dist.kernels.sampling import Sampling
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -156,7 +157,7 @@ def test_tiles_of_one_type_are_cut_alike_in_any_batch() -> None:
             assert hopper or len({replace(tile, stages=0) for tile in found}) == 1
 
 
-def head(tile: Config, size: int, arch: int, dtype: str = "bf16", **rules: bool) -> Variant:
+def head(tile: HeadTile, size: int, arch: int, dtype: str = "bf16", **rules: bool) -> Variant:
     numbers = ("count", "first", "mask_id", "share", "tiles", "all_tiles", "row_tiles")
     types = {"hidden": f"*{dtype}", "weight": f"*{dtype}", "keys": "*i64", "parts": "*fp32", "rows": "*i32"}
     sizes: dict[str, Any] = {"K": size, "BM": tile.bm, "BV": tile.bv, "BK": tile.bk, "STAGES": tile.stages}

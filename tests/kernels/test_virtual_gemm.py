@@ -15,12 +15,12 @@ from torch import Tensor
 from lopa_dist.kernels import virtual_gemm_triton
 from lopa_dist.kernels.quantized import quantize_int8
 from lopa_dist.kernels.virtual_gemm import vgemm, vgemm_plain
-from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, Config, config
+from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, GemmTile, config
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SENTINEL = 7.0
-SMALL = Config(16, 32, 32, 4, 2)
+SMALL = GemmTile(16, 32, 32, 4, 2)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -78,7 +78,7 @@ def test_bits_do_not_depend_on_the_number_of_rows_or_programs(eight: bool, monke
 
 
 @pytest.mark.parametrize("tiles", [HALF, INT8, FP32], ids=["half", "int8", "fp32"])
-def test_bits_do_not_depend_on_the_width_of_tiles(tiles: tuple[Config, ...]) -> None:
+def test_bits_do_not_depend_on_the_width_of_tiles(tiles: tuple[GemmTile, ...]) -> None:
     dtype = torch.float32 if tiles is FP32 else torch.float16
     x, weight = random(140, 200, dtype=dtype), random(300, 200, dtype=dtype, seed=1)
     weight, scale = quantize_int8(weight) if tiles is INT8 else (weight, None)
@@ -121,7 +121,7 @@ def test_the_dispatcher() -> None:
         vgemm(x, weight, torch.tensor([3], dtype=torch.int32), None, torch.ones(8))
 
 
-def product(wide: int, deep: int, tile: Config, arch: int, weight: str = "bf16", x: str = "bf16") -> Variant:
+def product(wide: int, deep: int, tile: GemmTile, arch: int, weight: str = "bf16", x: str = "bf16") -> Variant:
     types = {"x": f"*{x}", "weight": f"*{weight}", "bias": f"*{x}", "scale": "*fp32", "out": f"*{x}", "rows": "*i32"}
     sizes = {"N": wide, "K": deep, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "STAGES": tile.stages}
     sizes |= {"GROUP": virtual_gemm_triton.GROUP, "BIAS": True, "INT8": weight == "i8"}

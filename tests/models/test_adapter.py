@@ -228,7 +228,7 @@ def test_pickled_adapters_are_refused(tmp_path: Path) -> None:
         ("Dream-org/Dream-v0-Instruct-7B", False),
     ],
 )
-def test_another_base_model_is_told(path: str, same: bool, tmp_path: Path) -> None:
+def test_another_base_model_is_reported(path: str, same: bool, tmp_path: Path) -> None:
     tensors = adapter_for(base_of("dream", torch.float32), CONFIG["target_modules"])
     message = load_adapter(write_adapter(tmp_path / "adapter", tensors)).mismatch(path)
     if same:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain, plan
 from lopa_dist.models.checkpoint import load_model, read_config
-from lopa_dist.models.families import native
+from lopa_dist.models.families import training_pattern
 from lopa_dist.models.transformer import Transformer
 from tests.models.small_checkpoints import KINDS, VOCABULARY, reference, weights_of, write
 
@@ -144,7 +144,7 @@ def test_conventions(tmp_path: Path) -> None:
     found = {}
     for name, kind in KINDS.items():
         config = read_config(write(tmp_path / name, kind, {}))
-        at = native(config)
+        at = training_pattern(config)
         found[name] = (
             config.shift, config.mask_id, config.pad_id, at.window_attention, at.prompt_attention, at.cache,
             at.max_active_blocks, at.block_size,
@@ -160,7 +160,8 @@ def test_conventions(tmp_path: Path) -> None:
     narrow = replace(KINDS["llada"], config=KINDS["llada"].config | {"rope_full_precision": False})
     assert not read_config(write(tmp_path / "narrow", narrow, {})).rope_fp32
     dream = read_config(tmp_path / "dream")
-    assert (native(dream, "d2f").cache, native(replace(dream, block_size=16), "d2f").block_size) == ("block", 16)
+    d2f = training_pattern(replace(dream, block_size=16), "d2f")
+    assert (d2f.cache, d2f.block_size) == ("block", 16)
 
 
 PUBLISHED = {  # sizes in config.json, and the number of parameters that the model's page gives

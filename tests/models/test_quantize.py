@@ -53,7 +53,7 @@ def test_predictions_change_little_and_weights_are_small(kind: str, bound: float
     assert not [m for m in model.model.modules() if isinstance(m, nn.Linear)]
 
 
-def test_what_a_gpu_cannot_multiply_is_told_before_weights_are_read(
+def test_what_a_gpu_cannot_multiply_is_refused_before_weights_are_read(
     monkeypatch: pytest.MonkeyPatch, small_model: Transformer
 ) -> None:
     gpu = torch.device("cuda:0")
@@ -74,15 +74,15 @@ def test_what_a_gpu_cannot_multiply_is_told_before_weights_are_read(
         check(odd, "fp8", gpu)
 
 
-@pytest.mark.parametrize(("kind", "told"), [("fp8", 1), ("int8", 0), ("none", 0)])
-def test_a_cpu_says_that_it_emulates(kind: str, told: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("kind", "warnings"), [("fp8", 1), ("int8", 0), ("none", 0)])
+def test_a_cpu_says_that_it_emulates(kind: str, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lopa_dist"):
         load(ModelOptions(quantization=kind), CPU, warn=True)
         load(ModelOptions(quantization=kind), CPU, warn=False)
     assert [r.message for r in caplog.records].count(
         "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
         "it shows what fp8 does to the texts, and nothing of its speed"
-    ) == told  # fmt: skip
+    ) == warnings  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lopa_dist.kernels.record_head import SHARES, Sampling, record_head, tiles
+from lopa_dist.kernels.record_head import SHARES, record_head, tiles
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lopa_dist.parallel.communicator import Communicator
-from lopa_dist.parallel.group import Group, broken
+from lopa_dist.parallel.failures import broken
+from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.stop import Stop
@@ -92,7 +93,7 @@ def main() -> None:
     gives_up_in_time(group.comm)
     sys.stdout.write(f"rank {world.rank} kept the contract\n")
     sys.stdout.flush()
-    group.heart.close()
+    group.failures.heart.close()
     time.sleep(4 if world.rank == 0 else 0)  # the store is rank 0's
     os._exit(0)  # a collective of its is still under way
 

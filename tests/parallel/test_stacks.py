@@ -32,8 +32,8 @@ def test_stacks_are_printed_and_the_process_goes_on() -> None:
     process.send_signal(signal.SIGQUIT)
     while "waits_for_a_line" not in process.stderr.readline():
         assert process.poll() is None
-    told, _ = process.communicate("a line\n")
-    assert told == "went on with a line\n\n"
+    printed, _ = process.communicate("a line\n")
+    assert printed == "went on with a line\n\n"
     assert process.returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Being asked to stop: drain first, drop after the grace; among ranks the gravest wish counts."""
+"""Being asked to stop: drain first, drop after the grace; among ranks the highest level counts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_only_sigterm_looks_for_lost_ranks_first() -> None:
     assert looked == [True]
 
 
-def test_wishes_order_by_gravity() -> None:
+def test_levels_are_in_order() -> None:
     assert max(StopLevel.RUN, StopLevel.FAILED, StopLevel.DRAIN, StopLevel.ABORT) == StopLevel.FAILED
     assert StopLevel.RUN < StopLevel.DRAIN < StopLevel.ABORT
 

@@ -32,8 +32,8 @@ try:
 except ValueError as error:
     assert "prompts[1]" in str(error)
 calls = [llm.generate(some, "embedded_lopa", branches=3) for some in (prompts, prompts[:1])]
-told = [[(o.text, o.tokens, o.forwards) for o in outputs] for outputs in calls]
-open(f"{folder}/{llm.world.rank}.json", "w").write(json.dumps(told))
+answers = [[(o.text, o.tokens, o.forwards) for o in outputs] for outputs in calls]
+open(f"{folder}/{llm.world.rank}.json", "w").write(json.dumps(answers))
 """
 
 
@@ -41,10 +41,10 @@ def ranks(folder: Path, count: int, *settings: str) -> list[Any]:
     """What each rank got."""
     (folder / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    told = json.dumps([str(folder), PROBLEMS[:6], "parallel.threads=1", *settings])
+    arguments = json.dumps([str(folder), PROBLEMS[:6], "parallel.threads=1", *settings])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, str(folder / "program.py"), told],
+        [*command, str(folder / "program.py"), arguments],
         capture_output=True, text=True, timeout=300, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

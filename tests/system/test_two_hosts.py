@@ -110,13 +110,13 @@ def test_a_cut_cable_ends_both_sides_in_time(hosts: list[str], tmp_path: Path, m
     assert entries(folder) >= 8, printed(folder, 0)[-3000:] + printed(folder, 1)[-3000:]
     ip("-n", hosts[0], "link", "set", "cable", "down")
     cut = time.monotonic()
-    told: dict[int, float] = {}
-    while len(told) < 2 and time.monotonic() < cut + TIMEOUT_S + 10:
+    seen: dict[int, float] = {}
+    while len(seen) < 2 and time.monotonic() < cut + TIMEOUT_S + 10:
         for number in (0, 1):
-            if number not in told and f"lopa-dist: rank {1 - number} of 2 does not answer" in printed(folder, number):
-                told[number] = time.monotonic() - cut
+            if number not in seen and f"lopa-dist: rank {1 - number} of 2 does not answer" in printed(folder, number):
+                seen[number] = time.monotonic() - cut
         time.sleep(0.05)
-    assert sorted(told) == [0, 1], printed(folder, 0)[-3000:] + printed(folder, 1)[-3000:]
-    assert max(told.values()) < TIMEOUT_S + 5
+    assert sorted(seen) == [0, 1], printed(folder, 0)[-3000:] + printed(folder, 1)[-3000:]
+    assert max(seen.values()) < TIMEOUT_S + 5
     statuses = [job.wait(TORCHRUN_S) for job in jobs]
     assert all(status != 0 for status in statuses)

@@ -15,7 +15,7 @@ from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.batch_line import items_of
 from lopa_dist.tasks.rows import parse
 from lopa_dist.tasks.stop import cut
-from lopa_dist.tasks.task import Item, Origin, Sampling
+from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -40,7 +40,7 @@ def test_every_sampling_field() -> None:
         "max_completion_tokens": 9,
     }
     expected = Item(
-        "a", messages=CHAT["messages"], max_new_tokens=9, stop=("\n", "END"), sampling=Sampling(0.5, 0.9, 4, 7),
+        "a", messages=CHAT["messages"], max_new_tokens=9, stop=("\n", "END"), sampling=RequestSampling(0.5, 0.9, 4, 7),
     )  # fmt: skip
     (simple,) = items_of({"custom_id": "a", **CHAT, **fields}, 3)
     (wrapped,) = items_of(openai({**CHAT, **fields}), 3)

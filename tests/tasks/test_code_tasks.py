@@ -182,7 +182,7 @@ def test_running_code_must_be_decided(tmp_path: Path) -> None:
     assert [task.score(item, "") for item in task.items()] == [None]
 
 
-def test_rows_of_another_benchmark_are_told_apart(tmp_path: Path) -> None:
+def test_rows_of_another_benchmark_are_distinguished(tmp_path: Path) -> None:
     source = write(tmp_path / "x.jsonl", [{"question": "?", "answer": "#### 1"}, {"task_id": 12, "text": "x"}])
     off = CodeRunner("x", False)
     items = [*HumanEval(off, source).items(), *MBPP(off, source, fewshot=0).items()]

@@ -23,7 +23,7 @@ from lopa_dist.jobs.run import run
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.harness import HarnessTask
-from lopa_dist.tasks.task import Sampling
+from lopa_dist.tasks.task import RequestSampling
 
 TEST = [{"question": item.messages[0]["content"], "n": int(item.reference)} for item in Arithmetic(4).items()]
 TRAIN = [{"question": f"Ann has {n} pens . Ann loses 1 . How many are left ?", "n": n - 1} for n in range(4, 12)]
@@ -34,7 +34,7 @@ def task_file(folder: Path, **more: Any) -> str:
     for name, rows in (("test", TEST), ("train", TRAIN)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {name: str(folder / f"{name}.jsonl") for name in ("test", "train")}
-    told = {
+    settings = {
         "task": "tiny", "dataset_path": "json", "dataset_kwargs": {"data_files": files},
         "output_type": "generate_until", "test_split": "test", "training_split": "train", "fewshot_split": "train",
         "num_fewshot": 2, "doc_to_text": "Q: {{question}}\nA:", "doc_to_target": "{{n}}",
@@ -47,7 +47,7 @@ def task_file(folder: Path, **more: Any) -> str:
         **more,
     }  # fmt: skip
     file = folder / "tiny.yaml"
-    file.write_text(yaml.safe_dump({key: value for key, value in told.items() if value is not None}))
+    file.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
     return str(file)
 
 
@@ -127,7 +127,7 @@ def test_a_job_and_the_harness_find_the_same_accuracy(tmp_path: Path) -> None:
 def test_how_a_task_wants_tokens_drawn(tmp_path: Path) -> None:
     drawn = {"until": "Q:", "do_sample": True, "temperature": 0.7, "top_p": 0.9}
     [item, *_] = HarnessTask(task_file(tmp_path, generation_kwargs=drawn), limit=1).items()
-    assert item.sampling == Sampling(temperature=0.7, top_p=0.9)
+    assert item.sampling == RequestSampling(temperature=0.7, top_p=0.9)
     assert item.stop == ("Q:",)
 
 

@@ -20,7 +20,7 @@ seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=60, deadline=None)
 
 
-def some(split: Split, seed: int = 0, count: int = 400) -> list[lp.Problem]:
+def some(split: Split, seed: int = 0, count: int = 400) -> list[lp.ListProblem]:
     return list(islice(lp.problems(split, seed), count))
 
 
@@ -122,8 +122,8 @@ def test_families_take_turns_and_lists_have_the_promised_lengths(split: Split) -
 def test_every_place_is_equally_likely() -> None:
     rng = random.Random(0)
     answers = [lp.list_problem(rng, "insert", 3) for _ in range(2000)]
-    places = [p.answer.split(" , ").index(p.question.split()[1]) for p in answers]
-    assert [places.count(i) / 2000 for i in range(4)] == pytest.approx([0.25] * 4, abs=0.04)
+    indices = [p.answer.split(" , ").index(p.question.split()[1]) for p in answers]
+    assert [indices.count(i) / 2000 for i in range(4)] == pytest.approx([0.25] * 4, abs=0.04)
 
 
 def test_there_are_576_squares() -> None:

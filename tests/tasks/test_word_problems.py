@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from lopa_dist.tasks import word_problems as wp
-from lopa_dist.tasks.word_problems import Problem, Step
+from lopa_dist.tasks.word_problems import Operation, WordProblem
 
 SPLITS: tuple[wp.Split, ...] = ("train", "held_out")
 
 
-def some(split: wp.Split, seed: int = 0, count: int = 400) -> list[Problem]:
+def some(split: wp.Split, seed: int = 0, count: int = 400) -> list[WordProblem]:
     return list(islice(wp.problems(split, seed), count))
 
 
-def sentences(problem: Problem) -> list[list[str]]:
+def sentences(problem: WordProblem) -> list[list[str]]:
     """The answer cut where its sentences should end: opening, one a step, closing, `#### N`."""
     words, n = problem.answer.split(" "), len(problem.steps)
     cuts = [0, *(6 + 11 * i for i in range(n + 1)), 6 + 11 * n + 7, len(words)]
@@ -69,7 +69,7 @@ def test_answers_have_the_promised_lengths(split: wp.Split) -> None:
 def test_every_wording_of_a_step_has_11_tokens() -> None:
     rng, forms = random.Random(0), set()
     for _ in range(300):
-        sentence = wp.word_step(rng, Step(12, "-", 5, 7), "Zoe").split(" ")
+        sentence = wp.word_step(rng, Operation(12, "-", 5, 7), "Zoe").split(" ")
         assert len(sentence) == 11
         forms.add((sentence.index("="), "Zoe" in sentence, sentence.count("7")))
     assert forms == {(6, True, 1), (6, False, 1), (3, True, 2)}
@@ -90,7 +90,7 @@ def test_questions_tell_the_story() -> None:
 
 
 def test_signatures() -> None:
-    steps = (Step(7, "+", 3, 10), Step(10, "x", 2, 20), Step(20, "-", 12, 8))
+    steps = (Operation(7, "+", 3, 10), Operation(10, "x", 2, 20), Operation(20, "-", 12, 8))
     assert wp.signature(steps) == "7+3x2-12"
     assert wp.word_problem(random.Random(0), steps).signature == "7+3x2-12"
 

@@ -86,7 +86,7 @@ def test_a_question_that_takes_too_long_is_given_up_at_once() -> None:
     assert not workers.all
 
 
-def test_who_waits_when_it_ends_is_told(workers: Workers) -> None:
+def test_who_waits_when_it_ends_gets_an_answer(workers: Workers) -> None:
     pid, _ = workers.ask({})
     found: list[str] = []
 

@@ -1,0 +1,239 @@
+"""How the ranks of a job notice that one of them failed, was lost or was asked to stop, and what they do then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.communicator import PeerFailure
+from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.stacks import main_thread
+from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
+from lopa_dist.parallel.stop import Stop, Stopped
+
+
+class RankError(RuntimeError):
+    """A rank was lost or failed; the message names it and the first cause."""
+
+
+class Failures:
+    """What one rank knows of the others' failures and stops; `with failures.guard():` around what ranks do together.
+
+    Args:
+        store: shared by all ranks.
+        backend: of the collectives, as `group.choose_backend` returns it.
+        timeout_s: seconds after which a rank that does not answer counts as lost.
+        stop: what this rank was asked.
+
+    Attributes:
+        watched: the context around the parts of a step.
+        last_acts: called before a lost rank ends this process from another thread.
+    """
+
+    def __init__(self, store: Store, world: World, mesh: Mesh, backend: str, timeout_s: float, stop: Stop) -> None:
+        self.store, self.world, self.mesh, self.timeout_s, self.stop = store, world, mesh, timeout_s, stop
+        self.watched: Watched = unwatched
+        self.last_acts: list[Callable[[], None]] = []
+        if world.size == 1:
+            return
+        self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
+        # with NCCL the watch has to be first; the other communicators raise in time themselves
+        limit_s = max(timeout_s - PATIENCE_S, 0.0) if backend == "nccl" else timeout_s
+        self.watch = StepWatch(limit_s, self._announced, self._overdue, self._end, self._note)
+        self.watched = self.watch.part
+
+    def check(self) -> None:
+        """Raise RankError when another rank failed or fell silent; exchange stops.
+
+        Called between steps and while waiting, where no collective would notice. Schedulers do not signal every
+        process, so a rank that was asked to stop tells the others.
+        """
+        if self.world.size == 1:
+            return
+        if self.store.check([keys.FAILED]):
+            raise RankError(self.store.get(keys.FAILED).decode())
+        lost = self.heart.overdue(self.timeout_s)
+        if lost:
+            raise RankError(
+                self._lost(lost, f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}")
+            )
+        if self.stop.asked:
+            self.store.set(keys.STOP, self.stop.signal)
+        elif self.store.check([keys.STOP]):
+            self.stop.ask(self.store.get(keys.STOP).decode())
+
+    def check_early(self) -> None:
+        """Raise Stopped when another rank left before the first step, which it will never be ready for."""
+        if self.store.check([keys.EARLY]):
+            raise Stopped(self.store.get(keys.EARLY).decode())
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Return a context around everything that ranks do together.
+
+        An error of this rank is announced before it leaves, so that the others can name it; a broken or overdue
+        collective becomes a `RankError` that names who is missing.
+        """
+        with contextlib.suppress(ValueError):  # not in the main thread
+            self.stop.install(self._end_if_lost)
+        if self.world.size == 1:
+            yield
+            return
+        try:
+            yield
+            self._leave()
+        except RankError:
+            raise
+        except Stopped as error:
+            if not self.stop.begun:
+                self.store.set(keys.EARLY, str(error))
+            self._leave()
+            raise
+        except PeerFailure as error:
+            raise RankError(self.diagnose(error)) from error
+        except (RuntimeError, TimeoutError) as error:
+            if not broken(error):
+                self.announce(error)
+                raise
+            raise RankError(self.diagnose(error)) from error
+        except BaseException as error:
+            self.announce(error)
+            raise
+        finally:
+            self.watch.close()
+            self.heart.close()
+
+    def announce(self, error: BaseException) -> None:
+        """Tell the others what went wrong here; the first announcement stays."""
+        message = f"rank {self.world.rank}: {type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            if self.store.add(keys.FAILURES, 1) == 1:
+                self.store.set(keys.FAILED, message)
+        if self.world.rank == 0:
+            time.sleep(PATIENCE_S)  # the store ends with rank 0: the others must have read it
+
+    def diagnose(self, error: BaseException) -> str:
+        """Return who has fallen silent after a collective broke with `error`, and why as far as any rank said."""
+        seen = f"seen by rank {self.world.rank}: {first_line(error)}"
+        try:
+            verdict = self._verdict(f"timeout {self.timeout_s:g} s; {seen}")
+        except RuntimeError:
+            return f"rank 0 is gone, and with it the rendezvous ({seen})"
+        return verdict or f"a collective failed although all ranks are alive ({first_line(error)})"
+
+    def _leave(self) -> None:
+        """End together: nobody closes the store or a connection that another rank still needs."""
+        left = self.store.add(keys.LEFT, 1)
+        if self.world.rank == 0:
+            end = time.monotonic() + self.timeout_s
+            while left < self.world.size and time.monotonic() < end:
+                time.sleep(0.02)
+                left = self.store.add(keys.LEFT, 0)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _verdict(self, why: str) -> str | None:
+        """Return what a rank announced before it left, else who has fallen silent; None when all are well."""
+        silent = [] if self._announced() else self.heart.silent()
+        return self._announced() or (self._lost(silent, why) if silent else None)
+
+    def _announced(self) -> str | None:
+        """Return what a rank announced before it left."""
+        return str(self.store.get(keys.FAILED).decode()) if self.store.check([keys.FAILED]) else None
+
+    def _lost(self, missing: list[int], why: str) -> str:
+        verb = "does" if len(missing) == 1 else "do"
+        return f"{self._names(missing)} {verb} not answer: killed, hanging or unreachable ({why})"
+
+    def _names(self, ranks: list[int]) -> str:
+        return " and ".join(f"rank {r}" for r in ranks) + f" of {self.world.size}"
+
+    def _end_if_lost(self) -> None:
+        """End this process if another one is lost. Called at SIGTERM.
+
+        torchrun sends it to the survivors of a dead rank, often before their collective has failed. With nobody missing
+        the job is being ended from outside, and may do so in order.
+        """
+        if self.world.size == 1:
+            return
+        verdict = None
+        with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
+        if verdict:
+            die(f"lopa-dist: {verdict}", 143)
+
+    def _cut_off(self) -> None:
+        """End this process, whatever it waits for: the store's host does not answer. Called by `Heartbeat`."""
+        die(
+            f"lopa-dist: rank 0 of {self.world.size} does not answer: its host, which keeps the rendezvous, hangs or "
+            f"is unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
+        )
+
+    def _note(self, waits: int) -> None:
+        """Tell the others how far this rank has come. Called by `StepWatch`."""
+        self.store.set(keys.WAITS.format(self.world.rank), str(waits))
+
+    def _waits(self, rank: int) -> int:
+        """Return how often a rank has waited for its device."""
+        key = keys.WAITS.format(rank)
+        return int(self.store.get(key)) if self.store.check([key]) else 0
+
+    def _overdue(self, waits: bool) -> str | None:
+        """Return who keeps this rank from going on; None: nobody, it is busy itself. Called by `StepWatch`.
+
+        Args:
+            waits: it waits for the device, and so for the other ranks of its replica.
+        """
+        own = self.world.rank
+        why = f"timeout {self.timeout_s:g} s; seen by rank {own}"
+        verdict = self._verdict(why)
+        if verdict or not waits:
+            return verdict
+        replica = self.mesh.coordinates(own)[0]
+        mates = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
+        behind = [rank for rank in mates if self._waits(rank) < self._waits(own)]
+        if behind:
+            verb = "is" if len(behind) == 1 else "are"
+            return f"{self._names(behind)} {verb} still at an earlier step: busy or hanging, though alive ({why})"
+        return f"what rank {own} waits for does not come, although all ranks are alive ({why})"
+
+    def _end(self, verdict: str) -> None:
+        """End this process, whose main thread waits in vain. What it finished is kept. Called by `StepWatch`."""
+        for act in self.last_acts:
+            with contextlib.suppress(Exception):
+                act()
+        die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
+
+
+def broken(error: BaseException) -> bool:
+    """Return whether an exception comes from a collective rather than from this rank's own work."""
+    if isinstance(error, (TimeoutError, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    text = str(error)
+    return any(
+        word in text for word in ("gloo", "Gloo", "Connection reset", "Connection closed", "NCCL", "Broken pipe")
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a message, without torch's source locations."""
+    line = (str(error) or type(error).__name__).strip().splitlines()[0]
+    return line.split("] ", 1)[-1][:160]
+
+
+def die(message: str, status: int = 1) -> None:
+    """Leave at once: after a lost rank, tidy shutdown would wait for it."""
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(status)

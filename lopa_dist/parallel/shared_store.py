@@ -1,0 +1,97 @@
+"""Collectives over the store that all ranks share: slow, but between any ranks, and they notice a failure meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+from torch._C._distributed_c10d import Store
+
+from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.failures import Failures
+from lopa_dist.parallel.launcher import LaunchError, World
+
+POLL_S = 0.02
+PART = 1 << 20  # characters of a value in the store, which refuses long ones
+
+
+class SharedStore:
+    """What all ranks of a job tell each other before and after decoding.
+
+    Every method but `join` raises RankError when another rank failed or was lost, and Stopped when another rank left
+    before the first step.
+    """
+
+    def __init__(self, store: Store, world: World, failures: Failures) -> None:
+        self.store, self.world, self.failures = store, world, failures
+
+    def join(self, limit_s: float) -> None:
+        """Wait until all processes have started. Silence is no failure yet: some may still import torch.
+
+        Raises:
+            LaunchError: some have not started within `limit_s`.
+        """
+        count, end = self.store.add(keys.JOINED, 1), time.monotonic() + limit_s
+        while count < self.world.size:
+            if time.monotonic() > end:
+                raise LaunchError(f"only {count} of {self.world.size} ranks joined within {limit_s:.0f} s")
+            time.sleep(POLL_S)
+            count = self.store.add(keys.JOINED, 0)
+
+    def barrier(self, key: str) -> None:
+        """Wait until all ranks have come here; `key` is one of `store_keys`, which no other barrier uses."""
+        count = self.store.add(key, 1)
+        while count < self.world.size:
+            self.failures.check()
+            self.failures.check_early()
+            time.sleep(POLL_S)
+            count = self.store.add(key, 0)
+
+    def broadcast(self, name: str, value: str) -> str:
+        """Return rank 0's value, on every rank."""
+        if self.world.size == 1:
+            return value
+        key = keys.BROADCAST.format(name)
+        if self.world.rank == 0:
+            self.store.set(key, value)
+        while not self.store.check([key]):
+            self.failures.check()
+            self.failures.check_early()
+            time.sleep(POLL_S)
+        return str(self.store.get(key).decode())
+
+    def sum(self, amounts: dict[str, int]) -> dict[str, int]:
+        """Return the sums over all ranks, on every rank.
+
+        All wait for the last: a rank that left while others still decode or judge would seem lost to them, and with
+        some launchers end the job. So after this call all know of a stop that any of them was asked for before.
+        """
+        for name, amount in amounts.items():
+            self.store.add(keys.SUM.format(name), amount)
+        self.failures.check()
+        self.barrier(keys.SUMMED)
+        self.failures.check()
+        return {name: self.store.add(keys.SUM.format(name), 0) for name in amounts}
+
+    def gather(self, text: str | None, replica: int, replicas: int) -> list[str]:
+        """Return the texts of all replicas, on every rank; all ranks call this, once.
+
+        Args:
+            text: the text of this rank's replica, on its leader; None on its other ranks.
+            replica: the number of this rank's replica.
+            replicas: how many there are.
+        """
+        own = [] if text is None else [text[at : at + PART] for at in range(0, len(text), PART)]
+        for number, part in enumerate(own):
+            self.store.set(keys.GATHER_PART.format(replica, number), part)
+        if text is not None:
+            self.store.set(keys.GATHER_COUNT.format(replica), str(len(own)))
+        self.barrier(keys.GATHER_WRITTEN)
+        texts = []
+        for other in range(replicas):
+            count = int(self.store.get(keys.GATHER_COUNT.format(other)))
+            parts = [self.store.get(keys.GATHER_PART.format(other, number)) for number in range(count)]
+            texts.append(b"".join(parts).decode())
+        self.barrier(keys.GATHER_READ)
+        for number in range(len(own)):  # the store may outlive this group
+            self.store.delete_key(keys.GATHER_PART.format(replica, number))
+        return texts

@@ -1,0 +1,50 @@
+"""The keys of the store that all ranks of a job share; every other file of this room takes them from here.
+
+===================  ================================  ==========================  ===================================
+key                  written by                        read by                     what for
+===================  ================================  ==========================  ===================================
+``joined``           every rank, counting up           every rank                  barrier: all processes have started
+``ready``            every rank, counting up           every rank                  barrier: all models are loaded
+``prepared``         every rank, counting up           every rank                  barrier: all devices are prepared
+``broadcast/NAME``   rank 0                            every rank                  a value of rank 0
+``sum/NAME``         every rank, adding                every rank                  a sum over the ranks
+``summed``           every rank, counting up           every rank                  barrier: all have added to the sums
+``gather/R``         the leader of replica R           every rank                  how many parts its text has
+``gather/R/N``       the leader of replica R           every rank                  part N of its text
+``gather written``   every rank, counting up           every rank                  barrier: all texts are written
+``gather read``      every rank, counting up           every rank                  barrier: all texts are read
+``taken``            leaders, adding                   leaders                     requests that replicas have taken
+``progress/NAME``    leaders, adding                   rank 0                      the job's counters for its display
+``stop``             a rank that was asked to stop     every rank                  the signal's name
+``early``            a rank that was stopped           every rank                  why it left before the first step
+``failures``         ranks that fail, counting up      the same                    only the first of them is announced
+``failed``           the first rank that failed        every rank                  its name and its error
+``beat/RANK``        a thread of that rank             every rank                  a count that rises while it is alive
+``waits/RANK``       a thread of that rank             ranks of its replica        how often it waited for its device
+``left``             every rank, counting up           rank 0                      who needs the store no more
+===================  ================================  ==========================  ===================================
+
+Constants with ``{}`` are completed by `str.format`.
+"""
+
+from __future__ import annotations
+
+JOINED = "joined"
+READY = "ready"
+PREPARED = "prepared"
+BROADCAST = "broadcast/{}"
+SUM = "sum/{}"
+SUMMED = "summed"
+GATHER_COUNT = "gather/{}"
+GATHER_PART = "gather/{}/{}"
+GATHER_WRITTEN = "gather written"
+GATHER_READ = "gather read"
+TAKEN = "taken"
+PROGRESS = "progress/{}"
+STOP = "stop"
+EARLY = "early"
+FAILURES = "failures"
+FAILED = "failed"
+BEAT = "beat/{}"
+WAITS = "waits/{}"
+LEFT = "left"

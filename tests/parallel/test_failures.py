@@ -1,0 +1,96 @@
+"""A rank's own error is announced to the others, and what they wait for in vain is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from lopa_dist.parallel import failures as failures_file
+from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.failures import Failures, RankError, broken, first_line
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.stop import Stop, Stopped
+
+
+@pytest.fixture
+def store() -> HashStore:
+    return HashStore()
+
+
+@pytest.fixture
+def failures(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Failures]:
+    """What rank 1 of 2 knows; rank 0 is silent."""
+    made = Failures(store, World("torchrun", 1, 2), Mesh(2, 1), "gloo", 60.0, Stop(5.0))
+    monkeypatch.setattr(made.stop, "install", lambda before: None)
+    monkeypatch.setattr(made.heart, "silent", lambda: [0])
+    yield made
+    made.watch.close()
+    made.heart.close()
+
+
+def test_the_first_error_is_announced(store: HashStore, failures: Failures) -> None:
+    with pytest.raises(ValueError, match="planted"), failures.guard():
+        raise ValueError("planted")
+    failures.announce(KeyError("later"))
+    assert store.get(keys.FAILED) == b"rank 1: ValueError: planted"
+    with pytest.raises(RankError, match="rank 1: ValueError: planted"):
+        failures.check()
+
+
+def test_a_broken_collective_names_the_silent_rank(failures: Failures) -> None:
+    words = r"^rank 0 of 2 does not answer: .*seen by rank 1: it took too long"
+    with pytest.raises(RankError, match=words), failures.guard():
+        raise TimeoutError("it took too long")
+
+
+def test_a_stop_before_the_first_step_is_left_for_the_others(store: HashStore, failures: Failures) -> None:
+    with pytest.raises(Stopped), failures.guard():
+        raise Stopped("stopped by SIGTERM before the first step")
+    with pytest.raises(Stopped, match="SIGTERM"):
+        failures.check_early()
+
+
+def test_a_stop_is_shared(store: HashStore, failures: Failures) -> None:
+    failures.check()
+    assert not failures.stop.asked
+    store.set(keys.STOP, "SIGUSR1")
+    failures.check()
+    assert (failures.stop.asked, failures.stop.signal) == (True, "SIGUSR1")
+
+
+def test_a_rank_at_an_earlier_step_is_named(
+    store: HashStore, failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures.mesh = Mesh(1, 2)
+    monkeypatch.setattr(failures.heart, "silent", list)
+    assert failures._overdue(False) is None
+    store.set(keys.WAITS.format(1), "3")
+    assert str(failures._overdue(True)).startswith("rank 0 of 2 is still at an earlier step")
+    store.set(keys.WAITS.format(0), "3")
+    assert str(failures._overdue(True)).startswith("what rank 1 waits for does not come")
+
+
+def test_sigterm_ends_a_rank_only_when_another_is_lost(failures: Failures, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, int]] = []
+    monkeypatch.setattr(failures_file, "die", lambda message, status: said.append((message, status)))
+    failures._end_if_lost()
+    assert said == [
+        (
+            "lopa-dist: rank 0 of 2 does not answer: killed, hanging or unreachable "
+            "(seen by rank 1, which was told to end)",
+            143,
+        )
+    ]
+    monkeypatch.setattr(failures.heart, "silent", list)
+    failures._end_if_lost()
+    assert len(said) == 1
+
+
+def test_errors_of_collectives_are_known() -> None:
+    assert broken(RuntimeError("[../gloo/transport] Connection closed by peer"))
+    assert broken(TimeoutError("no answer"))
+    assert not broken(RuntimeError("shapes do not match"))
+    assert first_line(RuntimeError("[enforce at x.cc:12] it broke\nand more")) == "it broke"

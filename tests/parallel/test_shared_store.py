@@ -1,0 +1,76 @@
+"""Ranks, as threads over one store, exchange values before and after decoding, and notice who left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from lopa_dist.parallel import shared_store
+from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.failures import Failures, RankError
+from lopa_dist.parallel.launcher import LaunchError, World
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.shared_store import SharedStore
+from lopa_dist.parallel.stop import Stop, Stopped
+
+T = TypeVar("T")
+
+
+@contextmanager
+def joined(store: HashStore, rank: int, size: int) -> Iterator[SharedStore]:
+    world = World("torchrun", rank, size)
+    failures = Failures(store, world, Mesh(size, 1), "gloo", 60.0, Stop(5.0))
+    try:
+        yield SharedStore(store, world, failures)
+    finally:
+        failures.watch.close()
+        failures.heart.close()
+
+
+def on_ranks(size: int, work: Callable[[SharedStore, int], T]) -> list[T]:
+    store = HashStore()
+
+    def run(rank: int) -> T:
+        with joined(store, rank, size) as shared:
+            shared.join(60.0)
+            return work(shared, rank)
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, range(size)))
+
+
+def test_rank_0s_value_is_on_every_rank() -> None:
+    assert on_ranks(3, lambda shared, rank: shared.broadcast("name", f"rank {rank}")) == ["rank 0"] * 3
+
+
+def test_sums_are_on_every_rank() -> None:
+    assert on_ranks(3, lambda shared, rank: shared.sum({"a": rank, "b": 1})) == [{"a": 3, "b": 3}] * 3
+
+
+def test_long_texts_of_replicas_are_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_store, "PART", 3)
+    texts = ["a text with é in it", "", "xyz"]
+    assert on_ranks(3, lambda shared, rank: shared.gather(texts[rank], rank, 3)) == [texts] * 3
+
+
+def test_a_rank_that_never_starts_is_not_waited_for_longer() -> None:
+    with joined(HashStore(), 0, 2) as shared, pytest.raises(LaunchError, match="only 1 of 2 ranks joined within 0 s"):
+        shared.join(0.1)
+
+
+@pytest.mark.parametrize(
+    ("key", "error"), [(keys.FAILED, RankError), (keys.EARLY, Stopped)], ids=["failed", "stopped early"]
+)
+def test_a_rank_that_left_is_not_waited_for(key: str, error: type[Exception]) -> None:
+    store = HashStore()
+    store.set(key, "what it said")
+    with joined(store, 1, 2) as shared:
+        with pytest.raises(error, match="what it said"):
+            shared.barrier(keys.READY)
+        with pytest.raises(error, match="what it said"):
+            shared.broadcast("name", "")
