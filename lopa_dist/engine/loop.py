@@ -156,7 +156,7 @@ class Engine:
         self.room = None  # with its K/V, before there are others
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         budget = kv_budget(needs, asked, kv_tokens)
-        plan = self.plan(needs[:asked], local, longest)
+        plan = self.plan(needs, asked, local, longest)
         if plan.sequences < asked:
             budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
@@ -166,18 +166,19 @@ class Engine:
         self.room = Room(asked, longest, plan, pool, runner)
         return self.room
 
-    def plan(self, needs: Ints, model: ModelConfig, longest_prompt: int) -> Plan:
+    def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest_prompt: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
 
         Args:
-            needs: K/V tokens of the requests that need most, as many as should run at once, in descending order.
+            needs: K/V tokens of the requests, in descending order.
+            sequences: that should run at once.
             model: with this rank's share of the K/V heads.
             longest_prompt: tokens.
 
         Raises:
             TooLarge: not even one sequence fits.
         """
-        options, sequences = self.options, len(needs)
+        options = self.options
         free = memory.free_bytes(self.device)
         if free is None:
             return Plan(sequences, options.row_limit)

@@ -53,6 +53,7 @@ class JobInput:
         self.items: Spool[Item] = Spool(Item, Origin, RequestSampling)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
+        self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
         items = iter(items)
@@ -62,15 +63,31 @@ class JobInput:
                 self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
                 self.encoded.append(request)
                 self.rejected.append(isinstance(request, Rejection))
+                self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
                     self.ids.append(id_of(item, request))
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def left(self, done: bytearray) -> Sequence[Request]:
-        """The requests without those that are done."""
+    def left(self, done: bytearray, replicas: int, sequences: int) -> Sequence[Request]:
+        """The requests without those that are done, in the order in which they should begin.
+
+        Those go first whose answers may be longest. So no long answer begins when all others are done, and the ranks
+        wait for it. Where all may be equally long the order is that of the input.
+
+        Args:
+            done: 1 for each item that is.
+            replicas: that take requests, each of them `sequences` to begin with.
+            sequences: that a replica runs at once.
+        """
         numbers = np.flatnonzero(~(np.array(done, bool) | np.array(self.rejected, bool)))
+        limits = np.array(self.limits)[numbers]
+        if len(set(limits.tolist())) > 1:
+            numbers = numbers[np.argsort(-limits, kind="stable")]
+            # the first ones are dealt out: else one replica would take all the longest of them at once
+            first, rest = np.split(numbers, [replicas * sequences])
+            numbers = np.concatenate([*(first[replica::replicas] for replica in range(replicas)), rest])
         return Chosen(self.encoded, array("q", numbers))
 
     def rejection(self, index: int) -> dict[str, Any]:

@@ -153,3 +153,13 @@ def test_growing_is_what_these_tests_would_notice(small_model: Transformer, monk
     monkeypatch.setattr(memory, "TOP", 1)
     with pytest.raises(AssertionError, match="have not grown"):
         watched(small_model, replace(BASE, branches=15, tau_conf=0.99), monkeypatch, GIB)
+
+
+def test_unequal_requests_have_space_to_spare() -> None:
+    """Of one length, they leave no gaps; where all run at once, nobody waits for a gap."""
+    needs = np.arange(40, 0, -1)
+    assert memory.kv_budget(needs, 17, None) == needs[:17].sum() + 2 * 40
+    assert memory.kv_budget(needs, 1, None) == 40
+    assert memory.kv_budget(needs, 40, None) == needs.sum()
+    assert memory.kv_budget(np.full(40, 7), 17, None) == 17 * 7
+    assert memory.kv_budget(needs, 17, 100) == 100

@@ -330,3 +330,19 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     (tmp_path / "foreign" / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):
         compare(tmp_path)
+
+
+def test_what_may_be_longest_begins_first(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    limits = [8, 32, 16, 32, 8]
+    file.write_text(
+        "".join(json.dumps({"prompt": f"{i} apples", "max_tokens": n}) + "\n" for i, n in enumerate(limits))
+    )
+    job = replace(config(TaskConfig("batch", None, str(file))), engine=EngineConfig(max_sequences=1))
+    run(job, tmp_path, World("python"))
+    assert [line["custom_id"] for line in lines(tmp_path)] == [f"line-{i}" for i in range(1, 6)]
+    journal = [
+        json.loads(line) for path in (tmp_path / "journal").glob("*.jsonl") for line in path.read_text().splitlines()
+    ]
+    finished = [entry["line"]["custom_id"] for entry in journal if "line" in entry]
+    assert finished == ["line-2", "line-4", "line-3", "line-1", "line-5"]
