@@ -1,0 +1,114 @@
+"""The cluster simulator: jobs worked out by hand, and what holds for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.cluster_simulator import TAILS, Cluster, Gains, Kind, Outcome, Requests, simulate
+
+
+def requests(answers: Sequence[int], prompt: int = 10) -> Requests:
+    return Requests(np.full(len(answers), prompt), np.array(answers))
+
+
+def kind(gain: int, seconds: float = 1.0, a_row: float = 0.0, rows: float = 4.0) -> Kind:
+    """Always so many tokens a step, as long as so many are missing."""
+    most = np.minimum(np.arange(1, 101), gain)[:, None]
+    return Kind(Gains(most, np.full(100, rows)), lambda rows, sequences: seconds + a_row * rows)
+
+
+def job(answers: Sequence[int], replicas: int, slots: int, order: bool = False, **more: object) -> Outcome:
+    return simulate(requests(answers), Cluster(replicas, {1: kind(2)}, slots, **more), order)  # type: ignore[arg-type]
+
+
+def test_one_replica_by_hand() -> None:
+    found = job([6, 2, 5, 1], 1, 2)
+    # 0 and 1 run; 1 ends after a step, 2 takes its place and runs for steps 2 to 4; 0 ends with step 3, and 3 runs in 4
+    assert found.finished.tolist() == [3, 1, 4, 4]
+    assert found.forwards.tolist() == [3, 1, 3, 1]
+    assert (found.steps.tolist(), found.busy.tolist(), found.seconds) == ([4], [4.0], 4.0)
+
+
+def test_a_step_takes_as_long_as_its_rows() -> None:
+    cluster = Cluster(1, {1: kind(2, seconds=1.0, a_row=0.5)}, 2)
+    found = simulate(requests([4, 2], prompt=10), cluster)
+    first, second = 1 + 0.5 * (2 * 4 + 2 * 10), 1 + 0.5 * 4  # prompts run in the first step only
+    assert found.finished.tolist() == [first + second, first]
+
+
+def test_replicas_share_a_queue() -> None:
+    found = job([8, 2, 2, 2, 2], 2, 1)
+    assert found.finished.tolist() == [4, 1, 2, 3, 4]
+    assert found.steps.tolist() == [4, 4]
+
+
+def test_longest_first_by_hand() -> None:
+    assert job([2, 2, 2, 8], 2, 1).seconds == 5.0
+    assert job([2, 2, 2, 8], 2, 1, order=True).seconds == 4.0
+
+
+def test_no_replica_has_more_in_flight_than_its_share() -> None:
+    assert job([2, 2, 2, 2], 2, 64).steps.tolist() == [1, 1]
+
+
+def test_answers_longer_than_any_measured_are_gained_piece_by_piece() -> None:
+    cluster = Cluster(1, {1: Kind(Gains(np.array([[1], [2], [3]]), np.ones(3)), lambda rows, sequences: 1.0)}, 1)
+    assert simulate(requests([7]), cluster).forwards.tolist() == [3]  # 1, 3 and 3 tokens
+
+
+def test_idle_replicas_become_branch_ranks_by_hand() -> None:
+    kinds = {1: kind(2), 2: kind(4)}
+    cluster = Cluster(2, kinds, 1, "branches", moving=lambda tokens: tokens / 100)
+    found = simulate(requests([2, 20], prompt=10), cluster)
+    # after a step replica 0 joins: K/V of 10 + 2 tokens are sent, and the 18 that are missing take 5 steps
+    assert found.finished.tolist() == [1, pytest.approx(1 + 0.12 + 5)]
+    assert found.moved == 12
+    assert simulate(requests([2, 20]), Cluster(2, kinds, 1)).seconds == 10.0
+
+
+def test_idle_replicas_take_a_share_by_hand() -> None:
+    kinds = {1: kind(2, seconds=0.0, a_row=0.25)}
+    cluster = Cluster(2, kinds, 2, "share", moving=lambda tokens: 0.5)
+    # replica 0 gets the short ones and is idle after a step of 2 s, one for each sequence. Then replica 1 keeps one of its
+    # sequences and sends the other one. Both lack 6 tokens, and a step of one sequence takes 1 s.
+    assert simulate(requests([2, 2, 8, 8], prompt=0), cluster).finished.tolist() == [2, 2, 5.5, 5.5]
+    assert simulate(requests([2, 2, 8, 8], prompt=0), Cluster(2, kinds, 2)).seconds == 8.0
+
+
+answers = st.lists(st.integers(1, 250), min_size=1, max_size=40)
+
+
+@given(answers, st.integers(1, 6), st.integers(1, 5), st.sampled_from(TAILS), st.booleans(), st.integers(0, 9))
+def test_every_request_is_finished_once(
+    lengths: list[int], replicas: int, slots: int, tail: str, order: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    tokens = np.minimum(random.integers(0, 9, (100, 8)), np.arange(1, 101)[:, None])
+    tokens[:, 0] = 1  # some case gains something
+    gains = Gains(tokens, random.random(100) * 50)
+    kinds = {n: Kind(gains, lambda rows, sequences: 0.1 + rows / 1000) for n in (1, 2, 4)}
+    cluster = Cluster(replicas, kinds, slots, tail, moving=lambda tokens: tokens / 1e4)
+    found = simulate(requests(lengths), cluster, order, seed)
+    alone = simulate(requests(lengths), Cluster(1, {1: kinds[1]}, 1), seed=seed)
+    assert (found.finished > 0).all()
+    assert found.forwards.tolist() == alone.forwards.tolist(), "the work is the same under every policy"
+    assert found.busy.sum() <= replicas * found.seconds + 1e-9
+    assert (found.seconds > 0) and found.seconds <= alone.seconds + found.moved / 1e4 + 1e-9
+
+
+@given(answers, st.integers(1, 6), st.integers(1, 5))
+def test_more_replicas_are_never_slower_where_steps_take_equally_long(
+    lengths: list[int], replicas: int, slots: int
+) -> None:
+    few, more = (simulate(requests(lengths), Cluster(n, {1: kind(3)}, slots)) for n in (replicas, replicas + 1))
+    assert more.seconds <= few.seconds + 1e-9
+
+
+def test_an_unknown_tail_is_refused() -> None:
+    with pytest.raises(ValueError, match="no tail"):
+        job([1], 1, 1, tail="steal")
