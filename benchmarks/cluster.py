@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.ticker import NullLocator
 from rich.console import Console
 from rich.table import Table
 
@@ -44,9 +45,9 @@ IN_FLIGHT = 64  # sequences of a data replica at most
 PROMPT, ANSWER = 512, 256  # tokens, on the mean
 GPUS = (8, 64, 256, 1024)
 PROMPTS = (1, 1000, 1_000_000)
-TRIED = 32  # requests a replica, of a job that is too large to be simulated with every mesh
+TRIED = 256  # requests a replica, of a job that is too large to be simulated with every mesh
 SKEWED, REPLICAS = 20_000, (8, 32, 128, 512)
-JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=4"}  # the setting of so many branch ranks
+JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting of so many branch ranks
 POLICIES = {
     "input order": ("wait", False),
     "longest first": ("wait", True),
@@ -143,26 +144,25 @@ def run_plan(job: tuple[Measured, Plan, int, int]) -> dict[str, Any]:
     return told | {"tokens_per_s": float(requests.answer.sum()) / seconds}
 
 
-def best_plans(settings: dict[str, Measured], pool: Any, console: Console) -> list[dict[str, Any]]:
+def best_plans(settings: dict[str, Measured], pool: Any) -> list[dict[str, Any]]:
     """For each number of prompts and GPUs: the fastest plan, and the fastest with data replicas of one GPU each.
 
     Where there are more prompts than `TRIED` a GPU, plans are compared on a job of so many on 8 GPUs: replicas do not
     wait for each other, so that more of them are as fast each.
     """
-    found = []
+    chosen: dict[tuple[int, int, str], Plan] = {}
     for prompts, gpus in product(PROMPTS, GPUS):
-        large = prompts > TRIED * gpus
-        tried = (8, 8 * TRIED) if large else (gpus, prompts)
-        runs = pool.map(run_plan, [(settings[plan.setting], plan, *tried) for plan in plans(settings, gpus)], 1)
-        plain = [run for run in runs if run["branch"] == run["tensor"] == 1]
-        for what, among in (("fastest", runs), ("one GPU a replica", plain)):
-            best = min(among, key=lambda run: run["seconds"])
-            if large:
-                plan = Plan(best["branch"], best["tensor"], best["setting"])
-                best = run_plan((settings[plan.setting], plan, gpus, prompts))
-            found.append({"what": what, **best})
-            console.print(found[-1])
-    return found
+        tried = (8, 8 * TRIED) if prompts > TRIED * gpus else (gpus, prompts)
+        able = plans(settings, tried[0])
+        runs = pool.map(run_plan, [(settings[plan.setting], plan, *tried) for plan in able], 1)
+        seconds = {plan: run["seconds"] for plan, run in zip(able, runs, strict=True)}
+        for what, most in (("fastest", tried[0]), ("one GPU a replica", 1)):
+            among = [plan for plan in able if plan.branch * plan.tensor <= most]
+            chosen[prompts, gpus, what] = min(among, key=seconds.__getitem__)
+    jobs = list({(plan, gpus, prompts) for (prompts, gpus, _), plan in chosen.items()})
+    runs = pool.map(run_plan, [(settings[plan.setting], plan, *size) for plan, *size in jobs], 1)
+    found = dict(zip(jobs, runs, strict=True))
+    return [{"what": what, **found[plan, gpus, prompts]} for (prompts, gpus, what), plan in chosen.items()]
 
 
 def run_policy(job: tuple[dict[str, Measured], int, str]) -> dict[str, Any]:
@@ -178,11 +178,11 @@ def run_policy(job: tuple[dict[str, Measured], int, str]) -> dict[str, Any]:
     return told | {"moved_tokens": outcome.moved}
 
 
-def project(settings: dict[str, Measured], console: Console) -> dict[str, Any]:
+def project(settings: dict[str, Measured]) -> dict[str, Any]:
     """All of the projection."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         policies = pool.map(run_policy, [(settings, *case) for case in product(REPLICAS, POLICIES)], 1)
-        best = best_plans(settings, pool, console)
+        best = best_plans(settings, pool)
     return {
         "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens a forward of the embedded model",
         "assumed": {"model": asdict(Model()), "link": asdict(ASSUMED), "prompt": PROMPT, "answer": ANSWER},
@@ -220,8 +220,8 @@ def show(kept: dict[str, Any], console: Console) -> None:
         ]
         for r in kept["policies"]
     ]  # fmt: skip
-    head = ("replicas", "policy", "seconds", "times faster than in input order", "replicas busy")
-    console.print(table_of(f"PROJECTION: {SKEWED:,} prompts, one answer in twenty 8 times longer", head, rows))
+    columns = ("replicas", "policy", "seconds", "times faster than in input order", "replicas busy")
+    console.print(table_of(f"PROJECTION: {SKEWED:,} prompts, one answer in twenty 8 times longer", columns, rows))
 
 
 def picture(kept: dict[str, Any]) -> str:
@@ -255,8 +255,6 @@ def picture(kept: dict[str, Any]) -> str:
             axes.legend(frameon=False, fontsize=8)
         left.figure.suptitle("PROJECTION, not measured: Dream-7B on H200s, roofline of data sheets", fontsize=11)
 
-    from matplotlib.ticker import NullLocator  # takes a second
-
     return draw(RESULTS / "cluster.png", paint, (10.5, 4.6), panels=2)
 
 
@@ -284,7 +282,7 @@ def main() -> None:
         write(kept)
         cluster_validation.show(kept["validation"]["trials"], console)
     if not (options.calibrate or options.validate):
-        kept["projection"] = project(settings, console)
+        kept["projection"] = project(settings)
         write(kept)
         show(kept["projection"], console)
         console.print(f"picture: {RESULTS / picture(kept['projection'])}")

@@ -32,7 +32,7 @@ from lopa_dist.tasks.arithmetic import Arithmetic
 SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures
 CASES = 32  # equally likely gains that are kept for each number of missing tokens
 FEWEST = 20  # steps seen with so many tokens missing or more; longer answers are taken piece by piece
-AROUND = 150  # steps that the gains of a number of missing tokens are taken from: those with nearly as many missing
+AROUND = 40  # steps that the gains of a number of missing tokens are taken from: those with nearly as many missing
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "k=0 m=4": drafted(0, 4),
@@ -40,7 +40,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "k=1 m=8": drafted(1, 8),
     "k=3 m=4": drafted(3, 4),
     "k=7 m=1": drafted(7, 1),
-    "k=7 m=4": drafted(7, 4),
     "k=0 m=6, one block": drafted(0, 6, max_active_blocks=1),
 }
 
@@ -49,9 +48,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Measured:
     """The gains of one setting, and what else it says of a step."""
 
-    tokens: list[list[int]]  # [R][CASES]
-    rows: list[float]  # [R] of one branch
-    branches: list[float]  # [R] that ran
+    tokens: list[list[list[int]]]  # [2][R][CASES], as in `Gains`
+    rows: list[list[float]]  # [2][R] of one branch
+    branches: list[list[float]]  # [2][R] that ran
     predictions: float  # that a branch reports a step: of masked positions and verification rows
     branch_limit: int  # k + 1
     tokens_per_forward: float
@@ -78,8 +77,9 @@ class Watch:
     """Follows every sequence of an engine; to be called after each step."""
 
     running: dict[int, Trace] = field(default_factory=dict)  # by slot
-    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Missing tokens, gain, rows of a branch and branches of every step of a sequence."""
+    steps: list[tuple[bool, int, int, int, int]] = field(default_factory=list)
+    """Of every step of a sequence: whether it is a later one than its first, missing tokens, gain, rows of a branch,
+    branches."""
     predictions: list[float] = field(default_factory=list)  # a sequence and branch
 
     def __call__(self, engine: Engine) -> None:
@@ -101,8 +101,8 @@ class Watch:
                 ends = np.flatnonzero(np.isin(answers[slot], state.vocabulary.eos_ids))
                 length = int(ends[0]) + 1 if len(ends) else int(after.end[slot])
                 missing = [int(masked[:length].sum()) for masked in trace.masked]
-                for was, now, rows_, ran in zip(missing, missing[1:], trace.rows, trace.branches, strict=False):
-                    self.steps.append((was, was - now, rows_, ran))
+                for i, (window, ran) in enumerate(zip(trace.rows, trace.branches, strict=True)):
+                    self.steps.append((i > 0, missing[i], missing[i] - missing[i + 1], window, ran))
         self.predictions.append(batch.columns / max(1, int((before.branches > 0).sum())))
 
 
@@ -126,20 +126,25 @@ def measure_gains(job: tuple[str, int]) -> tuple[str, Measured]:
     config = DecodeConfig(**{**BASE, **SETTINGS[name]})
     engine = builder.engine(config, EngineConfig(32), on_step=watch)
     done = list(engine.generate(problems_of(builder, problems)))
-    steps = np.array(watch.steps)
-    steps = steps[steps[:, 0] > 0]
+    steps = np.array(watch.steps, int)
+    longest = int(np.sort(steps[:, 1])[-FEWEST])
     tokens, rows, branches = [], [], []
-    for missing in range(1, int(np.sort(steps[:, 0])[-FEWEST]) + 1):
-        distance = np.abs(steps[:, 0] - missing)
-        near = steps[distance <= np.sort(distance)[min(AROUND, len(steps)) - 1]]
-        cases = np.quantile(near[:, 1], (np.arange(CASES) + 0.5) / CASES, method="nearest")
-        tokens.append(np.minimum(cases, missing).tolist())
-        rows.append(round(float(near[:, 2].mean()), 2))
-        branches.append(round(float(near[:, 3].mean()), 2))
+    for later in (0, 1):
+        near = [nearly(steps[steps[:, 0] == later], missing) for missing in range(1, longest + 1)]
+        cases = [np.quantile(some[:, 2], (np.arange(CASES) + 0.5) / CASES, method="nearest") for some in near]
+        tokens.append([np.minimum(case, i + 1).astype(int).tolist() for i, case in enumerate(cases)])
+        rows.append([round(float(some[:, 3].mean()), 2) for some in near])
+        branches.append([round(float(some[:, 4].mean()), 2) for some in near])
     generated = sum(len(g.tokens) for g in done)
     per_forward, per_token = generated / sum(g.forwards for g in done), engine.statistics.rows / generated
     predictions = float(np.mean(watch.predictions))
     return name, Measured(tokens, rows, branches, predictions, config.max_branches, per_forward, per_token)
+
+
+def nearly(steps: NDArray[np.int64], missing: int) -> NDArray[np.int64]:
+    """Of steps as in `Watch.steps`, those with so many tokens missing, or nearly: at least `AROUND`."""
+    distance = np.abs(steps[:, 1] - missing)
+    return steps[distance <= np.sort(distance)[min(AROUND, len(steps)) - 1]]
 
 
 def all_gains(problems: int, processes: int) -> dict[str, Measured]:
@@ -149,18 +154,21 @@ def all_gains(problems: int, processes: int) -> dict[str, Measured]:
 
 
 def time_steps(name: str, sequences: int, seconds: float, together: Barrier, found: Any) -> None:
-    """Run steps of up to so many sequences until the time is over; puts (rows, seconds) of each into `found`."""
+    """Run steps of up to so many sequences until the time is over.
+
+    Puts rows, seconds and seconds of processor time of each step into `found`.
+    """
     builder = builder_here()
     requests = problems_of(builder, 128)
-    steps: list[tuple[int, float]] = []
-    clock = [0.0]
+    steps: list[tuple[int, float, float]] = []
+    last: list[tuple[float, float]] = []  # the clocks after the step before; empty before the first of an engine
 
     def note(engine: Engine) -> None:
-        now = time.perf_counter()
-        if clock[0]:
+        now = time.perf_counter(), time.process_time()
+        for before in last:
             assert engine.ended is not None
-            steps.append((int(engine.ended.rows.rows.sum()), now - clock[0]))
-        clock[0] = now
+            steps.append((int(engine.ended.rows.rows.sum()), now[0] - before[0], now[1] - before[1]))
+        last[:] = [now]
 
     config = DecodeConfig(**{**BASE, **SETTINGS[name]})
     powers = [2**n for n in range(sequences.bit_length())]
@@ -168,9 +176,8 @@ def time_steps(name: str, sequences: int, seconds: float, together: Barrier, fou
     together.wait()
     end = time.perf_counter() + seconds
     for turn, engine in enumerate(cycle(engines)):
-        clock[0] = 0.0
-        few = requests[turn % 64 :][: 2 * engine.options.max_sequences]
-        for _ in engine.generate(few):
+        last.clear()
+        for _ in engine.generate(requests[turn % 64 :][: 2 * engine.options.max_sequences]):
             if time.perf_counter() > end:
                 break
         if time.perf_counter() > end:
@@ -178,25 +185,28 @@ def time_steps(name: str, sequences: int, seconds: float, together: Barrier, fou
     found.put(steps)
 
 
-def step_seconds(name: str, sequences: int, ranks: int, seconds: float) -> dict[int, float]:
-    """Mean seconds of a step by its rows, host time included, with `ranks` processes at work."""
+@dataclass(frozen=True)
+class StepTimes:
+    """Mean seconds of a step by its rows, host time included."""
+
+    clock: dict[int, float]
+    processor: dict[int, float]  # of one rank
+
+
+def step_times(name: str, sequences: int, ranks: int, seconds: float) -> StepTimes:
+    """Time steps with `ranks` processes at work."""
     context = multiprocessing.get_context("spawn")
     together, found = context.Barrier(ranks), context.Queue()
-    workers = [
-        context.Process(target=time_steps, args=(name, sequences, seconds, together, found)) for _ in range(ranks)
-    ]
+    told = name, sequences, seconds, together, found
+    workers = [context.Process(target=time_steps, args=told) for _ in range(ranks)]
     for worker in workers:
         worker.start()
     steps = np.array([step for _ in workers for step in found.get()])
     for worker in workers:
         worker.join()
-    edges = np.geomspace(1, steps[:, 0].max() + 1, 40)
-    bins = np.digitize(steps[:, 0], edges)
-    return {
-        round(steps[bins == b, 0].mean()): float(steps[bins == b, 1].mean())
-        for b in np.unique(bins)
-        if (bins == b).sum() >= 5
-    }
+    bins = np.digitize(steps[:, 0], np.geomspace(1, steps[:, 0].max() + 1, 40))
+    means = [steps[bins == b].mean(0) for b in np.unique(bins) if (bins == b).sum() >= 5]
+    return StepTimes({round(m[0]): float(m[1]) for m in means}, {round(m[0]): float(m[2]) for m in means})
 
 
 def by_rows(table: Mapping[int, float]) -> Callable[[float], float]:

@@ -45,11 +45,18 @@ class Requests:
 class Gains:
     """What a step does to a sequence that lacks 1 to R tokens of its answer, as measured for one k and m.
 
-    More than R tokens are gained piece by piece, as so many answers of R tokens one after the other.
+    The first dimension says whether it is the answer's first step (0), whose window is one block, or a later one (1).
+    Longer answers are gained piece by piece, as so many answers of R tokens one after the other.
     """
 
-    tokens: Ints  # [R, Q] gained in a step, in Q equally likely cases; row r is of sequences that lack r + 1
-    rows: Floats  # [R] that the step has for such a sequence on the busiest rank, its prompt's not counted
+    tokens: Ints  # [2, R, Q] gained in a step, in Q equally likely cases; [:, r] is of sequences that lack r + 1
+    rows: Floats  # [2, R] that the step has for such a sequence on the busiest rank, its prompt's not counted
+
+    def at(self, missing: Ints, forwards: Ints) -> tuple[Ints, Ints]:
+        """Return the first two indices ``[n]`` of sequences that lack so many tokens after so many forwards."""
+        longest = self.tokens.shape[1]
+        later = (forwards > 0) & (missing % longest > 0)
+        return later.astype(np.int64), (missing - 1) % longest
 
 
 @dataclass(frozen=True)
@@ -141,11 +148,11 @@ class Simulation:
 
     def end_step(self, replica: Replica, kind: Kind, now: float) -> None:
         """Give its sequences what they gained, and take out those that are finished."""
-        running, gains = replica.running, kind.gains.tokens
-        forwards = self.outcome.forwards[running]
+        running, gains = replica.running, kind.gains
+        missing, forwards = self.missing[running], self.outcome.forwards[running]
         draw = self.draws[(self.luck[running] + forwards) % DRAWS]
-        missing = self.missing[running]
-        missing -= gains[(missing - 1) % len(gains), (draw * gains.shape[1]).astype(np.int64)]
+        case = (draw * gains.tokens.shape[2]).astype(np.int64)
+        missing -= gains.tokens[(*gains.at(missing, forwards), case)]
         self.missing[running], self.outcome.forwards[running] = missing, forwards + 1
         self.outcome.finished[running[missing == 0]] = now
         replica.running, replica.kind = running[missing > 0], None
@@ -171,9 +178,10 @@ class Simulation:
         """Begin a step; returns its seconds."""
         running = replica.running
         replica.kind = kind = self.cluster.kinds[max(n for n in self.cluster.kinds if n <= 1 + len(replica.helpers))]
-        prompts = self.requests.prompt[running[self.outcome.forwards[running] == 0]].sum()
-        rows = kind.gains.rows[(self.missing[running] - 1) % len(kind.gains.rows)].sum() + prompts
-        seconds = kind.seconds(float(rows), len(running))
+        forwards = self.outcome.forwards[running]
+        windows = kind.gains.rows[kind.gains.at(self.missing[running], forwards)].sum()
+        prompts = self.requests.prompt[running[forwards == 0]].sum()
+        seconds = kind.seconds(float(windows + prompts), len(running))
         self.outcome.steps[replica.number] += 1
         self.outcome.busy[replica.number] += seconds
         return seconds

@@ -1,14 +1,19 @@
-"""Real jobs on this machine beside their simulation: forwards, steps of each replica, and seconds."""
+"""Real jobs on this machine beside their simulation: forwards, steps of each replica, processor time and seconds.
+
+Processor time is compared besides seconds, because a machine that others use, too, holds a job up, and not evenly. What
+a job takes before its first step is subtracted: the processor time of the same job with few problems.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.branch_scaling import ENVIRONMENT, TORCHRUN, collectives
-from benchmarks.cluster_calibration import SETTINGS, Measured, builder_here, by_rows, step_seconds
+from benchmarks.cluster_calibration import SETTINGS, Measured, StepTimes, builder_here, by_rows, step_times
 from benchmarks.cluster_simulator import Cluster, Kind, Outcome, Requests, simulate
 from benchmarks.embedded import BASE
 from benchmarks.latency_model import Link, Load, Model, exchange, fit
 
 IN_FLIGHT = 16
+FEW = 4  # problems of a replica in a job that is to show what starting takes
 SEEDS = 10  # simulations of a job, whose means are compared
 
 
@@ -58,7 +64,9 @@ def run_job(trial: Trial, problems: int, folder: Path) -> dict[str, Any]:
         *(f"decode.{key}={setting[key]}" for key in ("branches", "drafts")), f"engine.max_sequences={IN_FLIGHT}",
         f"hydra.run.dir={folder}", "logging.wandb.mode=disabled", "logging.plots=false", "logging.progress=never",
     ]  # fmt: skip
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = json.loads((folder / "report.json").read_text())
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     replicas = [json.loads(file.read_text().splitlines()[-1]) for file in sorted((folder / "journal").glob("001-*"))]
@@ -68,7 +76,10 @@ def run_job(trial: Trial, problems: int, folder: Path) -> dict[str, Any]:
         "forwards": sum(line["usage"]["forwards"] for line in lines),
         "steps": [replica["statistics"]["steps"] for replica in replicas],
         "seconds": report["decode_s"],
-        "step_ms": report["step_ms"],
+        "processor_s": after.ru_utime
+        - before.ru_utime
+        + after.ru_stime
+        - before.ru_stime,  # of all ranks, start included
     }
 
 
@@ -89,37 +100,54 @@ def replica_kind(
     return Kind(measured.gains(trial.branch), seconds)
 
 
-def compare(trial: Trial, measured: Measured, problems: int, seconds: float, link: Link | None) -> dict[str, Any]:
-    """Run a job, with steps timed before it and after it for so many seconds each, and simulate it."""
+def simulated(
+    trial: Trial, measured: Measured, job: Mapping[str, Any], tables: Sequence[Mapping[int, float]], link: Link
+) -> list[Outcome]:
+    """Simulations of a job on ranks whose steps take what the tables say on the mean."""
     shape = builder_here().shape
     kv_bytes = 4.0 * 2 * shape.layers * shape.kv_heads * shape.head_dim
-    tables = [step_seconds(trial.setting, IN_FLIGHT, trial.ranks, seconds)]
-    with tempfile.TemporaryDirectory() as folder:
-        job = run_job(trial, problems, Path(folder))
-    tables.append(step_seconds(trial.setting, IN_FLIGHT, trial.ranks, seconds))
     curves = [by_rows(table) for table in tables]
-    requests = Requests(np.array(job.pop("prompt")), np.array(job.pop("answer")))
+    kind = replica_kind(measured, trial, lambda rows: statistics.mean(at(rows) for at in curves), link, kv_bytes)
+    requests = Requests(np.array(job["prompt"]), np.array(job["answer"]))
+    return [simulate(requests, Cluster(trial.data, {1: kind}, IN_FLIGHT), seed=seed) for seed in range(SEEDS)]
 
-    def simulated(*chosen: Callable[[float], float]) -> list[Outcome]:
-        kind = replica_kind(
-            measured, trial, lambda rows: statistics.mean(at(rows) for at in chosen), link or Link(0, 0), kv_bytes
-        )
-        return [simulate(requests, Cluster(trial.data, {1: kind}, IN_FLIGHT), seed=seed) for seed in range(SEEDS)]
 
-    found = simulated(*curves)
+def compare(trial: Trial, measured: Measured, problems: int, seconds: float, link: Link) -> dict[str, Any]:
+    """Run a job, with steps timed before it and after it for so many seconds each, and simulate it."""
+    with tempfile.TemporaryDirectory() as folder:
+        few = run_job(trial, FEW * trial.data, Path(folder) / "few")
+        times: list[StepTimes] = [step_times(trial.setting, IN_FLIGHT, trial.ranks, seconds)]
+        job = run_job(trial, problems, Path(folder) / "all")
+        times.append(step_times(trial.setting, IN_FLIGHT, trial.ranks, seconds))
+    clock, processor = [one.clock for one in times], [one.processor for one in times]
+
+    def processor_s(job: Mapping[str, Any]) -> float:
+        """Of all ranks; waiting for one another takes none."""
+        found = simulated(trial, measured, job, processor, Link(0, 0))
+        return trial.branch * statistics.mean(float(one.busy.sum()) for one in found)
+
+    found = simulated(trial, measured, job, clock, link)
+    apart = [simulated(trial, measured, job, [table], link) for table in clock]
     return {
         "data": trial.data,
         "branch": trial.branch,
         "setting": trial.setting,
         "problems": problems,
-        "measured": job,
+        "measured": {
+            "forwards": job["forwards"],
+            "steps": job["steps"],
+            "seconds": job["seconds"],
+            "processor_s": job["processor_s"] - few["processor_s"],
+        },
         "simulated": {
             "forwards": statistics.mean(int(one.forwards.sum()) for one in found),
             "steps": [round(float(steps), 1) for steps in np.mean([one.steps for one in found], 0)],
             "seconds": statistics.mean(one.seconds for one in found),
-            "seconds_before_and_after": [statistics.mean(one.seconds for one in simulated(at)) for at in curves],
+            "seconds_before_and_after": [statistics.mean(one.seconds for one in some) for some in apart],
+            "processor_s": processor_s(job) - processor_s(few),
         },
-        "step_ms_by_rows": [{rows: round(1000 * s, 2) for rows, s in table.items()} for table in tables],
+        "step_ms_by_rows": [{rows: round(1000 * s, 2) for rows, s in table.items()} for table in clock],
+        "processor_ms_by_rows": [{rows: round(1000 * s, 2) for rows, s in table.items()} for table in processor],
     }
 
 
@@ -134,18 +162,19 @@ def validate(settings: dict[str, Measured], problems: int, seconds: float) -> di
 
 def show(trials: list[dict[str, Any]], console: Console) -> None:
     """The table of the comparison."""
-    table = Table(title=f"Jobs of {trials[0]['problems']} problems on this machine, and their simulation")
-    for column in ("data x branch", "setting", "forwards", "simulated", "steps, longest replica", "simulated"):
+    table = Table(title=f"Jobs of {trials[0]['problems']} problems on this machine: measured -> simulated")
+    for column in ("data x branch", "setting", "forwards", "steps, longest replica", "processor s", "seconds"):
         table.add_column(column, justify="right")
-    for column in ("seconds", "simulated", "with t(M) before, after the job"):
-        table.add_column(column, justify="right")
+    table.add_column("by t(M) before, after", justify="right")
     for one in trials:
         real, made = one["measured"], one["simulated"]
+        pairs = [
+            (real["forwards"], made["forwards"]),
+            (max(real["steps"]), max(made["steps"])),
+            (real["processor_s"], made["processor_s"]),
+            (real["seconds"], made["seconds"]),
+        ]
+        shown = [f"{a:,.1f} -> {b:,.1f} ({b / a - 1:+.1%})" for a, b in pairs]
         spread = ", ".join(f"{s:.1f}" for s in made["seconds_before_and_after"])
-        table.add_row(
-            f"{one['data']} x {one['branch']}", one["setting"],
-            f"{real['forwards']}", f"{made['forwards']:.0f} ({made['forwards'] / real['forwards'] - 1:+.1%})",
-            f"{max(real['steps'])}", f"{max(made['steps']):.1f} ({max(made['steps']) / max(real['steps']) - 1:+.1%})",
-            f"{real['seconds']:.1f}", f"{made['seconds']:.1f} ({made['seconds'] / real['seconds'] - 1:+.1%})", spread,
-        )  # fmt: skip
+        table.add_row(f"{one['data']} x {one['branch']}", one["setting"], *shown, spread)
     console.print(table)

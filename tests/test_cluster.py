@@ -19,7 +19,7 @@ def requests(answers: Sequence[int], prompt: int = 10) -> Requests:
 def kind(gain: int, seconds: float = 1.0, a_row: float = 0.0, rows: float = 4.0) -> Kind:
     """Always so many tokens a step, as long as so many are missing."""
     most = np.minimum(np.arange(1, 101), gain)[:, None]
-    return Kind(Gains(most, np.full(100, rows)), lambda rows, sequences: seconds + a_row * rows)
+    return Kind(Gains(np.stack([most, most]), np.full((2, 100), rows)), lambda rows, sequences: seconds + a_row * rows)
 
 
 def job(answers: Sequence[int], replicas: int, slots: int, order: bool = False, **more: object) -> Outcome:
@@ -57,8 +57,9 @@ def test_no_replica_has_more_in_flight_than_its_share() -> None:
 
 
 def test_answers_longer_than_any_measured_are_gained_piece_by_piece() -> None:
-    cluster = Cluster(1, {1: Kind(Gains(np.array([[1], [2], [3]]), np.ones(3)), lambda rows, sequences: 1.0)}, 1)
-    assert simulate(requests([7]), cluster).forwards.tolist() == [3]  # 1, 3 and 3 tokens
+    gains = Gains(np.array([[[1], [1], [1]], [[1], [2], [3]]]), np.ones((2, 3)))  # a first step gains one token
+    cluster = Cluster(1, {1: Kind(gains, lambda rows, sequences: 1.0)}, 1)
+    assert simulate(requests([7]), cluster).forwards.tolist() == [5]  # 1; 1 and 2; 1 and 2
 
 
 def test_idle_replicas_become_branch_ranks_by_hand() -> None:
@@ -88,9 +89,9 @@ def test_every_request_is_finished_once(
     lengths: list[int], replicas: int, slots: int, tail: str, order: bool, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
-    tokens = np.minimum(random.integers(0, 9, (100, 8)), np.arange(1, 101)[:, None])
-    tokens[:, 0] = 1  # some case gains something
-    gains = Gains(tokens, random.random(100) * 50)
+    tokens = np.minimum(random.integers(0, 9, (2, 100, 8)), np.arange(1, 101)[:, None])
+    tokens[:, :, 0] = 1  # some case gains something
+    gains = Gains(tokens, random.random((2, 100)) * 50)
     kinds = {n: Kind(gains, lambda rows, sequences: 0.1 + rows / 1000) for n in (1, 2, 4)}
     cluster = Cluster(replicas, kinds, slots, tail, moving=lambda tokens: tokens / 1e4)
     found = simulate(requests(lengths), cluster, order, seed)
