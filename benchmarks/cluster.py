@@ -42,18 +42,20 @@ from lopa_dist.jobs.plots import draw
 FILE = RESULTS / "cluster.json"
 LAYERS, HIDDEN = 28, 3584  # Dream-7B's
 IN_FLIGHT = 64  # sequences of a data replica at most
+FEWER = 16  # the same, by default
 PROMPT, ANSWER = 512, 256  # tokens, on the mean
 GPUS = (8, 64, 256, 1024)
 PROMPTS = (1, 1000, 1_000_000)
 TRIED = 256  # requests a replica, of a job that is too large to be simulated with every mesh
 SKEWED, REPLICAS = 20_000, (8, 32, 128, 512)
 JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting of so many branch ranks
-POLICIES = {
-    "input order": ("wait", False),
-    "longest first": ("wait", True),
-    "idle replicas become branch ranks": ("branches", False),
-    "idle replicas take a share": ("share", False),
-    "longest first, then a share": ("share", True),
+POLICIES = {  # order, tail
+    "input order": ("input", "wait"),
+    "longest first": ("longest", "wait"),
+    "longest first, dealt out": ("dealt", "wait"),
+    "idle replicas become branch ranks": ("input", "branches"),
+    "idle replicas take a share": ("input", "share"),
+    "longest first, dealt out, then shares": ("dealt", "share"),
 }
 
 
@@ -165,23 +167,28 @@ def best_plans(settings: dict[str, Measured], pool: Any) -> list[dict[str, Any]]
     return [{"what": what, **found[plan, gpus, prompts]} for (prompts, gpus, what), plan in chosen.items()]
 
 
-def run_policy(job: tuple[dict[str, Measured], int, str]) -> dict[str, Any]:
-    """Simulate the skewed job (settings, replicas, policy)."""
-    settings, replicas, policy = job
-    tail, longest_first = POLICIES[policy]
+def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]:
+    """Simulate the skewed job (settings, sequences in flight, replicas, policy)."""
+    settings, sequences, replicas, policy = job
     kinds = {size: gpu_kind(settings[name], size) for size, name in JOINED.items()}
-    outcome = simulate(
-        requests_of(SKEWED, skewed=True), Cluster(replicas, kinds, IN_FLIGHT, tail, moving), longest_first
-    )
+    outcome = simulate(requests_of(SKEWED, skewed=True), Cluster(replicas, kinds, sequences, *POLICIES[policy], moving))
     busy = float(outcome.busy.mean())
-    told = {"replicas": replicas, "policy": policy, "seconds": outcome.seconds, "mean_busy_s": busy}
+    told = {
+        "in_flight": sequences,
+        "replicas": replicas,
+        "policy": policy,
+        "seconds": outcome.seconds,
+        "mean_busy_s": busy,
+    }
     return told | {"moved_tokens": outcome.moved}
 
 
 def project(settings: dict[str, Measured]) -> dict[str, Any]:
     """All of the projection."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        policies = pool.map(run_policy, [(settings, *case) for case in product(REPLICAS, POLICIES)], 1)
+        policies = pool.map(
+            run_policy, [(settings, *case) for case in product((IN_FLIGHT, FEWER), REPLICAS, POLICIES)], 1
+        )
         best = best_plans(settings, pool)
     return {
         "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens a forward of the embedded model",
@@ -201,6 +208,12 @@ def table_of(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     return table
 
 
+def faster(policies: Sequence[dict[str, Any]]) -> list[float]:
+    """How many times faster than in the order of the input each of these jobs is."""
+    base = {(r["in_flight"], r["replicas"]): r["seconds"] for r in policies if r["policy"] == "input order"}
+    return [base[r["in_flight"], r["replicas"]] / r["seconds"] for r in policies]
+
+
 def show(kept: dict[str, Any], console: Console) -> None:
     """The tables of the projection."""
     rows = [
@@ -212,25 +225,25 @@ def show(kept: dict[str, Any], console: Console) -> None:
     ]  # fmt: skip
     head = ("prompts", "GPUs", "", "data x branch x tensor", "setting", "seconds to the last answer", "tokens/s")
     console.print(table_of(kept["label"], head, rows))
-    base = {r["replicas"]: r["seconds"] for r in kept["policies"] if r["policy"] == "input order"}
+    gained = faster(kept["policies"])
     rows = [
         [
-            str(r["replicas"]), r["policy"], f"{r['seconds']:,.2f}",
-            f"{base[r['replicas']] / r['seconds']:.2f}", f"{r['mean_busy_s'] / r['seconds']:.0%}",
+            str(r["in_flight"]), str(r["replicas"]), r["policy"], f"{r['seconds']:,.2f}", f"{times:.2f}",
+            f"{r['mean_busy_s'] / r['seconds']:.0%}",
         ]
-        for r in kept["policies"]
+        for r, times in zip(kept["policies"], gained, strict=True)
     ]  # fmt: skip
-    columns = ("replicas", "policy", "seconds", "times faster than in input order", "replicas busy")
+    columns = ("in flight", "replicas", "policy", "seconds", "times faster than in input order", "replicas busy")
     console.print(table_of(f"PROJECTION: {SKEWED:,} prompts, one answer in twenty 8 times longer", columns, rows))
 
 
 def picture(kept: dict[str, Any]) -> str:
     """Time to the last answer by GPUs, and what the policies bring by replicas."""
-    colors = ("#2563eb", "#059669", "#dc2626", "#7c3aed")
+    colors = ("#94a3b8", "#2563eb", "#dc2626", "#059669", "#7c3aed")
 
     def paint(panels: Any) -> None:
         left, right = panels
-        for prompts, color in zip(PROMPTS, colors, strict=False):
+        for prompts, color in zip(PROMPTS, colors[1:], strict=False):
             words = f"{prompts:,} prompts" if prompts > 1 else "one prompt"
             for what, style in (("fastest", "o-"), ("one GPU a replica", ".--")):
                 line = [r for r in kept["plans"] if r["prompts"] == prompts and r["what"] == what]
@@ -240,14 +253,13 @@ def picture(kept: dict[str, Any]) -> str:
         left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="seconds to the last answer")
         left.set_title("Jobs with the fastest mesh, k and m", fontsize=10)
         left.set_xticks(GPUS, [str(n) for n in GPUS])
-        base = {r["replicas"]: r["seconds"] for r in kept["policies"] if r["policy"] == "input order"}
+        gained = list(zip(kept["policies"], faster(kept["policies"]), strict=True))
         for policy, color in zip([p for p in POLICIES if p != "input order"], colors, strict=True):
-            line = [r for r in kept["policies"] if r["policy"] == policy]
-            faster = [base[r["replicas"]] / r["seconds"] for r in line]
-            right.plot([r["replicas"] for r in line], faster, "o-", color=color, label=policy)
+            line = {r["replicas"]: x for r, x in gained if r["policy"] == policy and r["in_flight"] == IN_FLIGHT}
+            right.plot(list(line), list(line.values()), "o-", color=color, label=policy)
         right.axhline(1, color="#1f2933", linewidth=0.8, linestyle="--")
         right.set(xscale="log", xlabel="data replicas of one GPU", ylabel="times faster than in input order")
-        right.set_title(f"{SKEWED:,} prompts, one answer in twenty 8 x longer", fontsize=10)
+        right.set_title(f"{SKEWED:,} prompts, 1 answer in 20 is 8 x longer, {IN_FLIGHT} in flight", fontsize=10)
         right.set_xticks(REPLICAS, [str(n) for n in REPLICAS])
         for axes in panels:
             axes.xaxis.set_minor_formatter("")

@@ -5,7 +5,13 @@ its rows say. In each, a sequence gains as many tokens as sequences did that wer
 left. What a request draws depends on the request and its step alone, so that its forwards are the same in any batch,
 in any order and on any number of replicas: policies are compared on equal work.
 
-A policy is an order of the queue and what replicas do that find it empty (`TAILS`):
+A policy is an order in which requests are handed out, and what replicas do that find the queue empty. `ORDERS`:
+
+- ``input``: in the order of the input, and a replica fills all its slots at once; this is what lopa_dist does today;
+- ``longest``: in the order of their answers' length, which is taken as known;
+- ``dealt``: the same, but at first every replica gets one request, then every one a second, until all slots are full.
+
+`TAILS`:
 
 - ``wait``: nothing; this is what lopa_dist does today;
 - ``branches``: their ranks become branch ranks of a replica that still runs, so that its sequences gain more a step;
@@ -25,6 +31,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+ORDERS = ("input", "longest", "dealt")
 TAILS = ("wait", "branches", "share")
 DRAWS = 100_003  # random numbers that all requests draw from, each from a place of its own
 
@@ -35,10 +42,6 @@ class Requests:
 
     prompt: Ints
     answer: Ints
-
-    def in_order(self, longest_first: bool) -> Ints:
-        """Return the order in which the queue hands them out: that of the input, or the longest answers first."""
-        return np.argsort(-self.answer, kind="stable") if longest_first else np.arange(len(self.answer))
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,14 @@ class Cluster:
         replicas: data replicas.
         kinds: what a replica is when the ranks of so many replicas work on its sequences; all begin as number 1.
         max_sequences: that a replica has in flight at most.
-        tail: one of `TAILS`.
+        order, tail: of `ORDERS` and `TAILS`.
         moving: seconds that it takes to send the K/V of so many tokens.
     """
 
     replicas: int
     kinds: Mapping[int, Kind]
     max_sequences: int
+    order: str = "input"
     tail: str = "wait"
     moving: Callable[[int], float] = lambda tokens: 0.0
 
@@ -117,12 +121,14 @@ class Replica:
 class Simulation:
     """The state of one job, see `simulate`."""
 
-    def __init__(self, requests: Requests, cluster: Cluster, longest_first: bool = False, seed: int = 0) -> None:
-        if cluster.tail not in TAILS:
-            raise ValueError(f"there is no tail {cluster.tail}; choose one of {', '.join(TAILS)}")
+    def __init__(self, requests: Requests, cluster: Cluster, seed: int = 0) -> None:
+        for chosen, among in ((cluster.order, ORDERS), (cluster.tail, TAILS)):
+            if chosen not in among:
+                raise ValueError(f"there is no {chosen}; choose one of {', '.join(among)}")
         self.requests, self.cluster = requests, cluster
-        self.queue, self.taken = requests.in_order(longest_first), 0
         count = len(requests.answer)
+        by_length = np.argsort(-requests.answer, kind="stable")
+        self.queue, self.taken = np.arange(count) if cluster.order == "input" else by_length, 0
         # as a job does: no replica has more in flight than its share
         self.slots = max(1, min(cluster.max_sequences, -(-count // cluster.replicas)))
         self.missing = requests.answer.copy()  # [N] tokens
@@ -130,7 +136,10 @@ class Simulation:
         self.draws, self.luck = random.random(DRAWS), random.integers(DRAWS, size=count)
         zeros = np.zeros(cluster.replicas)
         self.outcome = Outcome(np.zeros(count), np.zeros(count, np.int64), zeros.astype(np.int64), zeros)
-        self.replicas = [Replica(n, np.zeros(0, np.int64)) for n in range(cluster.replicas)]
+        if cluster.order == "dealt":
+            self.taken = min(count, self.slots * cluster.replicas)
+        first = self.queue[: self.taken]
+        self.replicas = [Replica(n, first[n :: cluster.replicas]) for n in range(cluster.replicas)]
         self.idle: list[Replica] = []
         # once the queue is empty: how much each replica needs help, and how many others it takes (0: none help)
         self.need, self.wanted = np.zeros(cluster.replicas), np.zeros(cluster.replicas, np.int64)
@@ -233,6 +242,6 @@ class Simulation:
             self.note(replica)
 
 
-def simulate(requests: Requests, cluster: Cluster, longest_first: bool = False, seed: int = 0) -> Outcome:
-    """Run a job; the same `seed` gives the same draws to every request, whatever the cluster and the order."""
-    return Simulation(requests, cluster, longest_first, seed).run()
+def simulate(requests: Requests, cluster: Cluster, seed: int = 0) -> Outcome:
+    """Run a job; the same `seed` gives the same draws to every request, whatever the cluster."""
+    return Simulation(requests, cluster, seed).run()

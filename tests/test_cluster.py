@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cluster_simulator import TAILS, Cluster, Gains, Kind, Outcome, Requests, simulate
+from benchmarks.cluster_simulator import ORDERS, TAILS, Cluster, Gains, Kind, Outcome, Requests, simulate
 
 
 def requests(answers: Sequence[int], prompt: int = 10) -> Requests:
@@ -22,8 +23,8 @@ def kind(gain: int, seconds: float = 1.0, a_row: float = 0.0, rows: float = 4.0)
     return Kind(Gains(np.stack([most, most]), np.full((2, 100), rows)), lambda rows, sequences: seconds + a_row * rows)
 
 
-def job(answers: Sequence[int], replicas: int, slots: int, order: bool = False, **more: object) -> Outcome:
-    return simulate(requests(answers), Cluster(replicas, {1: kind(2)}, slots, **more), order)  # type: ignore[arg-type]
+def job(answers: Sequence[int], replicas: int, slots: int, order: str = "input", tail: str = "wait") -> Outcome:
+    return simulate(requests(answers), Cluster(replicas, {1: kind(2)}, slots, order, tail))
 
 
 def test_one_replica_by_hand() -> None:
@@ -49,7 +50,15 @@ def test_replicas_share_a_queue() -> None:
 
 def test_longest_first_by_hand() -> None:
     assert job([2, 2, 2, 8], 2, 1).seconds == 5.0
-    assert job([2, 2, 2, 8], 2, 1, order=True).seconds == 4.0
+    assert job([2, 2, 2, 8], 2, 1, "longest").seconds == 4.0
+
+
+def test_dealt_out_long_answers_are_on_different_replicas() -> None:
+    cluster = Cluster(2, {1: kind(2, seconds=0.0, a_row=0.25)}, 2)  # a step takes 1 s for each sequence
+    asked = requests([2, 8, 2, 8], prompt=0)
+    longest, dealt = (simulate(asked, replace(cluster, order=order)) for order in ("longest", "dealt"))
+    assert longest.finished.tolist() == [2, 8, 2, 8]  # one replica has both long ones
+    assert dealt.finished.tolist() == [2, 5, 2, 5]
 
 
 def test_no_replica_has_more_in_flight_than_its_share() -> None:
@@ -64,7 +73,7 @@ def test_answers_longer_than_any_measured_are_gained_piece_by_piece() -> None:
 
 def test_idle_replicas_become_branch_ranks_by_hand() -> None:
     kinds = {1: kind(2), 2: kind(4)}
-    cluster = Cluster(2, kinds, 1, "branches", moving=lambda tokens: tokens / 100)
+    cluster = Cluster(2, kinds, 1, tail="branches", moving=lambda tokens: tokens / 100)
     found = simulate(requests([2, 20], prompt=10), cluster)
     # after a step replica 0 joins: K/V of 10 + 2 tokens are sent, and the 18 that are missing take 5 steps
     assert found.finished.tolist() == [1, pytest.approx(1 + 0.12 + 5)]
@@ -74,7 +83,7 @@ def test_idle_replicas_become_branch_ranks_by_hand() -> None:
 
 def test_idle_replicas_take_a_share_by_hand() -> None:
     kinds = {1: kind(2, seconds=0.0, a_row=0.25)}
-    cluster = Cluster(2, kinds, 2, "share", moving=lambda tokens: 0.5)
+    cluster = Cluster(2, kinds, 2, tail="share", moving=lambda tokens: 0.5)
     # Replica 0 gets the short ones and is idle after a step of 2 s, one for each sequence. Then replica 1 sends one of
     # its sequences and keeps the other. Both lack 6 tokens, and a step of one sequence takes 1 s.
     assert simulate(requests([2, 2, 8, 8], prompt=0), cluster).finished.tolist() == [2, 2, 5.5, 5.5]
@@ -84,17 +93,19 @@ def test_idle_replicas_take_a_share_by_hand() -> None:
 answers = st.lists(st.integers(1, 250), min_size=1, max_size=40)
 
 
-@given(answers, st.integers(1, 6), st.integers(1, 5), st.sampled_from(TAILS), st.booleans(), st.integers(0, 9))
+@given(
+    answers, st.integers(1, 6), st.integers(1, 5), st.sampled_from(ORDERS), st.sampled_from(TAILS), st.integers(0, 9)
+)
 def test_every_request_is_finished_once(
-    lengths: list[int], replicas: int, slots: int, tail: str, order: bool, seed: int
+    lengths: list[int], replicas: int, slots: int, order: str, tail: str, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     tokens = np.minimum(random.integers(0, 9, (2, 100, 8)), np.arange(1, 101)[:, None])
     tokens[:, :, 0] = 1  # some case gains something
     gains = Gains(tokens, random.random((2, 100)) * 50)
     kinds = {n: Kind(gains, lambda rows, sequences: 0.1 + rows / 1000) for n in (1, 2, 4)}
-    cluster = Cluster(replicas, kinds, slots, tail, moving=lambda tokens: tokens / 1e4)
-    found = simulate(requests(lengths), cluster, order, seed)
+    cluster = Cluster(replicas, kinds, slots, order, tail, lambda tokens: tokens / 1e4)
+    found = simulate(requests(lengths), cluster, seed)
     alone = simulate(requests(lengths), Cluster(1, {1: kinds[1]}, 1), seed=seed)
     assert (found.finished > 0).all()
     assert found.forwards.tolist() == alone.forwards.tolist(), "the work is the same under every policy"
@@ -110,6 +121,8 @@ def test_more_replicas_are_never_slower_where_steps_take_equally_long(
     assert more.seconds <= few.seconds + 1e-9
 
 
-def test_an_unknown_tail_is_refused() -> None:
-    with pytest.raises(ValueError, match="no tail"):
+def test_unknown_policies_are_refused() -> None:
+    with pytest.raises(ValueError, match="no steal; choose one of wait, branches, share"):
         job([1], 1, 1, tail="steal")
+    with pytest.raises(ValueError, match="no shortest"):
+        job([1], 1, 1, order="shortest")
