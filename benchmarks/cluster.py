@@ -255,8 +255,8 @@ def picture(kept: dict[str, Any]) -> str:
         left.set_xticks(GPUS, [str(n) for n in GPUS])
         gained = list(zip(kept["policies"], faster(kept["policies"]), strict=True))
         for policy, color in zip([p for p in POLICIES if p != "input order"], colors, strict=True):
-            line = {r["replicas"]: x for r, x in gained if r["policy"] == policy and r["in_flight"] == IN_FLIGHT}
-            right.plot(list(line), list(line.values()), "o-", color=color, label=policy)
+            times = [x for r, x in gained if r["policy"] == policy and r["in_flight"] == IN_FLIGHT]
+            right.plot(REPLICAS, times, "o-", color=color, label=policy)
         right.axhline(1, color="#1f2933", linewidth=0.8, linestyle="--")
         right.set(xscale="log", xlabel="data replicas of one GPU", ylabel="times faster than in input order")
         right.set_title(f"{SKEWED:,} prompts, 1 answer in 20 is 8 x longer, {IN_FLIGHT} in flight", fontsize=10)

@@ -56,11 +56,11 @@ class Measured:
     tokens_per_forward: float
     rows_per_token: float
 
-    def gains(self, ranks: int) -> Gains:
-        """For the simulator, with the branches on so many ranks."""
-        most = -(-self.branch_limit // ranks)
-        rows = np.array(self.rows) * np.minimum(self.branches, most)
-        return Gains(np.array(self.tokens), rows)
+    def gains(self, ranks: int, busiest: bool = True) -> Gains:
+        """For the simulator, branch j on rank j mod `ranks`: rows of the busiest rank, or of one on the mean."""
+        branches = np.array(self.branches)
+        local = np.minimum(branches, -(-self.branch_limit // ranks)) if busiest else branches / ranks
+        return Gains(np.array(self.tokens), np.array(self.rows) * local)
 
 
 @dataclass

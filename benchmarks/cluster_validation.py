@@ -55,6 +55,12 @@ TRIALS = (
 )
 
 
+def processor_seconds() -> float:
+    """That all processes took which this one has started and which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run_job(trial: Trial, problems: int, folder: Path) -> dict[str, Any]:
     """Run a job as a user does; returns its requests' lengths and forwards, each replica's steps, and its seconds."""
     setting = SETTINGS[trial.setting]
@@ -64,9 +70,9 @@ def run_job(trial: Trial, problems: int, folder: Path) -> dict[str, Any]:
         *(f"decode.{key}={setting[key]}" for key in ("branches", "drafts")), f"engine.max_sequences={IN_FLIGHT}",
         f"hydra.run.dir={folder}", "logging.wandb.mode=disabled", "logging.plots=false", "logging.progress=never",
     ]  # fmt: skip
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = processor_seconds()
     subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = processor_seconds() - before
     report = json.loads((folder / "report.json").read_text())
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     replicas = [json.loads(file.read_text().splitlines()[-1]) for file in sorted((folder / "journal").glob("001-*"))]
@@ -76,32 +82,29 @@ def run_job(trial: Trial, problems: int, folder: Path) -> dict[str, Any]:
         "forwards": sum(line["usage"]["forwards"] for line in lines),
         "steps": [replica["statistics"]["steps"] for replica in replicas],
         "seconds": report["decode_s"],
-        "processor_s": after.ru_utime
-        - before.ru_utime
-        + after.ru_stime
-        - before.ru_stime,  # of all ranks, start included
+        "processor_s": spent,  # of all ranks, their start included
     }
 
 
 def replica_kind(
-    measured: Measured, trial: Trial, forward: Callable[[float], float], link: Link, kv_bytes: float
+    measured: Measured, trial: Trial, forward: Callable[[float], float], link: Link | None, kv_bytes: float
 ) -> Kind:
-    """A replica of this machine's ranks."""
+    """A replica of this machine's ranks; without a link its steps take what a rank works in them on the mean."""
     model = Model(kv_bytes=kv_bytes)
     block = BASE["block_size"]
 
     def seconds(rows: float, sequences: int) -> float:
-        if trial.branch == 1:
+        if trial.branch == 1 or link is None:
             return forward(rows)
         commits = measured.tokens_per_forward / block
         load = Load(measured.branch_limit, sequences, masked=measured.predictions, commits=commits, block=block)
         return forward(rows) + sum(exchange(model, link, load, trial.branch).values())
 
-    return Kind(measured.gains(trial.branch), seconds)
+    return Kind(measured.gains(trial.branch, busiest=link is not None), seconds)
 
 
 def simulated(
-    trial: Trial, measured: Measured, job: Mapping[str, Any], tables: Sequence[Mapping[int, float]], link: Link
+    trial: Trial, measured: Measured, job: Mapping[str, Any], tables: Sequence[Mapping[int, float]], link: Link | None
 ) -> list[Outcome]:
     """Simulations of a job on ranks whose steps take what the tables say on the mean."""
     shape = builder_here().shape
@@ -123,7 +126,7 @@ def compare(trial: Trial, measured: Measured, problems: int, seconds: float, lin
 
     def processor_s(job: Mapping[str, Any]) -> float:
         """Of all ranks; waiting for one another takes none."""
-        found = simulated(trial, measured, job, processor, Link(0, 0))
+        found = simulated(trial, measured, job, processor, None)
         return trial.branch * statistics.mean(float(one.busy.sum()) for one in found)
 
     found = simulated(trial, measured, job, clock, link)
