@@ -1,4 +1,4 @@
-"""The cluster simulator: jobs worked out by hand, and what holds for all of them."""
+"""The cluster simulator: jobs worked out by hand, what holds for all of them, and what it takes from the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.cluster_calibration import SETTINGS, Measured, Watch, builder_here, by_rows, problems_of
 from benchmarks.cluster_simulator import ORDERS, TAILS, Cluster, Gains, Kind, Outcome, Requests, simulate
+from benchmarks.embedded import BASE
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
 
 
 def requests(answers: Sequence[int], prompt: int = 10) -> Requests:
@@ -126,3 +130,28 @@ def test_unknown_policies_are_refused() -> None:
         job([1], 1, 1, tail="steal")
     with pytest.raises(ValueError, match="no shortest"):
         job([1], 1, 1, order="shortest")
+
+
+def test_seconds_by_rows_lie_on_lines_between_measured_ones() -> None:
+    at = by_rows({10: 1.0, 20: 3.0})
+    assert [at(5), at(15), at(20), at(40)] == [1.0, 2.0, 3.0, 6.0]
+
+
+def test_rows_of_the_busiest_branch_rank_and_of_the_mean() -> None:
+    table = [[[1], [2]], [[1], [2]]]
+    measured = Measured(table, [[10.0] * 2] * 2, [[1.0, 2.5]] * 2, 3.0, 4, 5.0, 12.0)  # 1 or, on the mean, 2.5 of 4
+    assert measured.gains(1).rows[0].tolist() == [10, 25]
+    assert measured.gains(2).rows[0].tolist() == [10, 20]
+    assert measured.gains(4).rows[0].tolist() == [10, 10]
+    assert measured.gains(2, busiest=False).rows[0].tolist() == [5, 12.5]
+
+
+def test_watching_an_engine_finds_every_step_and_every_token() -> None:
+    builder, watch = builder_here(), Watch()
+    engine = builder.engine(DecodeConfig(**{**BASE, **SETTINGS["k=0 m=4"]}), EngineConfig(2), on_step=watch)
+    done = list(engine.generate(problems_of(builder, 4)))
+    later, missing, gained, rows, branches = np.array(watch.steps, int).T
+    assert len(later) == sum(g.forwards for g in done)
+    assert (later == 0).sum() == 4
+    assert gained.sum() == missing[later == 0].sum() == sum(len(g.tokens) + (g.finish_reason == "stop") for g in done)
+    assert (rows * branches).sum() == engine.statistics.rows
