@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--validate", action="store_true")
     parser.add_argument("--problems", type=int, default=240, help="of a calibrated setting, and of a validating job")
-    parser.add_argument("--seconds", type=float, default=15, help="of timing steps, before and after a validating job")
+    parser.add_argument("--seconds", type=float, default=20, help="of timing steps, before and after a validating job")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 150)
     kept = read()
