@@ -147,7 +147,7 @@ def run_plan(job: tuple[Measured, Plan, int, int]) -> dict[str, Any]:
 
 
 def best_plans(settings: dict[str, Measured], pool: Any) -> list[dict[str, Any]]:
-    """For each number of prompts and GPUs: the fastest plan, and the fastest with data replicas of one GPU each.
+    """For each number of prompts and GPUs: the fastest plan, that without tensor ranks, that of one GPU a replica.
 
     Where there are more prompts than `TRIED` a GPU, plans are compared on a job of so many on 8 GPUs: replicas do not
     wait for each other, so that more of them are as fast each.
@@ -158,8 +158,9 @@ def best_plans(settings: dict[str, Measured], pool: Any) -> list[dict[str, Any]]
         able = plans(settings, tried[0])
         runs = pool.map(run_plan, [(settings[plan.setting], plan, *tried) for plan in able], 1)
         seconds = {plan: run["seconds"] for plan, run in zip(able, runs, strict=True)}
-        for what, most in (("fastest", tried[0]), ("one GPU a replica", 1)):
-            among = [plan for plan in able if plan.branch * plan.tensor <= most]
+        single = [plan for plan in able if plan.tensor == 1]
+        alone = [plan for plan in single if plan.branch == 1]
+        for what, among in (("fastest", able), ("no tensor ranks", single), ("one GPU a replica", alone)):
             chosen[prompts, gpus, what] = min(among, key=seconds.__getitem__)
     jobs = list({(plan, gpus, prompts) for (prompts, gpus, _), plan in chosen.items()})
     runs = pool.map(run_plan, [(settings[plan.setting], plan, *size) for plan, *size in jobs], 1)
