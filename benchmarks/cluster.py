@@ -1,13 +1,13 @@
 """How long a job takes on 1 to 1,024 GPUs, by simulation: which mesh, which k and m, and what policies would bring.
 
-    python -m benchmarks.cluster                # the projection and its picture, from what has been kept
-    python -m benchmarks.cluster --calibrate    # measure gains of the embedded model anew: some minutes on two cores
+    python -m benchmarks.cluster                # the projection and its picture, from kept gains: some minutes
+    python -m benchmarks.cluster --calibrate    # measure gains of the embedded model anew: minutes on two cores
     python -m benchmarks.cluster --validate     # run real jobs on this machine and compare them with their simulation
 
 Everything is kept in benchmarks/results/cluster.json; a part that is not asked for stays as it was.
 
 The projection is NOT a measurement: no GPU was used. A forward takes what a roofline of data-sheet figures says
-(`latency_model.py`); tokens a forward and rows a step are the embedded model's, whose answers end at 64 tokens.
+(`latency_model.py`); tokens a forward and rows a step are the embedded model's, whose answers end at 60 tokens.
 """
 
 from __future__ import annotations
