@@ -69,21 +69,23 @@ class Load:
     branches: int  # of every sequence, the anchor among them
     sequences: int
     window: int = 64  # rows of a branch
-    masked: int = 40  # of them, positions still masked
+    masked: float = 40  # of them, positions still masked
     commits: float = 0.25  # of a sequence in a step
     block: int = 32  # tokens that a commit adds
 
 
-def step(model: Model, link: Link, load: Load, ranks: int) -> dict[str, float]:
-    """Seconds of a step on `ranks` branch ranks, by part."""
+def exchange(model: Model, link: Link, load: Load, ranks: int) -> dict[str, float]:
+    """Seconds that `ranks` branch ranks send in a step, by part."""
     local = -(-load.branches // ranks)
     records = 12 * load.masked * load.sequences * local + 4
     commits = load.commits * load.sequences  # one broadcast carries all of an owner's; at most one an owner
     broadcasts = min(commits, ranks)
     size = commits * load.block * model.kv_bytes / max(broadcasts, 1e-9)
-    parts = {
-        "forward": model.forward(local * load.sequences * load.window),
-        "all_gather": link.all_gather(ranks, records),
-        "commit": broadcasts * link.broadcast(ranks, size),
-    }
+    return {"all_gather": link.all_gather(ranks, records), "commit": broadcasts * link.broadcast(ranks, size)}
+
+
+def step(model: Model, link: Link, load: Load, ranks: int) -> dict[str, float]:
+    """Seconds of a step on `ranks` branch ranks, by part."""
+    local = -(-load.branches // ranks)
+    parts = {"forward": model.forward(local * load.sequences * load.window), **exchange(model, link, load, ranks)}
     return parts | {"total": sum(parts.values())}

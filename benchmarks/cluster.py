@@ -1,0 +1,305 @@
+"""How long a job takes on 1 to 1,024 GPUs, by simulation: which mesh, which k and m, and what policies would bring.
+
+    python -m benchmarks.cluster                # the projection and its picture, from kept gains: some minutes
+    python -m benchmarks.cluster --calibrate    # measure gains of the embedded model anew: minutes on two cores
+    python -m benchmarks.cluster --validate     # run real jobs on this machine and compare them with their simulation
+
+Everything is kept in benchmarks/results/cluster.json; a part that is not asked for stays as it was.
+
+The projection is NOT a measurement: no GPU was used. A forward takes what a roofline of data-sheet figures says
+(`latency_model.py`); tokens a forward and rows a step are the embedded model's, whose answers end at 60 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.ticker import NullLocator
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cluster_validation
+from benchmarks.branch_scaling import ASSUMED
+from benchmarks.cluster_calibration import Measured, all_gains
+from benchmarks.cluster_simulator import Cluster, Kind, Requests, simulate
+from benchmarks.embedded import BASE, RESULTS
+from benchmarks.latency_model import Load, Model, exchange
+from lopa_dist.jobs.plots import draw
+
+FILE = RESULTS / "cluster.json"
+LAYERS, HIDDEN = 28, 3584  # Dream-7B's
+IN_FLIGHT = 64  # sequences of a data replica at most
+FEWER = 16  # the same, by default
+PROMPT, ANSWER = 512, 256  # tokens, on the mean
+GPUS = (8, 64, 256, 1024)
+PROMPTS = (1, 1000, 1_000_000)
+TRIED = 256  # requests a replica, of a job that is too large to be simulated with every mesh
+SKEWED, REPLICAS = 20_000, (8, 32, 128, 512)
+JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting of so many branch ranks
+POLICIES = {  # order, tail
+    "input order": ("input", "wait"),
+    "longest first": ("longest", "wait"),
+    "longest first, dealt out": ("dealt", "wait"),
+    "idle replicas become branch ranks": ("input", "branches"),
+    "idle replicas take a share": ("input", "share"),
+    "longest first, dealt out, then shares": ("dealt", "share"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a job is run: ranks of a replica, and the setting that it decodes with."""
+
+    branch: int
+    tensor: int
+    setting: str
+
+
+def read() -> dict[str, Any]:
+    """What has been kept."""
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def write(kept: dict[str, Any]) -> None:
+    """Keep it, each list of numbers on one line."""
+    numbers = re.compile(r"\[[\s\d.,e+-]+\]")
+    text = numbers.sub(lambda found: re.sub(r"\s+", " ", found[0]), json.dumps(kept, indent=1))
+    FILE.write_text(text + "\n")
+
+
+def host_seconds() -> Callable[[int], float]:
+    """What a device waits for the host in a step, by sequences: as `host_time.py` measured it beside a CPU."""
+    rows = json.loads((RESULTS / "host_time.json").read_text())["rows"]
+    verified = [r for r in rows if r["decoding"].startswith("verified") and r["threads"] > 1]
+    chosen = {r["sequences"]: r["exposed"] / 1000 for r in verified}
+    return lambda sequences: float(np.interp(sequences, list(chosen), list(chosen.values())))
+
+
+def gpu_kind(measured: Measured, branch: int, tensor: int = 1) -> Kind:
+    """A replica of Dream-7B on H200s: the roofline of a forward, host time, and what its ranks send.
+
+    Tensor ranks add up their parts twice a layer; each sends its part of all rows to each of the others.
+    """
+    whole, host = Model(), host_seconds()
+    model = replace(whole, weight_bytes=whole.weight_bytes / tensor, parameters=whole.parameters / tensor)
+    commits = measured.tokens_per_forward / BASE["block_size"]
+
+    def seconds(rows: float, sequences: int) -> float:
+        spent = model.forward(rows) + host(sequences)
+        if tensor > 1:
+            spent += 2 * LAYERS * ASSUMED.all_gather(tensor, 2 * HIDDEN * rows)
+        if branch > 1:
+            load = Load(
+                measured.branch_limit, sequences, masked=measured.predictions, commits=commits, block=BASE["block_size"]
+            )
+            spent += sum(exchange(whole, ASSUMED, load, branch).values())
+        return spent
+
+    return Kind(measured.gains(branch), seconds)
+
+
+def moving(tokens: int) -> float:
+    """Seconds that it takes to send the K/V of so many tokens to another GPU."""
+    return ASSUMED.alpha + ASSUMED.beta * tokens * Model().kv_bytes
+
+
+def requests_of(count: int, skewed: bool = False) -> Requests:
+    """Prompts of one length; answers of half to one and a half times `ANSWER`, skewed: one in twenty 8 times longer."""
+    random = np.random.default_rng(0)
+    answer = random.integers(ANSWER // 2, ANSWER * 3 // 2 + 1, count) if count > 1 else np.array([ANSWER])
+    if skewed:
+        answer = np.where(random.random(count) < 0.05, 8 * answer, answer)
+    return Requests(np.full(count, PROMPT), answer)
+
+
+def plans(settings: dict[str, Measured], gpus: int) -> list[Plan]:
+    """All that can be run: no more branch ranks than branches, tensor ranks that divide Dream-7B's heads."""
+    return [
+        Plan(branch, tensor, name)
+        for (name, measured), branch, tensor in product(settings.items(), (1, 2, 4, 8), (1, 2, 4))
+        if branch <= measured.branch_limit and branch * tensor <= gpus
+    ]
+
+
+def run_plan(job: tuple[Measured, Plan, int, int]) -> dict[str, Any]:
+    """Simulate (measured, plan, GPUs, prompts)."""
+    measured, plan, gpus, prompts = job
+    data = gpus // (plan.branch * plan.tensor)
+    requests = requests_of(prompts)
+    cluster = Cluster(data, {1: gpu_kind(measured, plan.branch, plan.tensor)}, IN_FLIGHT)
+    found = [simulate(requests, cluster, seed=seed).seconds for seed in range(30 if prompts == 1 else 1)]
+    seconds = statistics.mean(found)
+    told = {"gpus": gpus, "prompts": prompts, "data": data, **asdict(plan), "seconds": seconds}
+    return told | {"tokens_per_s": float(requests.answer.sum()) / seconds}
+
+
+def best_plans(settings: dict[str, Measured], pool: Any) -> list[dict[str, Any]]:
+    """For each number of prompts and GPUs: the fastest plan, that without tensor ranks, that of one GPU a replica.
+
+    Where there are more prompts than `TRIED` a GPU, plans are compared on a job of so many on 8 GPUs: replicas do not
+    wait for each other, so that more of them are as fast each.
+    """
+    chosen: dict[tuple[int, int, str], Plan] = {}
+    for prompts, gpus in product(PROMPTS, GPUS):
+        tried = (8, 8 * TRIED) if prompts > TRIED * gpus else (gpus, prompts)
+        able = plans(settings, tried[0])
+        runs = pool.map(run_plan, [(settings[plan.setting], plan, *tried) for plan in able], 1)
+        seconds = {plan: run["seconds"] for plan, run in zip(able, runs, strict=True)}
+        single = [plan for plan in able if plan.tensor == 1]
+        alone = [plan for plan in single if plan.branch == 1]
+        for what, among in (("fastest", able), ("no tensor ranks", single), ("one GPU a replica", alone)):
+            chosen[prompts, gpus, what] = min(among, key=seconds.__getitem__)
+    jobs = list({(plan, gpus, prompts) for (prompts, gpus, _), plan in chosen.items()})
+    runs = pool.map(run_plan, [(settings[plan.setting], plan, *size) for plan, *size in jobs], 1)
+    found = dict(zip(jobs, runs, strict=True))
+    return [{"what": what, **found[plan, gpus, prompts]} for (prompts, gpus, what), plan in chosen.items()]
+
+
+def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]:
+    """Simulate the skewed job (settings, sequences in flight, replicas, policy)."""
+    settings, sequences, replicas, policy = job
+    kinds = {size: gpu_kind(settings[name], size) for size, name in JOINED.items()}
+    outcome = simulate(requests_of(SKEWED, skewed=True), Cluster(replicas, kinds, sequences, *POLICIES[policy], moving))
+    busy = float(outcome.busy.mean())
+    told = {
+        "in_flight": sequences,
+        "replicas": replicas,
+        "policy": policy,
+        "seconds": outcome.seconds,
+        "mean_busy_s": busy,
+    }
+    return told | {"moved_tokens": outcome.moved}
+
+
+def project(settings: dict[str, Measured]) -> dict[str, Any]:
+    """All of the projection."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        policies = pool.map(
+            run_policy, [(settings, *case) for case in product((IN_FLIGHT, FEWER), REPLICAS, POLICIES)], 1
+        )
+        best = best_plans(settings, pool)
+    return {
+        "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens a forward of the embedded model",
+        "assumed": {"model": asdict(Model()), "link": asdict(ASSUMED), "prompt": PROMPT, "answer": ANSWER},
+        "plans": best,
+        "policies": policies,
+    }
+
+
+def table_of(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of figures."""
+    table = Table(title=title)
+    for column in head:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def faster(policies: Sequence[dict[str, Any]]) -> list[float]:
+    """How many times faster than in the order of the input each of these jobs is."""
+    base = {(r["in_flight"], r["replicas"]): r["seconds"] for r in policies if r["policy"] == "input order"}
+    return [base[r["in_flight"], r["replicas"]] / r["seconds"] for r in policies]
+
+
+def show(kept: dict[str, Any], console: Console) -> None:
+    """The tables of the projection."""
+    rows = [
+        [
+            f"{r['prompts']:,}", f"{r['gpus']:,}", r["what"], f"{r['data']} x {r['branch']} x {r['tensor']}",
+            r["setting"], f"{r['seconds']:,.2f}", f"{r['tokens_per_s']:,.0f}",
+        ]
+        for r in kept["plans"]
+    ]  # fmt: skip
+    head = ("prompts", "GPUs", "", "data x branch x tensor", "setting", "seconds to the last answer", "tokens/s")
+    console.print(table_of(kept["label"], head, rows))
+    gained = faster(kept["policies"])
+    rows = [
+        [
+            str(r["in_flight"]), str(r["replicas"]), r["policy"], f"{r['seconds']:,.2f}", f"{times:.2f}",
+            f"{r['mean_busy_s'] / r['seconds']:.0%}",
+        ]
+        for r, times in zip(kept["policies"], gained, strict=True)
+    ]  # fmt: skip
+    columns = ("in flight", "replicas", "policy", "seconds", "times faster than in input order", "replicas busy")
+    console.print(table_of(f"PROJECTION: {SKEWED:,} prompts, one answer in twenty 8 times longer", columns, rows))
+
+
+def picture(kept: dict[str, Any]) -> str:
+    """Time to the last answer by GPUs, and what the policies bring by replicas."""
+    colors = ("#94a3b8", "#2563eb", "#dc2626", "#059669", "#7c3aed")
+
+    def paint(panels: Any) -> None:
+        left, right = panels
+        for prompts, color in zip(PROMPTS, colors[1:], strict=False):
+            words = f"{prompts:,} prompts" if prompts > 1 else "one prompt"
+            for what, style in (("fastest", "o-"), ("one GPU a replica", ".--")):
+                line = [r for r in kept["plans"] if r["prompts"] == prompts and r["what"] == what]
+                label = words if style == "o-" else None
+                left.plot([r["gpus"] for r in line], [r["seconds"] for r in line], style, color=color, label=label)
+        left.plot([], [], ".--", color="#1f2933", label="the same, one GPU a replica")
+        left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="seconds to the last answer")
+        left.set_title("Jobs with the fastest mesh, k and m", fontsize=10)
+        left.set_xticks(GPUS, [str(n) for n in GPUS])
+        gained = list(zip(kept["policies"], faster(kept["policies"]), strict=True))
+        for policy, color in zip([p for p in POLICIES if p != "input order"], colors, strict=True):
+            times = [x for r, x in gained if r["policy"] == policy and r["in_flight"] == IN_FLIGHT]
+            right.plot(REPLICAS, times, "o-", color=color, label=policy)
+        right.axhline(1, color="#1f2933", linewidth=0.8, linestyle="--")
+        right.set(xscale="log", xlabel="data replicas of one GPU", ylabel="times faster than in input order")
+        right.set_title(f"{SKEWED:,} prompts, 1 answer in 20 is 8 x longer, {IN_FLIGHT} in flight", fontsize=10)
+        right.set_xticks(REPLICAS, [str(n) for n in REPLICAS])
+        for axes in panels:
+            axes.xaxis.set_minor_formatter("")
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.legend(frameon=False, fontsize=8)
+        left.figure.suptitle("PROJECTION, not measured: Dream-7B on H200s, roofline of data sheets", fontsize=11)
+
+    return draw(RESULTS / "cluster.png", paint, (10.5, 4.6), panels=2)
+
+
+def main() -> None:
+    """Do what was asked for, print and keep it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("--validate", action="store_true")
+    parser.add_argument("--problems", type=int, default=240, help="of a calibrated setting, and of a validating job")
+    parser.add_argument("--seconds", type=float, default=20, help="of timing steps, before and after a validating job")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    kept = read()
+    if options.calibrate or "settings" not in kept:
+        measured = all_gains(options.problems, 2)
+        kept |= {"torch": torch.__version__, "problems": options.problems}
+        kept["settings"] = {name: asdict(one) for name, one in measured.items()}
+        write(kept)
+    settings = {name: Measured(**one) for name, one in kept["settings"].items()}
+    for name, one in settings.items():
+        console.print(f"{name}: {one.tokens_per_forward:.2f} tokens a forward, {one.rows_per_token:.1f} rows a token")
+    if options.validate:
+        machine = {"machine": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0))}
+        kept["validation"] = machine | cluster_validation.validate(settings, options.problems, options.seconds)
+        write(kept)
+        cluster_validation.show(kept["validation"]["trials"], console)
+    if not (options.calibrate or options.validate):
+        kept["projection"] = project(settings)
+        write(kept)
+        show(kept["projection"], console)
+        console.print(f"picture: {RESULTS / picture(kept['projection'])}")
+
+
+if __name__ == "__main__":
+    main()
