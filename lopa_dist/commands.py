@@ -108,8 +108,8 @@ def argument_parsers() -> dict[str, Parser]:
 
     parser = command(
         profile,
-        "Measure how long a step takes by its rows, which takes about a minute; decode.branches=auto and "
-        "engine.max_rows=auto need it.",
+        "Measure how long a step takes by its rows, which takes about a minute; decode.branches=auto, "
+        "decode.one_block_from=auto and engine.max_rows=auto need it.",
     )
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="overrides, as for a job")
 

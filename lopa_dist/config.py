@@ -71,7 +71,7 @@ TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS, "harness")
 
 AUTO_BRANCHES = 7  # where no profile is at hand
 AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
-AUTO_NUMBERS = ("branches", "block_size", "sub_block_size", "max_active_blocks")
+AUTO_NUMBERS = ("branches", "block_size", "sub_block_size", "max_active_blocks", "one_block_from")
 
 
 @dataclass
@@ -80,13 +80,15 @@ class DecodeOptions(DecodeConfig):
 
     These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks; and
     branches. With verify=agreement, auto means a branch for each branch rank of a replica: k is 0 where there is one.
-    With verify=confidence it means as many branches as cost next to nothing (see `engine.profile`).
+    With verify=confidence it means as many branches as cost next to nothing, and one_block_from the number of sequences
+    from which on more blocks cost more than they bring (see `engine.profile`).
     """
 
     branches: int | str = 7  # type: ignore[assignment]
     block_size: int | str = 32  # type: ignore[assignment]
     sub_block_size: int | str | None = None  # type: ignore[assignment]
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
+    one_block_from: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         choices = choices_of(DecodeConfig)

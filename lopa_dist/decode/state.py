@@ -130,6 +130,7 @@ class State:
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
+    one_block: bool = False  # whether no sequence gets a block beside one that has masks (decode.one_block_from)
     structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
 
     def __post_init__(self) -> None:

@@ -27,6 +27,10 @@ STACKED = 8  # branches of a sequence in them
 REPEATS = 5
 MOST_BRANCHES = 15  # lookahead branches that `free_branches` may take
 FREE = 1.1  # a step with lookahead branches is called free up to so many times the one without
+MOST_SEQUENCES = 1024  # that `one_block_from` considers
+# of the embedded model with 6 to 10 drafts: with one block at a time a sequence has 1.5 times the block's rows in a
+# forward; with as many as tau_add allows 2.5 times these rows, and 1.7 times the tokens (docs/embedded-model.md)
+ONE_BLOCK, MANY_BLOCKS, MANY_BRING = 1.5, 2.5, 1.7
 NEARLY = 1.03  # a batch is called best from so many times the least time a row
 
 
@@ -61,6 +65,21 @@ class Profile:
                 break
             branches = k
         return branches
+
+    def one_block_from(self, block: int) -> int | None:
+        """How many sequences it takes until those that fill one block at a time get more tokens in a second.
+
+        Args:
+            block: rows of a block, of all branches of a sequence on a rank.
+
+        Returns:
+            The number; None where it takes more than `MOST_SEQUENCES`.
+        """
+        for sequences in range(1, MOST_SEQUENCES + 1):
+            rows = sequences * ONE_BLOCK * block
+            if self.at(round(MANY_BLOCKS * rows)) > MANY_BRING * self.at(round(rows)):
+                return sequences
+        return None
 
     def rows(self, sequences: int, branches: int, ranks: int) -> int:
         """Packed rows of a rank's forward, of so many sequences with so many lookahead branches on so many ranks."""

@@ -33,6 +33,8 @@ def make_profile(overrides: list[str]) -> None:
         table.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{1e6 * seconds / rows:.1f}")
     console.print(table)
     console.print(f"engine.max_rows=auto: {found.best_rows()}")
+    a_rank = decode.block_size * decode.max_branches
+    console.print(f"decode.one_block_from=auto on one rank: {found.one_block_from(a_rank)}")
     for sequences in sorted({1, 4, engine.max_sequences}):
         branches = found.free_branches(sequences, 1)
         console.print(f"decode.branches=auto with {sequences} in flight on one rank: {branches}")

@@ -63,9 +63,9 @@ def profile_of(config: Config, device: torch.device, window: int) -> Profile:
         return found
     threads = f" and parallel.threads={wanted['threads']}, as each of its ranks has" if wanted["threads"] else ""
     raise ValueError(
-        "decode.branches=auto and engine.max_rows=auto need a profile of this model with windows of "
-        f"{window} rows on {wanted['device']}, and {file_of(wanted)} is not there: run lopa-dist profile once, "
-        f"with the job's model.*, engine.* and decode.* options{threads} (about a minute), or give numbers"
+        "decode.branches=auto, decode.one_block_from=auto and engine.max_rows=auto need a profile of this model with "
+        f"windows of {window} rows on {wanted['device']}, and {file_of(wanted)} is not there: run lopa-dist profile "
+        f"once, with the job's model.*, engine.* and decode.* options{threads} (about a minute), or give numbers"
     )
 
 

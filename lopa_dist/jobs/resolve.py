@@ -23,6 +23,7 @@ from lopa_dist.parallel.mesh import Mesh
 
 log = logging.getLogger("lopa_dist")
 PROFILE = "the profile of this machine"
+BY_PROFILE = ("branches", "one_block_from")  # what of decode.* may follow it
 Found = dict[str, tuple[Any, str]]
 """By the key of an option that is ``auto``: what it stands for, and what that follows, in words."""
 
@@ -52,12 +53,14 @@ def values_of(found: Found, section: str) -> dict[str, Any]:
 def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConfig:
     """Return the options with every ``auto`` replaced by the value of `pattern`.
 
-    Branches are 0 with verify=agreement, else 7: neither ranks nor a profile are known here.
+    Neither ranks nor a profile are known here: branches are 0 with verify=agreement, else 7; one_block_from is null.
 
     Raises:
         ValueError: as `DecodeConfig`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
+    if values["one_block_from"] == "auto":
+        values["one_block_from"] = None
     if values["branches"] == "auto":
         values["branches"] = 0 if decode.verify == "agreement" else AUTO_BRANCHES
     # what goes with the user's choices, whatever the model
@@ -89,7 +92,7 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Found:
         found["model.pattern"] = pattern, f"the model's family, {shape.family}"
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):
-        if getattr(config.decode, entry.name) == "auto" and entry.name != "branches":
+        if getattr(config.decode, entry.name) == "auto" and entry.name not in BY_PROFILE:
             found[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"
@@ -107,8 +110,12 @@ def by_ranks(config: Config, mesh: Mesh) -> Found:
 
 def needs_profile(config: Config) -> list[str]:
     """Return the keys that are ``auto`` and follow the profile of the model on its device."""
-    branches = config.decode.verify != "agreement" and isinstance(config.decode.branches, str)
-    return ["decode.branches"] * branches + ["engine.max_rows"] * (config.engine.max_rows == "auto")
+    wanted = {
+        "decode.branches": config.decode.verify != "agreement" and isinstance(config.decode.branches, str),
+        "decode.one_block_from": isinstance(config.decode.one_block_from, str),
+        "engine.max_rows": config.engine.max_rows == "auto",
+    }
+    return [key for key, needed in wanted.items() if needed]
 
 
 def by_profile(config: Config, shape: ModelConfig, device: torch.device, mesh: Mesh, requests: int) -> Found:
@@ -123,12 +130,17 @@ def by_profile(config: Config, shape: ModelConfig, device: torch.device, mesh: M
     decode = resolve_decode(config.decode, training_pattern(shape, config.model.pattern))
     profile = profile_of(config, device, usual_window(decode, shape.shift))
     sequences = sequences_of_replica(config.engine, requests, mesh.data)
+    free = profile.free_branches(sequences, mesh.branch)
+    branches = free if "decode.branches" in keys else decode.branches
+    a_rank = -(-(branches + 1) // mesh.branch)  # with verify=agreement and branches=auto one, too
     values = {
-        "decode.branches": profile.free_branches(sequences, mesh.branch),
+        "decode.branches": free,
+        "decode.one_block_from": profile.one_block_from(decode.block_size * a_rank),
         "engine.max_rows": profile.best_rows(),
     }
     log.info(
-        "by the profile, with %d in flight %d lookahead branches cost next to nothing; steps of %d rows are best",
+        "by the profile, with %d in flight %d lookahead branches cost next to nothing; from %s sequences on one block "
+        "at a time is best, and steps of %d rows",
         sequences, *values.values(),
     )  # fmt: skip
     return {key: (values[key], PROFILE) for key in keys}

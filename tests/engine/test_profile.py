@@ -40,6 +40,15 @@ def test_below_the_knee_branches_are_free_and_above_it_they_cost() -> None:
     assert knee(2048).free_branches(sequences=1, ranks=1) == MOST_BRANCHES
 
 
+def test_one_block_at_a_time_where_more_cost_more_than_they_bring() -> None:
+    """Blocks of 32 rows: 48 a sequence, or 120 with many blocks, which bring 1.7 times the tokens."""
+    assert knee(256).one_block_from(32) == 4  # 192 rows take 4 ms, 480 take 7.5; with three, 360 take 5.6
+    assert knee(256).one_block_from(16) == 8
+    assert knee(120).one_block_from(4 * 32) == 1  # of four branches
+    assert Profile({32: 1.0, 64: 1.0}, 32).one_block_from(32) == 1  # beyond what was measured in proportion
+    assert Profile(dict.fromkeys((1, 10**6), 1.0), 32).one_block_from(32) is None
+
+
 def test_steps_are_best_filled_up_to_where_a_row_costs_least() -> None:
     assert knee(256).best_rows() == 256
     waves = Profile({128: 1.0, 256: 1.1, 384: 2.1, 512: 2.2}, 32)  # 384 rows begin a second wave

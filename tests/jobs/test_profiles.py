@@ -75,6 +75,9 @@ def test_made_read_and_followed(
     report = run(job(), tmp_path / "run", World("python"))
     assert report["branch"]["k"] == report["decode"]["branches"] == 1  # two sequences in flight
     assert report["requests"] == 4
+    crowded = job()
+    crowded.decode.one_block_from = "auto"
+    assert run(crowded, tmp_path / "crowded", World("python"))["decode"]["one_block_from"] == 2
     alone = job()
     alone.task.limit = 1
     assert run(alone, tmp_path / "alone", World("python"))["decode"]["branches"] == 3  # there is but one to run
