@@ -96,25 +96,23 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
     column = structure.masked + (extra.cumsum() - extra)[sequence[of_check]] + check_draft - 1
     slot = (branch[of_check] // ranks * structure.columns + column)[reported]
 
-    of_all, draft = (
-        np.concatenate([of_mask, of_token, of_check]),
-        np.concatenate([mask_draft, token_draft, check_draft]),
-    )
-    into_window = start - structure.first  # plus a position: the row in the order of positions
+    of_all = np.concatenate([of_mask, of_token, of_check])
+    draft = np.concatenate([mask_draft, token_draft, check_draft])
+    into_window = start - structure.first
     structure.drafts = DraftStructure(start, begin, sequence[of_all], (len(of_mask), len(of_token), len(of_check)))
     structure.start, structure.rows, structure.lo, structure.hi = packed_start, packed_rows, lo, hi
     structure.head_sequence = np.append(structure.head_sequence, sequence[of_check][reported])
-    structure.arrays |= {
+    structure.arrays |= {  # of drafts in the order of `DraftStructure.sequence`, or of one of its kinds
         "slot": np.append(structure.arrays["slot"], slot),
         "chain": (sequence * config.max_chain + branch * m)[of_all] + draft,  # each draft's cell in `State.chain`
         "moved": moved,
         "mask_row": mask_row,
-        "mask_window": into_window[of_mask],
+        "mask_window": into_window[of_mask],  # plus its position: the mask's row in the order of positions
         "drafts_into": np.append(token_row, check_row),
         "check_draft": check_draft,
         "check_branch": (sequence * config.max_branches + branch)[of_check],
-        "check_window": into_window[of_check] - int(state.vocabulary.shift),  # plus a position: the row before it
-        "first_row": start[of_check],
+        "check_window": into_window[of_check] - int(state.vocabulary.shift),  # plus its position: the predicting row,
+        "first_row": start[of_check],  # if that is in the segment
         "last_row": (start + rows - 1)[of_check],
         "reported": np.flatnonzero(reported),
         "check_head": check_row[reported],
