@@ -28,6 +28,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
+from lopa_dist.tasks.registry import TASKS
 
 HERE = Path(__file__).parent
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
@@ -66,7 +67,6 @@ class ModelOptions:
 CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
 FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")  # whose examples may come from the user's file
 EMBEDDED_TASKS = ("arithmetic", "lists")
-TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS, "harness")
 
 
 AUTO_BRANCHES = 7  # where no profile is at hand
@@ -112,7 +112,7 @@ class DecodeOptions(DecodeConfig):
 class TaskConfig:
     """What is generated."""
 
-    name: str = option("arithmetic", "what is generated", TASKS)
+    name: str = option("arithmetic", "what is generated", tuple(TASKS))
     limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all")
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"

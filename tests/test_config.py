@@ -17,11 +17,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
-from lopa_dist.config import TASKS, Config
+from lopa_dist.config import Config
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
+from lopa_dist.tasks.registry import TASKS
 
 
 def composed(*overrides: str) -> Config:
