@@ -146,7 +146,7 @@ class Engine:
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
         longest, needs = sizes(requests)
-        if self.config.cache == "none":
+        if not self.config.stores_kv:
             needs = 0 * needs
         room = self.room
         self.prepared = requests

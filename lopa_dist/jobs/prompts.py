@@ -129,7 +129,7 @@ class Encoder:
         if len(ids) + most > self.model.max_positions:
             return rejected(index, item, f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
-        if space is not None and self.config.decode.cache != "none" and len(ids) + most > space:
+        if space is not None and self.config.decode.stores_kv and len(ids) + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
         return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
