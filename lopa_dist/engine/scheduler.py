@@ -22,9 +22,7 @@ class Scheduler:
     wait for another step; a sequence that is larger than the bound runs alone.
     """
 
-    def __init__(
-        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, prefix_cache: str = "exact"
-    ) -> None:
+    def __init__(self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, prefix_cache: str) -> None:
         self.pool, self.config, self.max_rows, self.ranks = pool, config, max_rows, ranks
         self.prefix_cache, self.cuts = prefix_cache, cuts_prefix(config, prefix_cache)
         self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last

@@ -112,7 +112,7 @@ class Encoder:
         # a token may reach over the end: then the prefix ends before it
         return common_prefix(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
 
-    def request(self, index: int, item: Item, ids: list[int], prefix: int = 0) -> Request | Rejection:
+    def request(self, index: int, item: Item, ids: list[int], prefix: int) -> Request | Rejection:
         """A tokenized item, checked against the model."""
         if not ids:
             return rejected(index, item, "the prompt is empty; give at least one token")
