@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.models.files import CheckpointError, opened, read_json
+from lopa_dist.models.files import CheckpointError, opened, read_json, unsupported
 
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
@@ -115,9 +115,8 @@ def load_adapter(folder: Path) -> Adapter:
             hint = " (pickles are refused: convert to safetensors)" if list(folder.glob("adapter_model.bin")) else ""
             raise CheckpointError(f"{folder}: no {needed.name}{hint}; model.lora must name a PEFT LoRA adapter")
     raw = read_json(config_file)
-    for key, value in ONLY.items():
-        if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} are the same
-            raise CheckpointError(f"{config_file}: {key}={raw[key]!r} is not supported, only {value!r}")
+    if message := unsupported(raw, ONLY):
+        raise CheckpointError(f"{config_file}: {message}")
     if (start := raw.get("init_lora_weights")) not in PLAIN_STARTS:
         raise CheckpointError(
             f"{config_file}: init_lora_weights={start!r}: such an adapter belongs to changed base weights; convert it "
