@@ -83,11 +83,9 @@ class Adapter:
         return name in self.whole or name in self.pairs
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """The weight with the adapter in it: in fp32 if it was adapted, for the caller to round once."""
+        """The weight `name`, which the adapter changes; an adapted one is in fp32, for the caller to round once."""
         if name in self.whole:
             return self.whole[name].to(weight.device)
-        if name not in self.pairs:
-            return weight
         a, b = (x.to(weight.device, torch.float32) for x in self.pairs[name])
         return torch.addmm(weight.float(), b, a, alpha=self.scale)
 
