@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.gpu_bench import Bench, Row, brief
 from benchmarks.roofline import MODELS, Bar, ratio
-from lopa_dist.engine.buckets import average, ladder
+from lopa_dist.engine.buckets import STEPS, ladder
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.fused import projections
@@ -71,6 +71,12 @@ def make(bench: Bench, config: ModelConfig) -> dict[str, Weights]:
         layers = [torch.empty(n, k, dtype=torch.bfloat16, device=bench.device) for _ in range(count)]
         weights[name] = [(weight.normal_(0, 0.02), bias) for weight in layers]
     return weights
+
+
+def average(size: int) -> int:
+    """Rows in a bucket, on average."""
+    step = next(step for top, step in STEPS if size <= top)
+    return size - step // 2
 
 
 def measure(bench: Bench, config: ModelConfig, weights: dict[str, Weights], size: int, row: Row) -> None:

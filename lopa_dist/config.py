@@ -28,6 +28,8 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
+from lopa_dist.tasks.problem_task import ProblemTask
+from lopa_dist.tasks.registry import TASKS
 
 HERE = Path(__file__).parent
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
@@ -61,12 +63,6 @@ class ModelOptions:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
         check_choices("model", self)
-
-
-CODE_TASKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
-FEWSHOT_TASKS = ("gsm8k", "math", "mbpp", "mbpp_plus")  # whose examples may come from the user's file
-EMBEDDED_TASKS = ("arithmetic", "lists")
-TASKS = (*EMBEDDED_TASKS, "batch", "gsm8k", "math", *CODE_TASKS, "harness")
 
 
 AUTO_BRANCHES = 7  # where no profile is at hand
@@ -114,7 +110,7 @@ class DecodeOptions(DecodeConfig):
 class TaskConfig:
     """What is generated."""
 
-    name: str = option("arithmetic", "what is generated", TASKS)
+    name: str = option("arithmetic", "what is generated", tuple(TASKS))
     limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all")
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
@@ -147,7 +143,8 @@ class TaskConfig:
         if self.fewshot is not None:
             require_count("task.fewshot", self.fewshot, 0)
         require_seconds("task.code_timeout_s", self.code_timeout_s)
-        if self.input and self.name in EMBEDDED_TASKS:
+        embedded = issubclass(TASKS[self.name], ProblemTask)
+        if self.input and embedded:
             raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
         if self.input == "-" and self.name != "batch":
             raise ValueError("task.input=-: only task=batch reads standard input; name a file")
@@ -160,19 +157,15 @@ class TaskConfig:
                 f"task.input={self.input}: a task of the harness names its own data; to take yours, write a YAML "
                 "file that includes the task and has another dataset_path, and give it as task.harness"
             )
-        if self.name in EMBEDDED_TASKS and self.limit is None:
+        if embedded and self.limit is None:
             raise ValueError("task.limit: the embedded problems have no end; give a number")
-        for key, names in (
-            ("column", ("batch",)),
-            ("harness", ("harness",)),
-            ("fewshot", (*FEWSHOT_TASKS, "harness")),
-            ("fewshot_input", FEWSHOT_TASKS),
-            ("allow_code_execution", CODE_TASKS),
-        ):
-            if getattr(self, key) is not None and self.name not in names:
-                value = getattr(self, key)
+        for f in fields(self):
+            names = [name for name, task in TASKS.items() if f.name in task.options]
+            value = getattr(self, f.name)
+            if names and self.name not in names and value != f.default:
                 raise ValueError(
-                    f"task.{key}={value}: has no effect with task={self.name}, only with {', '.join(names)}"
+                    f"task.{f.name}={value}: has no effect with task={self.name}, only with {', '.join(names)}; "
+                    "leave it out"
                 )
 
 

@@ -157,10 +157,7 @@ class LLM:
         check_keys(given)
         if isinstance(decode, DecodeConfig):
             return replace(self.config, decode=replace(decode, **overrides))
-        if decode is not None and not (CONF / "decode" / f"{decode}.yaml").exists():
-            presets = ", ".join(sorted(file.stem for file in (CONF / "decode").glob("*.yaml")))
-            raise ValueError(f"decode={decode!r}: no such preset; there are {presets}")
-        preset = [] if decode is None else [f"decode={decode}"]
+        preset = [] if decode is None else [f"decode='{decode}'"]
         return composed([*self.settings, *preset, *given]) if preset or given else self.config
 
     def answers(

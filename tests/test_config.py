@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
-from lopa_dist.config import TASKS, Config
+from lopa_dist.config import Config, TaskConfig
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
+from lopa_dist.tasks.registry import TASKS
 
 
 def composed(*overrides: str) -> Config:
@@ -233,7 +235,17 @@ def test_bad_values(override: str, words: list[str]) -> None:
         (["task=gsm8k", "task.fewshot=-1"], ["task.fewshot", "at least 0"]),
         (["task=humaneval", "task.fewshot=2"], ["task.fewshot", "no effect", "gsm8k"]),
         (["task=gsm8k", "task.allow_code_execution=true"], ["task.allow_code_execution", "humaneval"]),
-        (["task=gsm8k", "task.column=x"], ["task.column", "batch"]),
+        (["task=gsm8k", "task.column=x"], ["task.column", "batch", "leave it out"]),
+        (["task=gsm8k", "task.split=train"], ["task.split=train", "task=gsm8k", "only with arithmetic, lists"]),
+        (["task=mbpp", "task.problem_seed=2"], ["task.problem_seed=2", "only with arithmetic, lists"]),
+        (
+            ["task=math", "task.code_timeout_s=3"],
+            ["task.code_timeout_s=3.0", "only with humaneval, humaneval_plus, mbpp"],
+        ),
+        (
+            ["task.fewshot_as_multiturn=false"],
+            ["task.fewshot_as_multiturn=False", "gsm8k, math, mbpp, mbpp_plus, harness"],
+        ),
         (["task=mbpp", "task.code_timeout_s=0"], ["task.code_timeout_s", "above 0"]),
         (["task=gsm8k", "task.input=-"], ["task.input", "only task=batch"]),
         (["task.input=x.jsonl"], ["task.input", "add task=batch"]),
@@ -245,6 +257,14 @@ def test_options_of_other_tasks_are_refused(overrides: list[str], words: list[st
         composed(*overrides)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_option_of_a_task_is_a_key_and_a_parameter(name: str) -> None:
+    keys = {f.name for f in fields(TaskConfig)}
+    assert keys >= {*TASKS[name].options}
+    made = [parameter for base in TASKS[name].__mro__[:-1] for parameter in signature(base).parameters]
+    assert {*made} >= {"limit", *TASKS[name].options}
 
 
 def test_dataset_sources_need_no_quoting() -> None:

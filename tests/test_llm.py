@@ -129,7 +129,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["Tom " * 600, "x", "Tom " * 700], {}, r"prompts\[0\]: the prompt has .* positions.* \(and 1 more\)"),
         (["x"], {"sampling": SamplingParams(temperature=-1)}, r"prompts\[0\]: temperature=-1 must be a number of at"),
         (["x"], {"sampling": [SamplingParams()] * 2}, "2 sampling parameters for 1 prompts"),
-        (["x"], {"decode": "best"}, "decode='best': no such preset; there are d2f, embedded, "),
+        (["x"], {"decode": "best"}, "decode=best: no such preset. There are d2f, embedded, "),
         (["x"], {"brances": 1}, "decode.brances: no such key; did you mean decode.branches"),
         (["x", 5], {}, r"prompts\[1\] is of type int: a prompt is a text, or a chat"),
         (["x", ["y"]], {}, r"prompts\[1\] is of type list: a prompt is a text, or a chat"),

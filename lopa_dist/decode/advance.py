@@ -28,7 +28,7 @@ def advance(state: State, winner: Winner) -> None:
     span, window, inside, _ = state.window(width)
     running = state.done == 0
     keep_boundary(state, records, running)
-    if config.cache != "none":
+    if config.stores_kv:
         torch.where(running, state.complete, state.committed, out=state.committed)
 
     # what the winner brings becomes the sequence's tokens
@@ -41,7 +41,7 @@ def advance(state: State, winner: Winner) -> None:
     # fill
     stuck = None if winner.accepted is None else (winner.position < 0).all(1)  # with drafts, one token is brought
     chosen = fill(config, records, state.fillable(masked), full, stuck)
-    if config.boundary == "fill" and state.vocabulary.shift and config.cache != "none":
+    if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
         # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
     window = torch.where(chosen, records.token, window)
@@ -115,7 +115,7 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
     """Remember what a committing forward predicted for the first position behind the cache (boundary=stale)."""
-    if state.vocabulary.shift and state.config.cache != "none":
+    if state.vocabulary.shift and state.config.stores_kv:
         commits = running & (state.committed != state.complete)
         kept = state.boundary.packed
         torch.where(commits, records.packed[:, :, 0], kept, out=kept)

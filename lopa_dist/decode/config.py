@@ -208,6 +208,21 @@ class DecodeConfig:
             )
 
     @property
+    def stores_kv(self) -> bool:
+        """Whether a step takes K/V from an earlier one."""
+        return self.cache != "none"
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether K/V of complete blocks stay as they are for good."""
+        return self.cache == "block"
+
+    @property
+    def stores_kv_behind(self) -> bool:
+        """Whether a step takes K/V of the masks behind the window from an earlier one, too."""
+        return self.cache == "dual"
+
+    @property
     def max_branches(self) -> int:
         """Branches of a sequence, the anchor included: k + 1."""
         return self.branches + 1

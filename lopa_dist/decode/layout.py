@@ -41,7 +41,7 @@ def layout(
     sequence, first = structure.sequence, structure.first + origin[structure.sequence]
     shared = host.prompt[sequence] + first  # nothing where the first row is the prompt's first
     tail = None
-    if state.config.cache == "dual":
+    if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
         tail = host.prompt[sequence] + behind, host.limit[sequence] - behind
 
@@ -103,7 +103,7 @@ def find_structure(
         origin: `origins`.
     """
     config = state.config
-    keeps = config.cache == "block" and state.slots <= FEW
+    keeps = config.keeps_kv and state.slots <= FEW
     key = (rank, ranks, *shapes(config, host)) if keeps else ()
     if key in state.structures:
         return state.structures[key]

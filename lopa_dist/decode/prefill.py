@@ -43,13 +43,13 @@ class Prefill:
 
 def prefill_apart(config: DecodeConfig) -> bool:
     """Return whether prompts are prefilled in segments of their own: they never see the answer, and are cached."""
-    return config.cache == "block" and config.prompt_attention != "joint"
+    return config.keeps_kv and config.prompt_attention != "joint"
 
 
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
     """Return the segments of the prompts that wait for their prefill; None where there is none."""
     waiting = (host.committed < 0) & (host.branches > 0)
-    if config.cache != "block" or not waiting.any():
+    if not config.keeps_kv or not waiting.any():
         return None
     slots = np.arange(len(waiting))
     length, source = (shared.length, shared.source) if shared else (np.zeros_like(host.prompt), np.full_like(slots, -1))

@@ -184,10 +184,6 @@ class State:
         state.edit_position.fill_(-1)
         return state
 
-    def admit(self, slot: int, prompt: Sequence[int], max_new_tokens: int, key: int, sampled: bool = False) -> None:
-        """Put a request into an empty slot, see `admit_all`."""
-        self.admit_all([Admitted(slot, prompt, max_new_tokens, key, sampled)], self.to_host())
-
     def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
         """Put requests into empty slots: each has one block, fully active, and the anchor as its only branch.
 

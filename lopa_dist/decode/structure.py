@@ -150,7 +150,7 @@ def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tup
     config = state.config
     owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
     count = np.maximum(owned, 0)
-    if ranks > 1 and config.cache != "none":
+    if ranks > 1 and config.stores_kv:
         prefill = (host.committed < 0) & (not prefill_apart(config))
         commits = (host.complete > host.committed) & (config.window_attention == "block_causal")
         count = np.maximum(count, (prefill | commits) & (host.branches > 0))
@@ -167,17 +167,17 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
     canvas is whole, with its last mask, unless a dual cache has the masks behind.
     """
     config = state.config
-    if config.cache == "none":
+    if not config.stores_kv:
         begin = -host.prompt
     else:
         anew = host.committed < 0
-        if config.cache != "block":  # prefix and dual: whenever a block was completed, everything before it
+        if not config.keeps_kv:  # prefix and dual: whenever a block was completed, everything before it
             anew = host.committed < host.complete
         prompt = 0 if prefill_apart(config) else (prefixes.length if prefixes else 0) - host.prompt
         begin = np.where(anew, prompt, host.committed - fresh_boundary(state, host))
     if config.canvas == "growing":
         return begin, host.end
-    return begin, np.where(anew, host.limit, host.end) if config.cache == "dual" else host.limit
+    return begin, np.where(anew, host.limit, host.end) if config.stores_kv_behind else host.limit
 
 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
@@ -196,7 +196,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
 def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     """Return ``[S]`` where the first masked position takes the record kept from the commit."""
     config = state.config
-    if config.cache == "none" or config.boundary == "fill" or not state.vocabulary.shift:
+    if not config.stores_kv or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
     waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.first_masked > 0)
     return waiting & ~fresh_boundary(state, host)

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.embedded.noise import UNIT, TrainingExample
 from lopa_dist.tasks import list_problems as lp
-from lopa_dist.tasks.word_problems import Split
+from lopa_dist.tasks.word_problems import Split, split_of
 
 CANVAS = 128  # tokens of the longest answer, its end-of-text included
 CURRICULUM = ((0.15, 8), (0.6, 16), (0.8, 30))  # until this share of the training, lists have at most so many items
@@ -33,7 +33,7 @@ class ListExamples:
         longest = next((items for until, items in CURRICULUM if progress < until), lp.LONGEST)
         while True:
             problem = lp.random_problem(self.rng, self.rng.choice(lp.FAMILIES), longest)
-            if lp.split_of(problem.question) == self.split:
+            if split_of(problem.question) == self.split:
                 return self.example(problem)
 
     def example(self, problem: lp.ListProblem) -> TrainingExample:

@@ -102,7 +102,7 @@ class Examples:
     def story(self) -> TrainingExample:
         """Question and worded answer."""
         problem = next(self.problems)
-        return self._example(problem.question, problem.answer, drill=False)
+        return self.example(problem.question, problem.answer, drill=False)
 
     def drill(self) -> TrainingExample:
         """A question in front of step sentences that compute unrelated things."""
@@ -113,9 +113,10 @@ class Examples:
             before = rng.choice(wp.RESULT_RANGE)
             operator, operand, after = wp.random_operation(rng, before)
             sentences.append(wp.word_step(rng, wp.Operation(before, operator, operand, after), name))
-        return self._example(problem.question, " ".join(sentences), drill=True)
+        return self.example(problem.question, " ".join(sentences), drill=True)
 
-    def _example(self, question: str, answer: str, drill: bool) -> TrainingExample:
+    def example(self, question: str, answer: str, drill: bool) -> TrainingExample:
+        """Return a question and its answer as tokens; filler follows the answer, and only a drill may be cut off."""
         user, assistant = self.ids["<|user|>"], self.ids["<|assistant|>"]
         assert prompt_text("") == "<|user|> <|assistant|>"
         prompt = [user, *self.encode(question), assistant]

@@ -20,12 +20,6 @@ def bucket(rows: int) -> int | None:
     return None
 
 
-def average(size: int) -> int:
-    """Rows in a bucket, on average."""
-    step = next(step for top, step in STEPS if size <= top)
-    return size - step // 2
-
-
 def ladder(top: int = TOP) -> list[int]:
     """All sizes up to `top`."""
     sizes, begin = [], 0

@@ -34,7 +34,7 @@ def commit(
         comm: the branch group.
     """
     pending = (before.complete > before.committed) & (before.branches > 0)
-    if config.cache == "none" or not pending.any():
+    if not config.stores_kv or not pending.any():
         return
     batch = prepared.batch
     slot = prepared.slot(np.arange(len(winner)))
@@ -44,7 +44,7 @@ def commit(
     segment = np.full((len(winner), config.max_branches), -1)
     of_window = np.nonzero(batch.branch >= 0)[0]
     segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
-    behind = batch.stop if config.cache == "dual" else before.complete
+    behind = batch.stop if config.stores_kv_behind else before.complete
     count = behind - batch.begin
     pending &= count > 0
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")

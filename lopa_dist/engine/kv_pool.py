@@ -158,7 +158,7 @@ class KVPool:
         return np.where(token < self.prefix_length[sequence], self.prefix_base[sequence], self.base[sequence]) + token
 
     def key_ranges(
-        self, sequence: Ints, tokens: Ints, rows: tuple[Ints, Ints] | None = None
+        self, sequence: Ints, tokens: Ints, rows: tuple[Ints, Ints] | None
     ) -> tuple[Ints, Ints, tuple[Ints, Ints] | None]:
         """Return where the first `tokens` tokens of sequences lie: one range, and a second one where some need two.
 

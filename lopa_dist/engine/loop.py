@@ -66,13 +66,13 @@ class Engine:
         model: Transformer,
         config: DecodeConfig,
         comm: Communicator,
-        options: EngineConfig | None = None,
+        options: EngineConfig,
         on_step: Callable[[Engine], None] | None = None,
         requested: Callable[[], StopLevel] = lambda: StopLevel.RUN,
         tensor: Communicator | None = None,
         watched: Watched = unwatched,
     ) -> None:
-        self.model, self.config, self.comm, self.options = model, config, comm, options or EngineConfig()
+        self.model, self.config, self.comm, self.options = model, config, comm, options
         self.watched = watched
         self.tensor = tensor or Solo()
         self.device = model.head_weight.device
@@ -146,7 +146,7 @@ class Engine:
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
         longest, needs = sizes(requests)
-        if self.config.cache == "none":
+        if not self.config.stores_kv:
             needs = 0 * needs
         room = self.room
         self.prepared = requests

@@ -131,7 +131,7 @@ def usual_window(config: DecodeConfig, shift: bool) -> int:
     for every draft but the first.
     """
     blocks = config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
-    boundary = shift and config.boundary == "fresh" and config.window_attention == "full" and config.cache != "none"
+    boundary = shift and config.boundary == "fresh" and config.window_attention == "full" and config.stores_kv
     return blocks + boundary + 2 * config.extra_drafts
 
 

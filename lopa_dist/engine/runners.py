@@ -117,7 +117,7 @@ class Runners:
         window = config.max_new_tokens + config.block_size + 1
         if config.max_active_blocks and config.canvas == "growing":
             window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
-        if config.cache != "block":
+        if not config.keeps_kv:
             window = self.longest(prompt)
         return max(self.longest(prompt), self.branches * (window + 2 * config.extra_drafts))
 
@@ -129,7 +129,7 @@ class Runners:
         """
         config = self.config
         window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1)
-        if config.cache != "block":
+        if not config.keeps_kv:
             window = longest
         elif config.canvas == "whole":
             window = config.max_new_tokens + 1

@@ -22,18 +22,15 @@ class Scheduler:
     wait for another step; a sequence that is larger than the bound runs alone.
     """
 
-    def __init__(
-        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, prefix_cache: str = "exact"
-    ) -> None:
+    def __init__(self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, prefix_cache: str) -> None:
         self.pool, self.config, self.max_rows, self.ranks = pool, config, max_rows, ranks
         self.prefix_cache, self.cuts = prefix_cache, cuts_prefix(config, prefix_cache)
-        self.cached = config.cache != "none"
         self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last
         self.step = 0
 
     def fits(self, slot: int, request: Request) -> bool:
         """Give a slot the K/V space that a request needs; return False where there is too little."""
-        if not self.cached:
+        if not self.config.stores_kv:
             return True
         prefix = request.prompt[: self.shared_prefix(len(request.prompt), request.prefix)]
         return self.pool.allocate(slot, len(request.prompt) + request.max_new_tokens, tuple(prefix))
@@ -51,7 +48,7 @@ class Scheduler:
             prefix: how many of them are those of many other prompts, too (`Request.prefix`).
         """
         config = self.config
-        if config.cache != "block" or self.prefix_cache == "none":
+        if not config.keeps_kv or self.prefix_cache == "none":
             return 0
         prompt = tokens - known_tokens(config, tokens)
         if not self.cuts:
@@ -64,7 +61,7 @@ class Scheduler:
 
     def leave(self, slot: int) -> None:
         """Free the K/V space of a slot whose sequence is finished."""
-        if self.cached:
+        if self.config.stores_kv:
             self.pool.free(slot)
 
     def choose(self, state: State, host: HostState) -> Ints | None:
@@ -100,11 +97,11 @@ def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
     Raises:
         ValueError: an approximate cache where nothing is cached for good.
     """
-    if prefix_cache == "approximate" and config.cache != "block":
+    if prefix_cache == "approximate" and not config.keeps_kv:
         raise ValueError(
             f"engine.prefix_cache=approximate needs decode.cache=block: with decode.cache={config.cache}, prompts are "
             "computed anew"
         )
     return prefix_cache == "approximate" or (
-        prefix_cache == "exact" and config.cache == "block" and config.prompt_attention == "blocks"
+        prefix_cache == "exact" and config.keeps_kv and config.prompt_attention == "blocks"
     )

@@ -197,8 +197,8 @@ class StaticRunner(Runner):
         branches: int,
         longest: int,
         rows: int,
-        stacked: bool = True,
-        insist: bool = False,
+        stacked: bool,
+        insist: bool,
     ) -> None:
         super().__init__(model, pool, sampling, attention)
         self.network, self.tile_rows = network, attention.tile_rows

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from inspect import getfullargspec
 from typing import Any
 
 import torch
@@ -34,18 +35,6 @@ from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
 NAME = "lopa_dist"
-OWN = (
-    "path",
-    "lora",
-    "pattern",
-    "dtype",
-    "device",
-    "quantization",
-    "attention",
-    "max_sequences",
-    "prefix_cache",
-    "seed",
-)
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
 REASON = (
     "lopa_dist cannot score given text: a diffusion model has no left-to-right likelihood; choose tasks that generate "
@@ -85,6 +74,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         max_sequences: int = 16,
         prefix_cache: str = "exact",
         seed: int = 0,
+        *,
         batch_size: int | str | None = None,  # the harness always gives it
         max_batch_size: int | None = None,
         **decode: Any,
@@ -93,7 +83,8 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         known = [field.name for field in fields(DecodeConfig)]
         unknown = sorted(set(decode) - set(known))
         if unknown:
-            raise ValueError(f"--model_args {', '.join(unknown)}: unknown; known: {', '.join([*OWN, *known])}")
+            own = getfullargspec(LopaDist.__init__).args[1:]
+            raise ValueError(f"--model_args {', '.join(unknown)}: unknown; known: {', '.join([*own, *known])}")
         if decode.get("branches") == "auto":
             raise ValueError("--model_args branches=auto: give a number; lopa-dist profile says which costs nothing")
         world = detect()

@@ -112,7 +112,7 @@ class Encoder:
         # a token may reach over the end: then the prefix ends before it
         return common_prefix(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
 
-    def request(self, index: int, item: Item, ids: list[int], prefix: int = 0) -> Request | Rejection:
+    def request(self, index: int, item: Item, ids: list[int], prefix: int) -> Request | Rejection:
         """A tokenized item, checked against the model."""
         if not ids:
             return rejected(index, item, "the prompt is empty; give at least one token")
@@ -129,7 +129,7 @@ class Encoder:
         if len(ids) + most > self.model.max_positions:
             return rejected(index, item, f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
-        if space is not None and self.config.decode.cache != "none" and len(ids) + most > space:
+        if space is not None and self.config.decode.stores_kv and len(ids) + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
         return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)

@@ -36,7 +36,7 @@ def wandb_mode(config: WandbConfig) -> str:
 class WandbLog:
     """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
 
-    def __init__(self, config: Config, folder: Path, rank: int = 0) -> None:
+    def __init__(self, config: Config, folder: Path, rank: int) -> None:
         mode = wandb_mode(config.logging.wandb)
         self.every_s, self.run = config.logging.every_s, None
         self.folder = folder

@@ -64,7 +64,7 @@ def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * (greatest.reciprocal() * FP8_MAX)[:, None]).to(FP8), scale
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast_sums: bool = False) -> Tensor:
+def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias`` in fp8, summed in fp32.
 
     Args:
@@ -72,7 +72,6 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
         weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16, see `check_fp8`.
         scale: ``[N]`` of `quantize_fp8`.
         bias: ``[N]`` or null.
-        fast_sums: let the GPU keep fewer bits of partial sums; faster, and not what a CPU computes.
 
     Returns:
         ``[M, N]`` in x's dtype.
@@ -84,14 +83,12 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
         check_fp8(x.device, weight.shape)
     rows, row_scale = quantize_rows(x)
     if x.is_cuda:
-        return fp8_product(rows, row_scale, weight, scale, bias, fast_sums).to(x.dtype)
+        return fp8_product(rows, row_scale, weight, scale, bias).to(x.dtype)
     product = F.linear(rows.float(), weight.float()) * row_scale[:, None] * scale
     return (product if bias is None else product + bias.float()).to(x.dtype)
 
 
-def fp8_product(
-    rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, fast_sums: bool = False
-) -> Tensor:
+def fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """The library's product of fp8 ``[M, K]`` and ``[N, K]`` with their scales ``[M]`` and ``[N]``: ``[M, N]`` bf16."""
     return torch._scaled_mm(
         rows,
@@ -100,7 +97,7 @@ def fp8_product(
         scale[None],
         bias=None if bias is None else bias.bfloat16(),
         out_dtype=torch.bfloat16,
-        use_fast_accum=fast_sums,
+        use_fast_accum=False,  # it keeps fewer bits of partial sums than a CPU
     )
 
 

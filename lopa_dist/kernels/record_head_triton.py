@@ -65,7 +65,6 @@ def share_sums(
     keys: Tensor | None,
     sampling: Sampling,
     rows: Tensor | None = None,
-    tile: HeadTile | None = None,
 ) -> Tensor:
     """Running sums of shares of the vocabulary, as `record_head._reduce` gives them for tiles.
 
@@ -79,7 +78,6 @@ def share_sums(
         sampling: the rules, without top-p and top-k.
         rows: ``[1]`` int32 on the device, how many rows are real, or null: all. Tiles beyond return at once, and the
             sums of their rows are undefined.
-        tile: sizes, for benchmarks.
 
     Returns:
         ``[7, H, shares]`` fp32.
@@ -88,7 +86,7 @@ def share_sums(
     hidden, weight = hidden.contiguous(), weight.contiguous()
     share = len(weight) // shares
     noise = sampling.temperature > 0
-    chosen = tile or config(count, hidden.dtype, noise, hopper(hidden.device))
+    chosen = config(count, hidden.dtype, noise, hopper(hidden.device))
     tiles = triton.cdiv(share, chosen.bv)
     rows = torch.full((1,), count, dtype=torch.int32, device=hidden.device) if rows is None else rows
     parts = hidden.new_empty(7, shares * tiles, count, dtype=torch.float32)

@@ -49,10 +49,8 @@ def rope_and_store(
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
-        cos: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32. `sin` likewise.
-        sin: see `cos`.
-        keys: ``[slots, Hkv, D]``, one layer of the pool; written. `values` likewise.
-        values: see `keys`.
+        cos, sin: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
+        keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
         rows: ``[1]`` int32 on qkv's device, how many rows are real.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.

@@ -136,7 +136,7 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     )  # fmt: skip
 
 
-def stacks(segments: Segments, stacked: bool = True) -> tuple[Ints, Ints, Ints]:
+def stacks(segments: Segments, stacked: bool) -> tuple[Ints, Ints, Ints]:
     """Segments in packed order, and which of them begin a stack.
 
     Returns:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.models.files import CheckpointError, opened, read_json
+from lopa_dist.models.files import CheckpointError, opened, read_json, unsupported
 
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
@@ -83,11 +83,9 @@ class Adapter:
         return name in self.whole or name in self.pairs
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """The weight with the adapter in it: in fp32 if it was adapted, for the caller to round once."""
+        """The weight `name`, which the adapter changes; an adapted one is in fp32, for the caller to round once."""
         if name in self.whole:
             return self.whole[name].to(weight.device)
-        if name not in self.pairs:
-            return weight
         a, b = (x.to(weight.device, torch.float32) for x in self.pairs[name])
         return torch.addmm(weight.float(), b, a, alpha=self.scale)
 
@@ -115,9 +113,8 @@ def load_adapter(folder: Path) -> Adapter:
             hint = " (pickles are refused: convert to safetensors)" if list(folder.glob("adapter_model.bin")) else ""
             raise CheckpointError(f"{folder}: no {needed.name}{hint}; model.lora must name a PEFT LoRA adapter")
     raw = read_json(config_file)
-    for key, value in ONLY.items():
-        if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} are the same
-            raise CheckpointError(f"{config_file}: {key}={raw[key]!r} is not supported, only {value!r}")
+    if message := unsupported(raw, ONLY):
+        raise CheckpointError(f"{config_file}: {message}")
     if (start := raw.get("init_lora_weights")) not in PLAIN_STARTS:
         raise CheckpointError(
             f"{config_file}: init_lora_weights={start!r}: such an adapter belongs to changed base weights; convert it "

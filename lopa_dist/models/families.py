@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import unsupported
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,8 @@ def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[
     if kind not in FAMILIES:
         raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
-    for key, value in family.only.items():
-        if key in raw and raw[key] != value and (raw[key] or value):  # null and false are the same
-            raise ValueError(f"{key}={raw[key]!r} is not supported, only {value!r}")
+    if message := unsupported(raw, family.only):
+        raise ValueError(message)
     sizes = {ours: raw[key] for ours, key in family.keys.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
     eos = eos_ids(raw, generation, special)

@@ -52,6 +52,14 @@ def read_json(file: Path) -> dict[str, Any]:
     return raw
 
 
+def unsupported(raw: dict[str, Any], only: dict[str, Any]) -> str | None:
+    """What a configuration asks for that we cannot do, where `only` has the one value that we have of an option."""
+    for key, value in only.items():
+        if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} are the same
+            return f"{key}={raw[key]!r} is not supported, only {value!r}"
+    return None
+
+
 def read_json_if_there(file: Path) -> dict[str, Any]:
     """As `read_json`; empty where there is no such file."""
     return read_json(file) if file.exists() else {}

@@ -98,7 +98,7 @@ def split(model: Transformer, comm: Communicator) -> None:
 
 def head_shard(comm: Communicator) -> Shard:
     """The head's part of the vocabulary."""
-    return Shard(comm.rank, comm.size, comm.all_gather if comm.size > 1 else lambda x: x[None])
+    return Shard(comm.rank, comm.size, comm.all_gather)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:

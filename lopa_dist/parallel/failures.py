@@ -49,7 +49,7 @@ class Failures:
         self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
         # with NCCL the watch has to be first; the other communicators raise in time themselves
         limit_s = max(timeout_s - PATIENCE_S, 0.0) if backend == "nccl" else timeout_s
-        self.watch = StepWatch(limit_s, self._announced, self._overdue, self._end, self._note)
+        self.watch = StepWatch(limit_s, self._announced, self.overdue, self._end, self._note)
         self.watched = self.watch.part
 
     def check(self) -> None:
@@ -85,7 +85,7 @@ class Failures:
         collective becomes a `RankError` that names who is missing.
         """
         with contextlib.suppress(ValueError):  # not in the main thread
-            self.stop.install(self._end_if_lost)
+            self.stop.install(self.end_if_lost)
         if self.world.size == 1:
             yield
             return
@@ -158,7 +158,7 @@ class Failures:
     def _names(self, ranks: list[int]) -> str:
         return " and ".join(f"rank {r}" for r in ranks) + f" of {self.world.size}"
 
-    def _end_if_lost(self) -> None:
+    def end_if_lost(self) -> None:
         """End this process if another one is lost. Called at SIGTERM.
 
         torchrun sends it to the survivors of a dead rank, often before their collective has failed. With nobody missing
@@ -188,7 +188,7 @@ class Failures:
         key = keys.WAITS.format(rank)
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
-    def _overdue(self, waits: bool) -> str | None:
+    def overdue(self, waits: bool) -> str | None:
         """Return who keeps this rank from going on; None: nobody, it is busy itself. Called by `StepWatch`.
 
         Args:

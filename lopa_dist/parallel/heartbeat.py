@@ -59,10 +59,10 @@ class Heartbeat:
     def _counts(self) -> list[int]:
         return [self.store.add(keys.BEAT.format(rank), 0) for rank in range(self.size)]
 
-    def silent(self, patience_s: float = PATIENCE_S) -> list[int]:
-        """Ranks that do not beat while we watch for `patience_s`."""
+    def silent(self) -> list[int]:
+        """Ranks that do not beat during `PATIENCE_S`."""
         before = self._counts()
-        time.sleep(patience_s)
+        time.sleep(PATIENCE_S)
         return [rank for rank, (old, new) in enumerate(zip(before, self._counts(), strict=True)) if old == new]
 
     def overdue(self, limit_s: float) -> list[int]:

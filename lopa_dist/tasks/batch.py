@@ -19,10 +19,11 @@ class Batch:
     """
 
     name = "batch"
+    options = ("input", "column")
 
-    def __init__(self, source: str, limit: int | None = None, column: str | None = None) -> None:
-        self.source, self.limit, self.column = source, limit, column
-        check(source)
+    def __init__(self, input: str, limit: int | None = None, column: str | None = None) -> None:
+        self.source, self.limit, self.column = input, limit, column
+        check(input)
 
     def items(self) -> Iterable[Item]:
         """The items of at most `limit` lines, in order; blank lines are passed over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from threading import Event
+from typing import Any, ClassVar
 
 from lopa_dist.tasks.sandbox import Limits, confinement, run_tests
 from lopa_dist.tasks.task import Score
@@ -12,48 +13,48 @@ from lopa_dist.tasks.task import Score
 log = logging.getLogger("lopa_dist")
 
 
-class CodeRunner:
-    """Judges programs by running them, or leaves them unjudged.
+class CodeTask:
+    """Judges programs by running them, or leaves them unjudged; stands before `Benchmark` among the bases of a task.
 
-    `allow` is the user's word: true runs them, false only generates. Null is refused, so that nobody finds out after
-    hours of generation that nothing was judged.
+    `allow_code_execution` is the user's word: true runs programs, false only generates. Null is refused, so that
+    nobody finds out after hours of generation that nothing was judged.
 
     Raises:
-        ValueError: `allow` is null, or programs cannot be run confined here at all.
+        ValueError: `allow_code_execution` is null, or programs cannot be run confined here at all.
     """
 
-    def __init__(self, task: str, allow: bool | None, timeout_s: float = 10.0) -> None:
-        self.allow, self.limits = allow, Limits(wall_s=timeout_s, cpu_s=math.ceil(timeout_s) + 1)
+    name: str
+    options: ClassVar[tuple[str, ...]] = ("allow_code_execution", "code_timeout_s")
+
+    def __init__(
+        self, *benchmark: Any, allow_code_execution: bool | None = None, code_timeout_s: float = 10.0, **named: Any
+    ) -> None:
+        self.allow = allow_code_execution
+        self.limits = Limits(wall_s=code_timeout_s, cpu_s=math.ceil(code_timeout_s) + 1)
         self.cancelled = Event()
-        if allow is None:
+        if self.allow is None:
             raise ValueError(
-                f"task={task} runs programs that the model writes: task.allow_code_execution=true runs them in a "
+                f"task={self.name} runs programs that the model writes: task.allow_code_execution=true runs them in a "
                 "sandbox (see lopa_dist/tasks/sandbox.py for what it keeps them from), false generates without judging"
             )
-        if allow and (missing := confinement().missing()):
+        if self.allow and (missing := confinement().missing()):
             log.warning("the sandbox for the model's code is not tight on this machine: %s", missing)
+        super().__init__(*benchmark, **named)
 
-    def score(self, solution: str, tests: str, extracted: str) -> Score | None:
+    def run(self, solution: str, tests: str, extracted: str) -> Score | None:
         """Whether the tests pass; null where running is not allowed. Takes up to the time limit.
 
         Raises:
-            Cancelled: `cancelled` was set.
+            Cancelled: `cancel` was called.
         """
         if not self.allow:
             return None
         outcome = run_tests(solution, tests, self.limits, cancelled=self.cancelled)
         return Score(outcome.passed, extracted, reason=outcome.reason)
 
-
-class CodeTask:
-    """What makes a task that judges programs a `SlowTask`."""
-
-    def __init__(self, runner: CodeRunner) -> None:
-        self.runner = runner
-
     def cancel(self) -> None:
         """End the programs that run, and run no more."""
-        self.runner.cancelled.set()
+        self.cancelled.set()
 
 
 def before_fence(text: str) -> str:

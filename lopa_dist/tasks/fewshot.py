@@ -6,13 +6,12 @@ form every example is a user and an assistant turn (`fewshot_as_multiturn`), or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
-from lopa_dist.tasks.rows import Row, rows
+from lopa_dist.tasks.rows import rows
 from lopa_dist.tasks.task import Item
 
 
@@ -71,34 +70,6 @@ def text_field(row: dict[str, Any], *names: str) -> str:
         if isinstance(row.get(name), str):
             return str(row[name])
     raise BadRow(f"no text in {' or '.join(names)}")
-
-
-def read_items(
-    name: str, source: str, limit: int | None, make: Callable[[int, dict[str, Any]], Item | None]
-) -> Iterable[Item]:
-    """Items of at most `limit` rows; `make` gets the row's number and value and returns null to pass one over.
-
-    A row that `make` finds bad becomes an item with an error.
-    """
-
-    def items() -> Iterable[Item]:
-        for row in rows(source):
-            item = item_of(name, row, make)
-            if item is not None:
-                yield item
-
-    return islice(items(), limit)
-
-
-def item_of(name: str, row: Row, make: Callable[[int, dict[str, Any]], Item | None]) -> Item | None:
-    """One row's item."""
-    if row.value is None:
-        return Item(f"{name}-{row.number}", error=row.error)
-    try:
-        return make(row.number, row.value)
-    except BadRow as error:
-        message = f"row {row.number}: {error}; task={name} needs a file in the benchmark's own format"
-        return Item(f"{name}-{row.number}", error=message)
 
 
 def read_examples(source: str, count: int, make: Callable[[dict[str, Any]], Example | None]) -> list[Example]:

@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
-from lopa_dist.tasks.fewshot import Example, Prompts, read_examples, read_items, text_field
+from lopa_dist.tasks.benchmark import FewshotBenchmark
+from lopa_dist.tasks.fewshot import Example, text_field
 from lopa_dist.tasks.task import Item, Score
 
-TEST = "hf://openai/gsm8k:main:test"
-TRAIN = "hf://openai/gsm8k:main:train"
 STOP = ("Question:", "</s>", "<|im_end|>")
 STRICT = re.compile(r"#### (-?[0-9.,]+)")
 FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 
 
-class GSM8K:
-    """Questions behind `fewshot` worked examples, the first ones of `fewshot_source`.
+class GSM8K(FewshotBenchmark):
+    """Questions behind worked examples.
 
     `correct` is strict-match, the number behind the first ``####``; `flexible` takes the last number of the text.
     """
 
     name = "gsm8k"
+    test = "hf://openai/gsm8k:main:test"
 
-    def __init__(
-        self,
-        source: str | None = None,
-        limit: int | None = None,
-        fewshot: int | None = None,
-        fewshot_source: str | None = None,
-        multiturn: bool = True,
-    ) -> None:
-        self.source, self.limit = source or TEST, limit
-        examples = read_examples(fewshot_source or TRAIN, 4 if fewshot is None else fewshot, example)
-        self.prompts = Prompts(examples, multiturn=multiturn)
+    def own_examples(self) -> str:
+        """The first rows of the training set."""
+        return "hf://openai/gsm8k:main:train"
 
-    def items(self) -> Iterable[Item]:
-        """One item a problem, called `gsm8k-N` after its row, from 1."""
-        return read_items(self.name, self.source, self.limit, self.item)
+    def example(self, row: dict[str, Any]) -> Example:
+        """A row of the original files: `question`, and `answer` that ends in ``#### N``."""
+        return Example(f"Question: {text_field(row, 'question')}\nAnswer:", text_field(row, "answer"))
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem."""
-        shown = example(row)
+        """One problem, called `gsm8k-N` after its row."""
+        shown = self.example(row)
         return self.prompts.item(f"gsm8k-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
@@ -52,11 +43,6 @@ class GSM8K:
         extracted = strict.group(1) if strict else None
         loose = bool(flexible) and normal(flexible[-1]) == target
         return Score(extracted is not None and normal(extracted) == target, extracted, {"flexible": loose})
-
-
-def example(row: dict[str, Any]) -> Example:
-    """A row of the original files: `question`, and `answer` that ends in ``#### N``."""
-    return Example(f"Question: {text_field(row, 'question')}\nAnswer:", text_field(row, "answer"))
 
 
 def normal(answer: str) -> str:

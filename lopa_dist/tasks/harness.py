@@ -24,36 +24,39 @@ class HarnessTask:
     metric that is a share counts as right where it is 1.
 
     Args:
-        task: a task's name, or a YAML file of one, which may include another task and name its own data.
+        harness: a task's name, or a YAML file of one, which may include another task and name its own data.
         limit: so many documents; None: all.
         fewshot: examples in a prompt; None: as many as the task says.
-        multiturn: in a chat, every example is a turn of its own.
+        fewshot_as_multiturn: in a chat, every example is a turn of its own.
 
     Raises:
         ValueError: the harness is not installed, has no such task, or has one that is no such generation task.
     """
 
     name = "harness"
+    options = ("harness", "fewshot", "fewshot_as_multiturn")
 
     def __init__(
         self,
-        task: str,
+        harness: str,
         limit: int | None = None,
         fewshot: int | None = None,
-        multiturn: bool = True,
+        fewshot_as_multiturn: bool = True,
     ) -> None:
         if find_spec("lm_eval") is None:
             raise ValueError("task=harness needs lm-evaluation-harness: pip install 'lopa_dist[eval]'")
-        self.task = load(task)
+        self.task = load(harness)
         config = self.task.config
         if self.task.OUTPUT_TYPE != "generate_until":
             raise ValueError(
-                f"task.harness={task}: it asks for {self.task.OUTPUT_TYPE}; only generate_until can be run"
+                f"task.harness={harness}: it asks for {self.task.OUTPUT_TYPE}; only generate_until can be run"
             )
         if getattr(config, "unsafe_code", False):
-            raise ValueError(f"task.harness={task}: it runs the model's code unconfined; take task=humaneval or mbpp")
+            raise ValueError(
+                f"task.harness={harness}: it runs the model's code unconfined; take task=humaneval or mbpp"
+            )
         self.task.set_fewshot_seed(SEED)
-        self.limit, self.multiturn = limit, multiturn
+        self.limit, self.multiturn = limit, fewshot_as_multiturn
         self.fewshot = int(config.num_fewshot or 0) if fewshot is None else fewshot
         generation = dict(config.generation_kwargs or {})
         until = generation.get("until") or []

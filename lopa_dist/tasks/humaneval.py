@@ -6,12 +6,12 @@ assistant's turn begins with a code block that holds the prompt, and ends for th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from lopa_dist.tasks import evalplus
-from lopa_dist.tasks.code_task import CodeRunner, CodeTask, before_fence
-from lopa_dist.tasks.fewshot import read_items, text_field
+from lopa_dist.tasks.benchmark import Benchmark
+from lopa_dist.tasks.code_task import CodeTask, before_fence
+from lopa_dist.tasks.fewshot import text_field
 from lopa_dist.tasks.task import Item, Score
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -21,22 +21,15 @@ REQUEST = (
 BEGINNING = "Here is the completed function:\n```python\n{prompt}\n"
 
 
-class HumanEval(CodeTask):
+class HumanEval(CodeTask, Benchmark):
     """No examples; an item's reference is the prompt and the tests."""
 
     name = "humaneval"
     test = "hf://openai/openai_humaneval:test"
-
-    def __init__(self, runner: CodeRunner, source: str | None = None, limit: int | None = None) -> None:
-        super().__init__(runner)
-        self.source, self.limit = source or self.test, limit
-
-    def items(self) -> Iterable[Item]:
-        """One item a problem, under the benchmark's own id (``HumanEval/0``)."""
-        return read_items(self.name, self.source, self.limit, self.item)
+    options = (*Benchmark.options, *CodeTask.options)
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem."""
+        """One problem, under the benchmark's own id (``HumanEval/0``)."""
         prompt, name = text_field(row, "prompt"), text_field(row, "entry_point")
         return Item(
             text_field(row, "task_id"),
@@ -55,7 +48,7 @@ class HumanEval(CodeTask):
         """Whether prompt and completion pass the tests."""
         prompt, tests = item.reference
         code = text if item.messages is None else before_fence(text)
-        return self.runner.score(prompt + code, tests, code)
+        return self.run(prompt + code, tests, code)
 
 
 class HumanEvalPlus(HumanEval):

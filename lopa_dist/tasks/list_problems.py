@@ -8,13 +8,12 @@ each other.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
-from lopa_dist.tasks.word_problems import Split
+from lopa_dist.tasks.word_problems import Split, split_of
 
 FAMILIES = ("copy", "reverse", "sort", "shuffle", "insert", "remove", "replace", "latin")
 NUMBERS = range(100)
@@ -24,7 +23,6 @@ LONGEST = 60
 SYMBOLS = ("a", "b", "c", "d")
 BLANK, ROW_END = "_", "/"
 BLANKS = range(4, 13)  # of the 16 cells of a square
-HELD_OUT_SHARE = 20  # one question in so many is held out
 
 
 @dataclass(frozen=True)
@@ -110,12 +108,6 @@ def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
 def random_problem(rng: random.Random, family: str, longest: int = LONGEST) -> ListProblem:
     """A problem of `family` on at most `longest` items (at least 3), of either side of the split."""
     return latin(rng) if family == "latin" else list_problem(rng, family, random_length(rng, longest))
-
-
-def split_of(question: str) -> Split:
-    """Which side of the split a question is on: by a hash of it, so the same in every process and version."""
-    digest = hashlib.sha256(question.encode()).digest()
-    return "held_out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
 
 
 def problems(split: Split, seed: int) -> Iterator[ListProblem]:

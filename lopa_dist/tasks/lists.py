@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from lopa_dist.tasks.list_problems import is_right, problems
+from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.task import Item, Score
-from lopa_dist.tasks.word_problems import Split
 
 
-class Lists:
-    """`limit` different problems of one side of the split, the families in turn."""
+class Lists(ProblemTask):
+    """Different problems, the families in turn; the family is a part of the id."""
 
     name = "lists"
 
-    def __init__(self, limit: int, split: Split = "held_out", seed: int = 1) -> None:
-        self.limit, self.split, self.seed = limit, split, seed
-
-    def items(self) -> Iterable[Item]:
-        """Questions as one user message each; the family is a part of the id."""
-        seen: set[str] = set()
+    def problems(self) -> Iterator[tuple[str, str, str, str]]:
+        """The question itself is what an answer is held against: there may be many right ones."""
         for problem in problems(self.split, self.seed):
-            if len(seen) == self.limit:
-                return
-            if problem.question not in seen:
-                custom_id = f"lists-{self.split}-{self.seed}-{len(seen)}-{problem.family}"
-                seen.add(problem.question)
-                messages = [{"role": "user", "content": problem.question}]
-                yield Item(custom_id, messages=messages, reference=problem.question)
+            yield problem.question, problem.question, problem.question, f"-{problem.family}"
 
     def score(self, item: Item, text: str) -> Score:
-        """Right when the whole text is a right answer; there may be many."""
+        """Right when the whole text is a right answer."""
         return Score(is_right(item.reference, text), text.strip())

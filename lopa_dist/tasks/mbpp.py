@@ -7,12 +7,12 @@ of the prompt, and in chat form a fenced block in the answer is taken out first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from lopa_dist.tasks import evalplus
-from lopa_dist.tasks.code_task import CodeRunner, CodeTask, first_block
-from lopa_dist.tasks.fewshot import BadRow, Example, Prompts, read_examples, read_items, text_field
+from lopa_dist.tasks.benchmark import FewshotBenchmark
+from lopa_dist.tasks.code_task import CodeTask, first_block
+from lopa_dist.tasks.fewshot import BadRow, Example, text_field
 from lopa_dist.tasks.rows import HUB
 from lopa_dist.tasks.task import Item, Score
 
@@ -22,37 +22,27 @@ TEST_IDS = range(11, 511)
 EXAMPLES = "hf://google-research-datasets/mbpp:full:prompt"
 
 
-class MBPP(CodeTask):
+class MBPP(CodeTask, FewshotBenchmark):
     """Problems 11 to 510 behind examples 2, 3 and 4; a local file with all of MBPP gives both."""
 
     name = "mbpp"
     test = "hf://google-research-datasets/mbpp:full:test"
-
-    def __init__(
-        self,
-        runner: CodeRunner,
-        source: str | None = None,
-        limit: int | None = None,
-        fewshot: int | None = None,
-        fewshot_source: str | None = None,
-        multiturn: bool = True,
-    ) -> None:
-        super().__init__(runner)
-        self.source, self.limit = source or self.test, limit
-        examples = fewshot_source or self.own_examples()
-        shown = read_examples(examples, 3 if fewshot is None else fewshot, example)
-        self.prompts = Prompts(shown, delimiter="", multiturn=multiturn)
+    options = (*FewshotBenchmark.options, *CodeTask.options)
+    usual_fewshot = 3
+    delimiter = ""
 
     def own_examples(self) -> str:
         """Where the examples are if the user does not say."""
         return EXAMPLES if self.source.startswith(HUB) else self.source
 
-    def items(self) -> Iterable[Item]:
-        """One item a problem, called `mbpp-TASK_ID`."""
-        return read_items(self.name, self.source, self.limit, self.item)
+    def example(self, row: dict[str, Any]) -> Example | None:
+        """A worked example, if the row is one of those set aside for it."""
+        if task_number(row) not in EXAMPLE_IDS:
+            return None
+        return Example(question(text_field(row, "text", "prompt"), row), f"{text_field(row, 'code')}\n[DONE]")
 
     def item(self, number: int, row: dict[str, Any]) -> Item | None:
-        """One problem of the test range."""
+        """One problem of the test range, called `mbpp-TASK_ID`."""
         task_id = task_number(row)
         if task_id not in TEST_IDS:
             return None
@@ -63,7 +53,7 @@ class MBPP(CodeTask):
     def score(self, item: Item, text: str) -> Score | None:
         """Whether the function passes the tests."""
         code = text if item.messages is None else first_block(text)
-        return self.runner.score(code, item.reference, code)
+        return self.run(code, item.reference, code)
 
 
 class MBPPPlus(MBPP):
@@ -112,10 +102,3 @@ def question(text: str, row: dict[str, Any]) -> str:
         f"You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n"
         f"{shown}\n[BEGIN]\n"
     )
-
-
-def example(row: dict[str, Any]) -> Example | None:
-    """A worked example, if the row is one of those set aside for it."""
-    if task_number(row) not in EXAMPLE_IDS:
-        return None
-    return Example(question(text_field(row, "text", "prompt"), row), f"{text_field(row, 'code')}\n[DONE]")

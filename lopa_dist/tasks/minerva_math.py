@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.tasks.fewshot import BadRow, Example, Prompts, read_examples, read_items, text_field
+from lopa_dist.tasks.benchmark import FewshotBenchmark
+from lopa_dist.tasks.fewshot import BadRow, Example, text_field
 from lopa_dist.tasks.task import Item, Score
 from lopa_dist.tasks.worker import Lost, Workers
 
@@ -16,14 +16,13 @@ SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
 )  # fmt: skip
-TEST = f"hf://EleutherAI/hendrycks_math:{','.join(SUBJECTS)}:test"
 EXAMPLES = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
 STOP = ("Problem:",)
 WITHIN_S = 60.0  # math-verify gives up two parses and a comparison after 5 s each, if Python gets a word in
 BOXED = re.compile(r"\\(?:boxed|fbox)\b")
 
 
-class MinervaMath:
+class MinervaMath(FewshotBenchmark):
     """Problems behind the four standard examples.
 
     The gold is what math-verify reads from the whole reference solution, as in lm-evaluation-harness. It judges in
@@ -34,29 +33,25 @@ class MinervaMath:
     """
 
     name = "math"
+    test = f"hf://EleutherAI/hendrycks_math:{','.join(SUBJECTS)}:test"
 
-    def __init__(
-        self,
-        source: str | None = None,
-        limit: int | None = None,
-        fewshot: int | None = None,
-        fewshot_source: str | None = None,
-        multiturn: bool = True,
-    ) -> None:
+    def __init__(self, *options: Any, **named: Any) -> None:
         if find_spec("math_verify") is None:
             raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'")
         self.workers = Workers("lopa_dist.tasks.math_worker", WITHIN_S)
-        self.source, self.limit = source or TEST, limit
-        examples = read_examples(fewshot_source or EXAMPLES, 4 if fewshot is None else fewshot, example)
-        self.prompts = Prompts(examples, multiturn=multiturn)
+        super().__init__(*options, **named)
 
-    def items(self) -> Iterable[Item]:
-        """One item a problem, called `math-N` after its row, from 1."""
-        return read_items(self.name, self.source, self.limit, self.item)
+    def own_examples(self) -> str:
+        """Minerva's, which ship with the package."""
+        return EXAMPLES
+
+    def example(self, row: dict[str, Any]) -> Example:
+        """A row of MATH, `problem` and `solution`."""
+        return Example(f"Problem:\n{text_field(row, 'problem')}\n\nSolution:", text_field(row, "solution"))
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem."""
-        shown = example(row)
+        """One problem, called `math-N` after its row."""
+        shown = self.example(row)
         if not BOXED.search(shown.answer):
             raise BadRow("no \\boxed answer in solution")
         return self.prompts.item(f"math-{number}", shown.question, STOP, shown.answer)
@@ -75,8 +70,3 @@ class MinervaMath:
     def cancel(self) -> None:
         """End the children."""
         self.workers.end()
-
-
-def example(row: dict[str, Any]) -> Example:
-    """A row of MATH, `problem` and `solution`."""
-    return Example(f"Problem:\n{text_field(row, 'problem')}\n\nSolution:", text_field(row, "solution"))

@@ -66,7 +66,7 @@ def _rows(source: str, key: str) -> Iterator[Row]:
     elif path.suffix == ".parquet":
         yield from parquet_rows(path, source, key)
     elif path.name.endswith((".json", ".json.gz")):
-        yield from whole_file(path, source, key)
+        yield from whole_file(source)
     else:
         with open_lines(source) as lines:
             for number, line in enumerate(lines, 1):
@@ -98,7 +98,7 @@ def parse(text: str, number: int) -> Row:
     return Row(number, value)
 
 
-def whole_file(path: Path, source: str, key: str) -> Iterator[Row]:
+def whole_file(source: str) -> Iterator[Row]:
     """A JSON file with an array of objects, with a single object, or, in spite of its name, with lines."""
     with open_lines(source) as file:
         text = file.read()

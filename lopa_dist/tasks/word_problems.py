@@ -15,53 +15,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 NAMES = [
-    "Alice",
-    "Ben",
-    "Carla",
-    "David",
-    "Emma",
-    "Frank",
-    "Grace",
-    "Henry",
-    "Iris",
-    "Jack",
-    "Kate",
-    "Leo",
-    "Maria",
-    "Noah",
-    "Olga",
-    "Paul",
-    "Quinn",
-    "Rosa",
-    "Sam",
-    "Tina",
-    "Uma",
-    "Victor",
-    "Wendy",
-    "Zoe",
-]
+    "Alice", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo", "Maria",
+    "Noah", "Olga", "Paul", "Quinn", "Rosa", "Sam", "Tina", "Uma", "Victor", "Wendy", "Zoe",
+]  # fmt: skip
 OBJECTS = [
-    "apples",
-    "books",
-    "coins",
-    "pens",
-    "cards",
-    "shells",
-    "stamps",
-    "stones",
-    "marbles",
-    "cookies",
-    "ribbons",
-    "candles",
-    "flowers",
-    "pencils",
-    "stickers",
-    "buttons",
-    "balls",
-    "cups",
-    "keys",
-    "photos",
-]
+    "apples", "books", "coins", "pens", "cards", "shells", "stamps", "stones", "marbles", "cookies", "ribbons",
+    "candles", "flowers", "pencils", "stickers", "buttons", "balls", "cups", "keys", "photos",
+]  # fmt: skip
 
 OPENINGS = ("First", "Initially", "Originally", "Clearly")
 CONNECTIVES = ("Then", "Next", "After", "Now", "Afterwards", "Later")
@@ -109,7 +69,7 @@ RESULT_RANGE = range(1, 51)
 STEP_RANGE = range(2, 5)
 
 Split = Literal["train", "held_out"]
-HELD_OUT_SHARE = 20  # one signature in so many is held out
+HELD_OUT_SHARE = 20  # one problem in so many is held out
 
 
 @dataclass(frozen=True)
@@ -146,9 +106,9 @@ def signature(steps: tuple[Operation, ...]) -> str:
     return f"{steps[0].before}" + "".join(f"{s.operator}{s.operand}" for s in steps)
 
 
-def split_of(sig: str) -> Split:
-    """Which side of the split a signature is on: by a hash of it, so the same in every process and version."""
-    digest = hashlib.sha256(sig.encode()).digest()
+def split_of(text: str) -> Split:
+    """Which side of the split a problem is on: by a hash of its `text`, so the same in every process and version."""
+    digest = hashlib.sha256(text.encode()).digest()
     return "held_out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
 
 

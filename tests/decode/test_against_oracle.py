@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
 from lopa_dist.decode.structure import stale_boundary
+from tests.decode.admission import admit
 from tests.decode.oracle import Oracle, OracleConfig, Record
 from tests.strategies import decode_configs
 
@@ -87,7 +88,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
             if bool(state.done[slot]) and to_admit and (slot != 2 or step > 3):  # the third joins late
                 limit = int(rng.integers(1, config.max_new_tokens + 1))
                 prompt = rng.choice([*range(50), EOS], rng.integers(1, 10)).tolist()
-                state.admit(slot, prompt, limit, to_admit)
+                admit(state, slot, prompt, limit, to_admit)
                 known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
                 whole, tail = prompt[: len(prompt) - known], prompt[len(prompt) - known :]
                 oracles[slot] = Oracle(oracle_config(config, shift), len(whole), limit, known=tail)

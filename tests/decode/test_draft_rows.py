@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, State, Vocabulary, layout
 from lopa_dist.decode.draft_rows import drafts_with_rows
+from tests.decode.admission import admit
 
 MASK, EOS, SIZE = 999, 998, 4
 
@@ -33,7 +34,7 @@ def drafted(draw: st.DrawFn) -> tuple[State, int]:
     state = State.empty(config, Vocabulary(MASK, (EOS,), draw(st.booleans())), slots, 9, torch.device("cpu"))
     for slot in range(slots):
         prompt = [100 + i for i in range(draw(st.integers(1, 9)))]
-        state.admit(slot, prompt, 16, 0)
+        admit(state, slot, prompt, 16, 0)
         known = int(state.known[slot])
         complete = draw(st.sampled_from([0, 0, SIZE, 2 * SIZE]))
         end = min(complete + SIZE * draw(st.integers(1, 3)), int(state.limit[slot]))

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, layout, spawn, unpack, verify
+from tests.decode.admission import admit
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
@@ -20,7 +21,7 @@ CONFIG = DecodeConfig(branches=3, block_size=32, max_new_tokens=128, tau_add=0.1
 def started(config: DecodeConfig, blocks: int = 1) -> State:
     """One sequence behind its prefill, with `blocks` blocks appended and nothing filled."""
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
-    state.admit(0, [1, 2, 3], config.max_new_tokens, 0)
+    admit(state, 0, [1, 2, 3], config.max_new_tokens, 0)
     state.committed[0] = 0
     state.end[0] = blocks * config.block_size
     return state
@@ -211,7 +212,7 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     """Blocks counted from the prompt's first token: 35 tokens are one block of 32 and three known tokens."""
     config = replace(CONFIG, prompt_attention="blocks", max_new_tokens=40)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 35, torch.device("cpu"))
-    state.admit(0, [*range(34), EOS], 40, 0)
+    admit(state, 0, [*range(34), EOS], 40, 0)
     host = state.to_host()
     assert (host.prompt[0], host.known[0], host.end[0], host.limit[0]) == (32, 3, 32, 43)
     assert (host.masked[0], host.first_masked[0]) == (29, 0)
@@ -228,7 +229,7 @@ def test_the_canvas_has_room_for_the_prompts_tail() -> None:
     """One sequence at its end, laid out with the widest window of another."""
     config = replace(CONFIG, prompt_attention="blocks", block_size=4, max_new_tokens=4)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
-    state.admit(0, [1, 2, 3], 4, 0)
+    admit(state, 0, [1, 2, 3], 4, 0)
     state.complete[0] = state.limit[0]
     assert int(state.window(8).span[0, 0]) == 7
 
@@ -272,7 +273,7 @@ def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
             state.edits.fill_(3)
             state.edit_confidence.fill_(0.5)
         for request in come:
-            one_by_one.admit(*request)
+            admit(one_by_one, *request)
         before = together.to_host()
         host = together.admit_all(come, before)
         assert np.array_equal(host, together.to_host())
@@ -294,7 +295,7 @@ def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
     config = replace(CONFIG, **knobs)
     state = State.empty(config, Vocabulary(MASK, (EOS,), shift), 2, 3, torch.device("cpu"))
     for slot in range(2):
-        state.admit(slot, [1, 2, 3], config.max_new_tokens, 0, "temperature" in knobs)
+        admit(state, slot, [1, 2, 3], config.max_new_tokens, 0, "temperature" in knobs)
     for error in (0, 0, wrong):
         host = state.to_host()
         host.masked[0] += error

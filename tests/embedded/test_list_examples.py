@@ -12,6 +12,7 @@ from lopa_dist.embedded.list_examples import CANVAS, CURRICULUM, ListExamples
 from lopa_dist.embedded.noise import UNIT, masked_batch
 from lopa_dist.embedded.train import TrainConfig, source_of, tokenizer_of, train
 from lopa_dist.tasks import list_problems as lp
+from lopa_dist.tasks.word_problems import split_of
 
 WORDS = tokenizer.build(lp.vocabulary())
 MASK, EOS = WORDS.mask_token_id, WORDS.eos_token_id
@@ -48,7 +49,7 @@ def test_lists_are_short_at_first_and_of_the_right_split() -> None:
         for _ in range(300):
             example = source.draw(progress)
             question = WORDS.decode(example.tokens[1 : example.prompt - 1]).strip()
-            assert lp.split_of(question) == "held_out"
+            assert split_of(question) == "held_out"
             lengths.append(question.count(",") + 1)
         assert longest - 2 <= max(lengths) <= longest
 

@@ -184,7 +184,7 @@ def sentence_facts(sentence: list[str], before: int, result: int) -> list[int]:
 def test_story_labels_are_the_copies_of_each_fact(seed: int) -> None:
     source = Examples(WORDS, "train", seed)
     for problem in islice(wp.problems("train", seed + 10), 150):
-        example = source._example(problem.question, problem.answer, drill=False)
+        example = source.example(problem.question, problem.answer, drill=False)
         words, last = problem.answer.split(), len(problem.steps) - 1
         wanted = [-1, NAME, -1, -1, -1, -1]  # the opening's number is given
         for number in range(len(problem.steps)):
@@ -248,7 +248,7 @@ def test_a_fifth_of_the_stories_keep_a_left_part_whose_next_token_weighs_most() 
 def test_examples_are_what_the_chat_template_and_the_tokenizer_make() -> None:
     source = Examples(WORDS, "train", 0)
     for problem in islice(wp.problems("train", 10), 100):
-        example = source._example(problem.question, problem.answer, drill=False)
+        example = source.example(problem.question, problem.answer, drill=False)
         text = f"{tokenizer.prompt_text(problem.question)} {problem.answer}"
         tokens = WORDS.encode(text, add_special_tokens=False)
         assert example.tokens[: len(tokens)] == tokens

@@ -104,7 +104,7 @@ ENDS = ("#### {n}", "so ${n}.", "#### {n}.\nThat was 1", "#### 0", "none", "####
 def test_gsm8k_is_the_harness_s() -> None:
     """The same 4-shot prompts, plain and as turns, and the same verdicts of both readings."""
     test, train = real("gsm8k_test.jsonl"), real("gsm8k_train_head.jsonl")
-    ours = GSM8K(test, 8, fewshot_source=train)
+    ours = GSM8K(test, 8, fewshot_input=train)
     shipped = yaml.safe_load((Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / "gsm8k.yaml").read_text())
     entry = ConfigurableTask(config=shipped | {
         "dataset_path": "json", "dataset_name": None, "num_fewshot": 4, "fewshot_config": {"sampler": "first_n"},

@@ -66,17 +66,17 @@ def test_a_rank_at_an_earlier_step_is_named(
 ) -> None:
     failures.mesh = Mesh(1, 2)
     monkeypatch.setattr(failures.heart, "silent", list)
-    assert failures._overdue(False) is None
+    assert failures.overdue(False) is None
     store.set(keys.WAITS.format(1), "3")
-    assert str(failures._overdue(True)).startswith("rank 0 of 2 is still at an earlier step")
+    assert str(failures.overdue(True)).startswith("rank 0 of 2 is still at an earlier step")
     store.set(keys.WAITS.format(0), "3")
-    assert str(failures._overdue(True)).startswith("what rank 1 waits for does not come")
+    assert str(failures.overdue(True)).startswith("what rank 1 waits for does not come")
 
 
 def test_sigterm_ends_a_rank_only_when_another_is_lost(failures: Failures, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[str, int]] = []
     monkeypatch.setattr(failures_file, "die", lambda message, status: said.append((message, status)))
-    failures._end_if_lost()
+    failures.end_if_lost()
     assert said == [
         (
             "lopa-dist: rank 0 of 2 does not answer: killed, hanging or unreachable "
@@ -85,7 +85,7 @@ def test_sigterm_ends_a_rank_only_when_another_is_lost(failures: Failures, monke
         )
     ]
     monkeypatch.setattr(failures.heart, "silent", list)
-    failures._end_if_lost()
+    failures.end_if_lost()
     assert len(said) == 1
 
 

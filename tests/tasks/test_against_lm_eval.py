@@ -15,11 +15,10 @@ import yaml
 from lm_eval.utils import apply_template
 
 from lopa_dist.tasks import humaneval, mbpp, minerva_math
-from lopa_dist.tasks.code_task import CodeRunner
 from tests.tasks.data import real
 from tests.tasks.test_code_tasks import MBPP_ROWS, write
 
-OFF = CodeRunner("test", False)
+OFF = {"allow_code_execution": False}
 
 
 class Loader(yaml.SafeLoader):
@@ -37,7 +36,7 @@ def shipped(name: str) -> dict[str, Any]:
 def test_humaneval_and_its_chat_form() -> None:
     plain, chat = shipped("humaneval/humaneval.yaml"), shipped("humaneval/humaneval_instruct.yaml")
     source = real("HumanEval.jsonl.gz")
-    for item in humaneval.HumanEval(OFF, source, 5).items():
+    for item in humaneval.HumanEval(source, 5, **OFF).items():
         prompt = item.reference[0]
         assert item.prompt == apply_template(plain["doc_to_text"], {"prompt": prompt})
         assert item.messages == [{"role": "user", "content": apply_template(chat["doc_to_text"], {"prompt": prompt})}]
@@ -51,7 +50,7 @@ def test_mbpp(plus: bool, tmp_path: Path) -> None:
     template = shipped("mbpp/mbpp_plus.yaml")["doc_to_text"] if plus else base["doc_to_text"]
     source = write(tmp_path / "mbpp.jsonl", [row | {"test": ""} for row in MBPP_ROWS])
     kind = mbpp.MBPPPlus if plus else mbpp.MBPP
-    task = kind(OFF, source, None, 3, source)
+    task = kind(source, None, 3, source, **OFF)
     row = next(r for r in MBPP_ROWS if r["task_id"] == 11)
     item = next(i for i in task.items() if i.custom_id == "mbpp-11")
     shots = [r for r in MBPP_ROWS if r["task_id"] in (2, 3, 4)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.tasks.code_task import CodeRunner, first_block
+from lopa_dist.tasks.code_task import first_block
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.rows import rows
@@ -23,9 +23,7 @@ if not sys.platform.startswith("linux"):
 pytestmark = pytest.mark.usefixtures("sandbox_to_itself")
 
 
-@pytest.fixture(scope="module")
-def runner() -> CodeRunner:
-    return CodeRunner("test", True, 20.0)
+RUN = {"allow_code_execution": True, "code_timeout_s": 20.0}
 
 
 def plain(item: Item) -> Item:
@@ -47,11 +45,11 @@ def right(score: Score | None) -> bool:
     return score.correct
 
 
-def test_humaneval_golds(runner: CodeRunner) -> None:
+def test_humaneval_golds() -> None:
     """Every eighth of the real problems (all 164 take a quarter of a minute and pass too)."""
     source = real("HumanEval.jsonl.gz")
     golds = {row.value["task_id"]: row.value["canonical_solution"] for row in rows(source)}
-    task = HumanEval(runner, source)
+    task = HumanEval(source, **RUN)
     items = list(task.items())
     assert [item.custom_id for item in items] == [f"HumanEval/{i}" for i in range(164)]
     for item in items[::8]:
@@ -74,10 +72,10 @@ ADD = {
 }
 
 
-def test_humaneval_plus_in_both_forms(runner: CodeRunner, tmp_path: Path) -> None:
+def test_humaneval_plus_in_both_forms(tmp_path: Path) -> None:
     hub = ADD | {"test": "import numpy as np\ndef check(candidate):\n    assert np.allclose(candidate(1, 2), 3)"}
     release = ADD | {"base_input": [[1, 2]], "plus_input": [[0.1, 0.2], [5, -5]], "atol": 0, "contract": ""}
-    task = HumanEvalPlus(runner, write(tmp_path / "x.jsonl", [hub, release]))
+    task = HumanEvalPlus(write(tmp_path / "x.jsonl", [hub, release]), **RUN)
     first, second = map(plain, task.items())
     for item in (first, second):
         assert right(task.score(item, "    return a + b\n"))
@@ -100,13 +98,13 @@ MBPP_ROWS = [
 ]
 
 
-def test_mbpp(runner: CodeRunner, tmp_path: Path) -> None:
+def test_mbpp(tmp_path: Path) -> None:
     rows = [*MBPP_ROWS]
     rows[6] = rows[6] | {
         "test_setup_code": "one = f510(0) - 509",
         "test_list": [*rows[6]["test_list"], "assert one == 1"],
     }
-    task = MBPP(runner, write(tmp_path / "mbpp.jsonl", rows))
+    task = MBPP(write(tmp_path / "mbpp.jsonl", rows), **RUN)
     first, last = task.items()
     assert (first.custom_id, last.custom_id) == ("mbpp-11", "mbpp-510")
     begin = (
@@ -127,10 +125,10 @@ def test_mbpp(runner: CodeRunner, tmp_path: Path) -> None:
         assert not right(task.score(plain(item), f"```python\n{row['code']}\n```"))
         assert not right(task.score(plain(item), row["code"].replace("+", "-")))
     with pytest.raises(ValueError, match=r"task\.fewshot_input=.*examples of 3"):
-        MBPP(runner, write(tmp_path / "few.jsonl", rows[4:]))
+        MBPP(write(tmp_path / "few.jsonl", rows[4:]), **RUN)
 
 
-def test_mbpp_plus_in_the_form_of_the_hub(runner: CodeRunner, tmp_path: Path) -> None:
+def test_mbpp_plus_in_the_form_of_the_hub(tmp_path: Path) -> None:
     row = {
         "task_id": 2,
         "code": "def f(x): return x * 2",
@@ -140,7 +138,7 @@ def test_mbpp_plus_in_the_form_of_the_hub(runner: CodeRunner, tmp_path: Path) ->
         "test": "for x in range(99): assert f(x) == math.floor(2.0 * x)",
     }
     shots = write(tmp_path / "mbpp.jsonl", MBPP_ROWS)
-    task = MBPPPlus(runner, write(tmp_path / "plus.jsonl", [row]), fewshot_source=shots)
+    task = MBPPPlus(write(tmp_path / "plus.jsonl", [row]), fewshot_input=shots, **RUN)
     (item,) = map(plain, task.items())
     assert item.custom_id == "mbpp-2"
     tail = "task: Write a function to double. Your code should pass these tests:\n\nassert f(1) == 2\n[BEGIN]\n"
@@ -149,7 +147,7 @@ def test_mbpp_plus_in_the_form_of_the_hub(runner: CodeRunner, tmp_path: Path) ->
     assert not right(task.score(item, "def f(x): return 2"))
 
 
-def test_mbpp_plus_in_the_release_form(runner: CodeRunner, tmp_path: Path) -> None:
+def test_mbpp_plus_in_the_release_form(tmp_path: Path) -> None:
     pytest.importorskip("evalplus.data.mbpp", reason="needs evalplus")
     row = {
         "task_id": "Mbpp/2",
@@ -162,7 +160,7 @@ def test_mbpp_plus_in_the_release_form(runner: CodeRunner, tmp_path: Path) -> No
         "assertion": "assert set(similar_elements((1, 2),(2, 3))) == {2}",
     }
     shots = write(tmp_path / "mbpp.jsonl", MBPP_ROWS)
-    task = MBPPPlus(runner, write(tmp_path / "plus.jsonl", [row]), fewshot_source=shots)
+    task = MBPPPlus(write(tmp_path / "plus.jsonl", [row]), fewshot_input=shots, **RUN)
     (item,) = map(plain, task.items())
     assert "task: Write a function to find the shared elements. Your code" in item.prompt
     assert right(
@@ -175,17 +173,16 @@ def test_mbpp_plus_in_the_release_form(runner: CodeRunner, tmp_path: Path) -> No
 
 def test_running_code_must_be_decided(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"task=humaneval .*task\.allow_code_execution=true.* false generates"):
-        CodeRunner("humaneval", None)
-    task = HumanEval(
-        CodeRunner("humaneval", False), write(tmp_path / "x.jsonl", [ADD | {"test": "def check(f): 1 / 0"}])
-    )
+        HumanEval()
+    source = write(tmp_path / "x.jsonl", [ADD | {"test": "def check(f): 1 / 0"}])
+    task = HumanEval(source, allow_code_execution=False)
     assert [task.score(item, "") for item in task.items()] == [None]
 
 
 def test_rows_of_another_benchmark_are_distinguished(tmp_path: Path) -> None:
     source = write(tmp_path / "x.jsonl", [{"question": "?", "answer": "#### 1"}, {"task_id": 12, "text": "x"}])
-    off = CodeRunner("x", False)
-    items = [*HumanEval(off, source).items(), *MBPP(off, source, fewshot=0).items()]
+    off = {"allow_code_execution": False}
+    items = [*HumanEval(source, **off).items(), *MBPP(source, fewshot=0, **off).items()]
     words = ["prompt", "entry_point", "task_id", "test_list"]
     words[1] = "prompt"
     assert len(items) == 4

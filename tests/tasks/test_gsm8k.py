@@ -15,7 +15,7 @@ from tests.tasks.data import real
 
 @pytest.fixture(scope="module")
 def task() -> GSM8K:
-    return GSM8K(real("gsm8k_test.jsonl"), fewshot_source=real("gsm8k_train_head.jsonl"))
+    return GSM8K(real("gsm8k_test.jsonl"), fewshot_input=real("gsm8k_train_head.jsonl"))
 
 
 def test_every_gold_answer_scores_and_no_wrong_one_does(task: GSM8K) -> None:
@@ -65,7 +65,7 @@ def test_both_forms_of_the_prompt(task: GSM8K) -> None:
     assert item.messages[1]["content"] == shots[0]["answer"]
     assert item.messages[-1]["content"] == f"Question: {question}\nAnswer:"
     assert "Question:" in item.stop
-    single = GSM8K(task.source, 1, fewshot_source=real("gsm8k_train_head.jsonl"), multiturn=False)
+    single = GSM8K(task.source, 1, fewshot_input=real("gsm8k_train_head.jsonl"), fewshot_as_multiturn=False)
     assert [i.messages for i in single.items()] == [[{"role": "user", "content": item.prompt}]]
 
 
@@ -79,7 +79,7 @@ def test_limit_no_examples_and_bad_rows(tmp_path: Path) -> None:
     assert "line 3: not JSON" in str(no_json.error)
     assert len(list(GSM8K(str(source), 1, fewshot=0).items())) == 1
     with pytest.raises(ValueError, match=r"task\.fewshot_input=.*row 2"):
-        GSM8K(str(source), fewshot_source=str(source))
+        GSM8K(str(source), fewshot_input=str(source))
     source.write_text(source.read_text().split("\n")[0])
     with pytest.raises(ValueError, match="1 examples of 4"):
-        GSM8K(str(source), fewshot_source=str(source))
+        GSM8K(str(source), fewshot_input=str(source))

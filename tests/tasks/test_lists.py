@@ -13,7 +13,7 @@ from lopa_dist.config import TaskConfig, composed
 from lopa_dist.jobs.tasks import make_task
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.lists import Lists
-from lopa_dist.tasks.word_problems import Split
+from lopa_dist.tasks.word_problems import HELD_OUT_SHARE, Split, split_of
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 seeds = st.integers(0, 2**32 - 1)
@@ -147,14 +147,14 @@ def test_a_square_with_a_cell_that_was_given_otherwise_is_wrong(seed: int) -> No
 def test_the_split_is_disjoint_and_a_twentieth_is_held_out() -> None:
     rng = random.Random(0)
     questions = {lp.random_problem(rng, family).question for _ in range(700) for family in lp.FAMILIES}
-    share = sum(lp.split_of(q) == "held_out" for q in questions) / len(questions)
-    assert share == pytest.approx(1 / lp.HELD_OUT_SHARE, abs=0.01)
+    share = sum(split_of(q) == "held_out" for q in questions) / len(questions)
+    assert share == pytest.approx(1 / HELD_OUT_SHARE, abs=0.01)
     for split in SPLITS:
-        assert {lp.split_of(p.question) for p in some(split)} == {split}
+        assert {split_of(p.question) for p in some(split)} == {split}
 
 
 def test_the_split_never_moves() -> None:
-    held_out = [q for n in range(100) if lp.split_of(q := f"copy : {n} , 50 , 99") == "held_out"]
+    held_out = [q for n in range(100) if split_of(q := f"copy : {n} , 50 , 99") == "held_out"]
     assert held_out == ["copy : 72 , 50 , 99", "copy : 85 , 50 , 99"]
 
 

@@ -1,0 +1,18 @@
+"""All tasks by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.batch import Batch
+from lopa_dist.tasks.gsm8k import GSM8K
+from lopa_dist.tasks.harness import HarnessTask
+from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
+from lopa_dist.tasks.lists import Lists
+from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
+from lopa_dist.tasks.minerva_math import MinervaMath
+
+KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
+TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
+"""The class of each task. It is made with `limit` and its own `options`, all by the names of `task.*`."""
