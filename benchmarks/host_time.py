@@ -9,7 +9,8 @@ Host time is all of a step but the model's forward, the preparation of its atten
 device would wait for: from the arrival of the step's copy to where the next forward is prepared. It is measured while
 the host is left alone, as by a GPU: every run is repeated with its records, and where the model would run, the host
 only looks at the clock for `FORWARD_S`. A forward on the CPU empties its caches, which makes what follows slower.
-Requests come one after the other, four for every sequence in flight, as in a job.
+Requests come one after the other, as in a job, many times as many as are in flight: with one, most steps then find
+the structure of an earlier one (`decode.layout`).
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ from lopa_dist.tasks.arithmetic import Arithmetic
 
 EXPOSED = "exposed"
 FORWARD_S = 0.005
-RUNS = {1: 6, 8: 2, 64: 1}  # by sequences in flight
-REQUESTS = 4  # for each of them, in every run
+RUNS = {1: (1, 128), 8: (2, 32), 64: (1, 256)}  # by sequences in flight: how often, and how many requests each time
 DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
     "control": {"branches": 0, "extra_fill": 1},
@@ -136,9 +136,9 @@ def main() -> None:
         steps: dict[str, list[dict[str, float]]] = {name: [] for name in DECODINGS}
         alone: dict[str, list[dict[str, float]]] = {name: [] for name in DECODINGS}
         rates: dict[str, list[float]] = {name: [] for name in DECODINGS}
-        for run, name in product(range(RUNS[sequences]), DECODINGS):
+        runs, count = RUNS[sequences]
+        for run, name in product(range(runs), DECODINGS):
             config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
-            count = REQUESTS * sequences
             chosen = [ids[(run * count + i) % len(ids)] for i in range(count)]
             requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
 
