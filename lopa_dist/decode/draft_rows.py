@@ -32,7 +32,7 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import ROW_TILE, DraftRows
-from lopa_dist.decode.state import HostState, State, arange
+from lopa_dist.decode.state import HostState, State
 from lopa_dist.decode.structure import DraftStructure, Structure
 from lopa_dist.ragged import Ints, ragged_arange, to_device
 
@@ -98,7 +98,6 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
 
     of_all = np.concatenate([of_mask, of_token, of_check])
     draft = np.concatenate([mask_draft, token_draft, check_draft])
-    into_window = start - structure.first
     structure.drafts = DraftStructure(start, begin, sequence[of_all], (len(of_mask), len(of_token), len(of_check)))
     structure.start, structure.rows, structure.lo, structure.hi = packed_start, packed_rows, lo, hi
     structure.head_sequence = np.append(structure.head_sequence, sequence[of_check][reported])
@@ -107,13 +106,10 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
         "chain": (sequence * config.max_chain + branch * m)[of_all] + draft,  # each draft's cell in `State.chain`
         "moved": moved,
         "mask_row": mask_row,
-        "mask_window": into_window[of_mask],  # plus its position: the mask's row in the order of positions
+        "mask_window": (start - structure.first)[
+            of_mask
+        ],  # plus its position: the mask's row in the order of positions
         "drafts_into": np.append(token_row, check_row),
-        "check_draft": check_draft,
-        "check_branch": (sequence * config.max_branches + branch)[of_check],
-        "check_window": into_window[of_check] - int(state.vocabulary.shift),  # plus its position: the predicting row,
-        "first_row": start[of_check],  # if that is in the segment
-        "last_row": (start + rows - 1)[of_check],
         "reported": np.flatnonzero(reported),
         "check_head": check_row[reported],
         "where": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),
@@ -134,11 +130,11 @@ def place_drafts(
     Returns:
         Tokens and positions of all packed rows, and which they are.
     """
-    config, device, drafts = state.config, tokens.device, structure.drafts
+    drafts = structure.drafts
     assert drafts is not None
     shift, in_order = int(state.vocabulary.shift), len(on["moved"])
     position, token = state.chain.flatten(1).index_select(1, on["chain"])  # [D]
-    of_masks, _, of_checks = (position - on["draft_origin"]).split(drafts.kinds)
+    of_masks = position[: drafts.kinds[0]] - on["draft_origin"][: drafts.kinds[0]]
     _, token_position, check_position = (position + on["draft_prompt"]).split(drafts.kinds)
 
     # window rows
@@ -146,15 +142,11 @@ def place_drafts(
     count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
     packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 
-    # verification rows: the token that the predicting position has in the context of the drafts before
+    # verification rows: those that predict, with the shift the row before, in the context of the drafts before
     if shift:
-        earlier, there = state.chain.view(2, -1, config.drafts).index_select(1, on["check_branch"])  # [C, m]
-        predicting = (position[len(position) - drafts.kinds[2] :] - shift)[:, None]
-        hit = (earlier == predicting) & (arange(config.drafts, device) < on["check_draft"][:, None])
-        row = torch.minimum(torch.maximum(on["check_window"] + of_checks, on["first_row"]), on["last_row"])
-        context = torch.where(hit.any(1), (there * hit).sum(1), tokens.index_select(0, row))
+        context = state.chain_context.view(-1).index_select(0, on["chain"][len(on["chain"]) - drafts.kinds[2] :])
     else:
-        context = torch.full_like(of_checks, state.vocabulary.mask_id)
+        context = torch.full_like(check_position, state.vocabulary.mask_id)
 
     into = torch.cat([packed_row, on["drafts_into"]])
     token_rows = token.split(drafts.kinds)[1]
@@ -169,6 +161,8 @@ def place_drafts(
 
 def draft_keys(state: State, structure: Structure, on: dict[str, Tensor]) -> Tensor:
     """Return the keys of the random numbers of the verification rows that this rank reports."""
-    position = state.chain[0].view(-1).index_select(0, on["chain"][-len(on["check_draft"]) :])[on["reported"]]
+    assert structure.drafts is not None
+    checks = on["chain"][len(on["chain"]) - structure.drafts.kinds[2] :]
+    position = state.chain[0].view(-1).index_select(0, checks)[on["reported"]]
     sequence = structure.head_sequence[len(structure.head_sequence) - len(position) :]
     return state.noise_keys(to_device(sequence, position.device), position)

@@ -198,6 +198,8 @@ def spawn_chain(state: State, made: Tensor, count: Tensor) -> Tensor:
     """
     config, n = state.config, made.shape[2]
     state.chain[:, :, :n] = made
+    if config.drafts > 1 and state.vocabulary.shift:
+        state.chain_context.copy_(contexts(state))
     torch.clamp(count, max=config.max_chain, out=state.drafts)
     state.drafts.masked_fill_(state.done != 0, 0)
     edits = min(config.branches * config.drafts, n)
@@ -206,6 +208,19 @@ def spawn_chain(state: State, made: Tensor, count: Tensor) -> Tensor:
         filled = arange(edits, device) < (arange(config.max_branches, device) * config.drafts)[:, None]  # [K, E]
         state.edits[:, :, :, :edits] = torch.where(filled, made[:, :, None, :edits], -1)
     return (state.drafts + config.drafts - 1).div(config.drafts, rounding_mode="floor").clamp(min=1)
+
+
+def contexts(state: State) -> Tensor:
+    """Return the token before each draft's position ``[S, C]``, from which a model with the shift predicts the draft.
+
+    It is that of an earlier draft where one stands there, and else that of the sequence.
+    """
+    position, token = state.chain
+    before = position - 1
+    number = arange(position.shape[1], position.device)
+    drafted = (position[:, None] == before[..., None]) & (number < number[:, None])  # [S, C, C] by an earlier one
+    written = state.canvas.gather(1, (before + state.origin).clamp_(min=0))
+    return torch.where(drafted.any(2), (token[:, None] * drafted).sum(2), written)
 
 
 def branch_confidence(config: DecodeConfig, confidence: Tensor, open_: Tensor, created: Tensor) -> Tensor:

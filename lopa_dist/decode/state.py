@@ -110,7 +110,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "edit_confidence")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "edit_confidence", "chain_context")  # tensors that begin with S
 
 
 @dataclass
@@ -128,6 +128,7 @@ class State:
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence that a branch was created with; 1 for the anchor
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
+    chain_context: Tensor  # [S, C] the token before each draft's position, given the drafts before it (`spawn`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     one_block: bool = False  # whether no sequence gets a block beside one that has masks (decode.one_block_from)
@@ -176,6 +177,7 @@ class State:
             edits=long(2, slots, k, e),
             edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
             chain=long(2, slots, config.max_chain),
+            chain_context=long(slots, config.max_chain),
             boundary=Records(long(3, slots).int()),
             sampled=np.zeros(slots, bool),
         )

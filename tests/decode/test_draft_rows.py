@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, State, Vocabulary, layout
 from lopa_dist.decode.draft_rows import drafts_with_rows
+from lopa_dist.decode.lopa import contexts
 from tests.decode.admission import admit
 
 MASK, EOS, SIZE = 999, 998, 4
@@ -58,6 +59,7 @@ def drafted(draw: st.DrawFn) -> tuple[State, int]:
         for branch in range(1, config.max_branches):
             for i, position in enumerate(positions[: branch * config.drafts]):
                 state.edits[:, slot, branch, i] = torch.tensor([position, 300 + position])
+    state.chain_context.copy_(contexts(state))
     return state, draw(st.sampled_from([1, 2]))
 
 
