@@ -14,6 +14,7 @@ from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.parallel.launcher import World
 
 BUDGET_S = 20.0
+FEW = 4  # sizes: with fewer, most of t(M) is a guess
 MOST_ROWS = 4096  # of a forward: larger steps are prefills
 
 
@@ -32,6 +33,11 @@ def make_profile(overrides: list[str]) -> None:
     for rows, seconds in found.seconds.items():
         table.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{1e6 * seconds / rows:.1f}")
     console.print(table)
+    if len(found.seconds) < FEW:
+        console.print(
+            f"Sizes measured in {BUDGET_S:g} s: {len(found.seconds)}, too few to go by. Does something else keep this "
+            "machine busy? Then measure again when it is quiet."
+        )
     console.print(f"engine.max_rows=auto: {found.best_rows()}")
     a_rank = decode.block_size * decode.max_branches
     console.print(f"decode.one_block_from=auto on one rank: {found.one_block_from(a_rank)}")

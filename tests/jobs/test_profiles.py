@@ -84,10 +84,11 @@ def test_made_read_and_followed(
 
 
 def test_a_profile_of_another_precision_does_not_count(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "BUDGET_S", 0.0)
     command.make_profile(["model.dtype=bf16", *DECODE, "parallel.threads=1"])
+    assert "Sizes measured in 0 s: 1, too few" in capsys.readouterr().out
     assert len(list(cache.iterdir())) == 1
     with pytest.raises(ValueError, match="run lopa-dist profile once"):
         run(job(), tmp_path, World("python"))
