@@ -31,12 +31,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.embedded import RESULTS
+from benchmarks.embedded import RESULTS, requests_of
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.request import Request
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.statistics import PHASES, Statistics
 from lopa_dist.jobs.build import EngineBuilder
@@ -124,12 +124,7 @@ def generate(
 def main() -> None:
     """Measure and print."""
     builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
-    tokenizer = builder.tokenizer
-    prompts = [
-        tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
-        for item in Arithmetic(256).items()
-    ]
-    ids = [tokenizer(p, add_special_tokens=False).input_ids for p in prompts]
+    items = list(Arithmetic(256).items())
     rows: list[dict[str, Any]] = []
     for threads, sequences in product(sorted({1, len(os.sched_getaffinity(0))}), RUNS):
         torch.set_num_threads(threads)
@@ -139,9 +134,8 @@ def main() -> None:
         runs, count = RUNS[sequences]
         for run, name in product(range(runs), DECODINGS):
             config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
-            chosen = [ids[(run * count + i) % len(ids)] for i in range(count)]
-            requests = [Request(i, p, 64, request_key(0, str(i))) for i, p in enumerate(chosen)]
-
+            chosen = [items[(run * count + i) % len(items)] for i in range(count)]
+            requests = requests_of(chosen, builder.tokenizer, config.max_new_tokens)
             records: list[Tensor] = []
             with recorded(records):
                 began = time.perf_counter()

@@ -57,7 +57,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=256)
     parser.add_argument("--in-flight", type=int, action="append", help=f"sequences; may be repeated ({IN_FLIGHT})")
-    parser.add_argument("--rounds", type=int, default=1, help="the best of so many counts")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
@@ -67,17 +66,15 @@ def main() -> None:
     settings = SETTINGS | {BY_LOAD: SETTINGS["10 drafts"] | {"one_block_from": few}}
     rows = []
     for in_flight in arguments.in_flight or IN_FLIGHT:
-        found: dict[str, dict[str, Any]] = {}
-        for _ in range(arguments.rounds):
-            for name, setting in settings.items():
-                new = generate(builder, replace(BASE, **setting), in_flight, arguments.problems)
-                if new["tokens_per_s"] > found.get(name, new | {"tokens_per_s": 0})["tokens_per_s"]:
-                    found[name] = new
+        found = {
+            name: generate(builder, replace(BASE, **setting), in_flight, arguments.problems)
+            for name, setting in settings.items()
+        }
         rows += [{"decoding": name, "in_flight": in_flight, **figures} for name, figures in found.items()]
         show(in_flight, found)
     report = {
         "machine": platform.processor() or platform.machine(), "torch": torch.__version__, "one_block_from": few,
-        "problems": arguments.problems, "rounds": arguments.rounds, "rows": rows,
+        "problems": arguments.problems, "rows": rows,
     }  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "in_flight.json").write_text(json.dumps(report, indent=1) + "\n")

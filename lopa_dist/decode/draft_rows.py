@@ -124,7 +124,7 @@ def place_drafts(
     Args:
         state: of this step.
         structure: that of the forward, with rows of drafts.
-        on: its arrays on the device, and the drafts' `draft_origin` and `draft_prompt`, and `begin`.
+        on: its arrays on the device, and the drafts' `mask_origin` and `draft_prompt`, and `begin`.
         tokens, positions: of the windows' rows, in the order of positions.
 
     Returns:
@@ -134,11 +134,10 @@ def place_drafts(
     assert drafts is not None
     shift, in_order = int(state.vocabulary.shift), len(on["moved"])
     position, token = state.chain.flatten(1).index_select(1, on["chain"])  # [D]
-    of_masks = position[: drafts.kinds[0]] - on["draft_origin"][: drafts.kinds[0]]
     _, token_position, check_position = (position + on["draft_prompt"]).split(drafts.kinds)
 
     # window rows
-    masks = on["mask_window"] + of_masks
+    masks = on["mask_window"] + position[: drafts.kinds[0]] - on["mask_origin"]
     count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
     packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 

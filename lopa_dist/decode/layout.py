@@ -53,8 +53,8 @@ def layout(
         "offset": structure.offset - origin[sequence],
     }
     if structure.drafts:
-        drafted = structure.drafts.sequence
-        moved |= {"draft_origin": origin[drafted], "draft_prompt": host.prompt[drafted]}
+        drafted, masks = structure.drafts.sequence, structure.drafts.kinds[0]
+        moved |= {"mask_origin": origin[drafted[:masks]], "draft_prompt": host.prompt[drafted]}
         moved["begin"] = structure.drafts.begin + origin
     on = structure.on | together(device, **moved)
 
@@ -108,7 +108,7 @@ def find_structure(
     if key in state.structures:
         return state.structures[key]
     extra = drafts_with_rows(config, host)
-    made = window_structure(state, host, rank, ranks, prefixes, extra)
+    made = window_structure(state, host, rank, ranks, prefixes, origin, extra)
     if extra.any():
         add_draft_rows(state, host, made, origin, extra, ranks)
     made.on = together(state.canvas.device, **made.arrays)

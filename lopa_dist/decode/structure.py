@@ -72,15 +72,22 @@ def origins(config: DecodeConfig, host: HostState) -> Ints:
 
 
 def window_structure(
-    state: State, host: HostState, rank: int, ranks: int, prefixes: SharedPrefixes | None, extra: Ints
+    state: State,
+    host: HostState,
+    rank: int,
+    ranks: int,
+    prefixes: SharedPrefixes | None,
+    origin: Ints,
+    extra: Ints,
 ) -> Structure:
     """Return the structure of a forward, without rows of drafts.
 
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.
+        origin: ``[S]`` from `origins`.
         extra: ``[S]`` predictions that each branch of a sequence has besides those of masked positions.
     """
-    config, origin = state.config, origins(state.config, host)
+    config = state.config
 
     # segments
     sequence, branch, mine = window_segments(state, host, rank, ranks)

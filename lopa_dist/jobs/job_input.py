@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.journal import request_id
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.request_ids import RequestIds
+from lopa_dist.jobs.resolve import sequences_of_replica
 from lopa_dist.jobs.results import error_line
 from lopa_dist.jobs.run_page import asked
 from lopa_dist.jobs.spool import Chosen, Spool
@@ -70,7 +72,7 @@ class JobInput:
     def __len__(self) -> int:
         return len(self.items)
 
-    def left(self, done: bytearray, replicas: int, sequences: int) -> Sequence[Request]:
+    def left(self, done: bytearray, engine: EngineConfig, replicas: int) -> Sequence[Request]:
         """The requests without those that are done, in the order in which they should begin.
 
         Those go first whose answers may be longest. So no long answer begins when all others are done, and the ranks
@@ -78,15 +80,15 @@ class JobInput:
 
         Args:
             done: 1 for each item that is.
-            replicas: that take requests, each of them `sequences` to begin with.
-            sequences: that a replica runs at once.
+            engine: how many requests a replica takes to begin with.
+            replicas: that take requests.
         """
         numbers = np.flatnonzero(~(np.array(done, bool) | np.array(self.rejected, bool)))
         limits = np.array(self.limits)[numbers]
         if len(set(limits.tolist())) > 1:
             numbers = numbers[np.argsort(-limits, kind="stable")]
             # the first ones are dealt out: else one replica would take all the longest of them at once
-            first, rest = np.split(numbers, [replicas * sequences])
+            first, rest = np.split(numbers, [replicas * sequences_of_replica(engine, len(numbers), replicas)])
             numbers = np.concatenate([*(first[replica::replicas] for replica in range(replicas)), rest])
         return Chosen(self.encoded, array("q", numbers))
 

@@ -111,11 +111,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
-        replicas = self.group.mesh.data
-        left = len(self.input) - sum(self.attempt.done)
-        self.requests = self.input.left(
-            self.attempt.done, replicas, sequences_of_replica(self.config.engine, left, replicas)
-        )
+        self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data)
 
     def run(self) -> dict[str, Any]:
         """Generate, write, report; the report on rank 0."""
