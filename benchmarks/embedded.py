@@ -40,7 +40,7 @@ from lopa_dist.jobs.plots import draw
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.quantize import KINDS
 from lopa_dist.tasks.arithmetic import Arithmetic
-from lopa_dist.tasks.task import Item
+from lopa_dist.tasks.task import Item, Task
 
 RESULTS = Path(__file__).parent / "results"
 BASE = {"block_size": 16, "max_new_tokens": 64, "branches": 0}
@@ -198,18 +198,21 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     config = DecodeConfig(**{**BASE, **{k: v for k, v in setting.items() if k != "quantization"}})
     builder = EngineBuilder(ModelOptions(quantization=quantization, dtype="fp32"), torch.device("cpu"))
     builder.load(warn=False)
-    tokenizer = builder.tokenizer
     task = Arithmetic(problems, "held_out", seed)
-    items = list(task.items())
-    requests = requests_of(items, tokenizer, config.max_new_tokens)
+    return figures_of(builder, config, task, list(task.items())) | {"problems": problems, "seed": seed}
+
+
+def figures_of(builder: EngineBuilder, config: DecodeConfig, task: Task, items: Sequence[Item]) -> dict[str, Any]:
+    """Generate answers to a task's items, 32 at a time, and return what is counted of them."""
+    requests = requests_of(items, builder.tokenizer, config.max_new_tokens)
     engine = builder.engine(config, EngineConfig(32))
     began = time.perf_counter()
     done = list(engine.generate(requests))
     seconds = time.perf_counter() - began
-    right = [task.score(items[g.request.index], tokenizer.decode(g.tokens)).correct for g in done]
+    scores = [task.score(items[g.request.index], builder.tokenizer.decode(g.tokens)) for g in done]
     tokens, forwards = sum(len(g.tokens) for g in done), sum(g.forwards for g in done)
     return {
-        "accuracy": sum(right) / len(right),
+        "accuracy": sum(score.correct for score in scores if score) / len(scores),
         "tpf": tokens / forwards,
         "tokens_per_s": tokens / seconds,
         "reference_tpf": sum(g.filled for g in done) / (forwards + len(done)),
@@ -217,8 +220,6 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
         "rows_per_token": engine.statistics.rows / tokens,
         "accepted_per_forward": engine.statistics.accepted_per_forward(),
         "acceptance": engine.statistics.acceptance(),
-        "problems": problems,
-        "seed": seed,
     }
 
 

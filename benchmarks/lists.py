@@ -1,10 +1,12 @@
-"""Accuracy of a list model by family, and its tokens per forward, under plain decodings and the control.
+"""Accuracy of the list model by family, its tokens per forward and rows per token, under every kind of decoding.
 
-    python -m benchmarks.lists                                  # 400 held-out problems a setting
+    python -m benchmarks.lists                                  # 800 held-out problems a setting
     python -m benchmarks.lists --model outputs/lists/checkpoint --problems 80 --only plain
-    python -m benchmarks.lists --output outputs/lists/accuracy.json
+    python -m benchmarks.lists --seed 2                         # the final test
 
-Counting is as in `benchmarks.embedded`: tokens up to the first EOS, every forward of a sequence, prefill included.
+Counting is as in `benchmarks.embedded`: tokens up to the first EOS, every forward of a sequence, prefill included. The
+families are run one after the other. Results are kept in benchmarks/results/lists.json, by the model's weights, and
+only what is missing is run.
 """
 
 from __future__ import annotations
@@ -12,88 +14,115 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
-from pathlib import Path
+import multiprocessing
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.embedded import LEFT_TO_RIGHT, requests_of
+from benchmarks.embedded import LEFT_TO_RIGHT, RESULTS, Setting, drafted, figures_of
+from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation
-from lopa_dist.models.checkpoint import load_model
+from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.models.files import find
-from lopa_dist.models.tokenizer import load_tokenizer
-from lopa_dist.parallel.communicator import Solo
-from lopa_dist.tasks.list_problems import FAMILIES, LENGTHS
+from lopa_dist.tasks.list_problems import FAMILIES
 from lopa_dist.tasks.lists import Lists
 
-BASE: dict[str, Any] = {"block_size": 16, "max_new_tokens": 128, "branches": 0, "tau_conf": 0.9}
-SETTINGS: dict[str, dict[str, Any]] = {
+BASE: Setting = {"block_size": 16, "max_new_tokens": 80, "branches": 0}
+ONE_BLOCK: Setting = {"max_active_blocks": 1}
+SETTINGS: dict[str, Setting] = {
     "left to right": dict(LEFT_TO_RIGHT),
     "plain": {},
-    "control 1": {"extra_fill": 1},
-    "control 2": {"extra_fill": 2},
+    "control +1": {"extra_fill": 1},
+    "control +2": {"extra_fill": 2},
+    "LoPA, k = 7": {"branches": 7},
+    "verified, 10 drafts": drafted(0, 10),
+    "verified, 16 drafts": drafted(0, 16),
+    "verified, 7 branches": drafted(7, 1),
+    "verified, k = 1, 8 drafts": drafted(1, 8),
+    "verified throughout, 10 drafts": drafted(0, 10, tau_conf=1.0),
+    "plain, one block": ONE_BLOCK,
+    "control +1, one block": {"extra_fill": 1, **ONE_BLOCK},
+    "control +2, one block": {"extra_fill": 2, **ONE_BLOCK},
+    "verified, 6 drafts, one block": drafted(0, 6, **ONE_BLOCK),
+    "verified, 10 drafts, one block": drafted(0, 10, **ONE_BLOCK),
 }
+Job = tuple[str, str, int, int]
+"""The model's path, a setting's name, the number of problems and their seed."""
 
 
-def figures(done: Sequence[tuple[Generation, bool]]) -> dict[str, float]:
-    """Of finished requests and whether they are right."""
-    tokens, forwards = sum(len(g.tokens) for g, _ in done), sum(g.forwards for g, _ in done)
-    return {"problems": len(done), "accuracy": sum(right for _, right in done) / len(done), "tpf": tokens / forwards}
-
-
-def measure(folder: Path, setting: dict[str, Any], problems: int, seed: int) -> dict[str, Any]:
-    """Run one setting; `figures` of all problems, of each family, and of lists by their number of items."""
-    config = DecodeConfig(**{**BASE, **setting})
-    model, tokenizer = load_model(folder, torch.float32, torch.device("cpu")), load_tokenizer(folder)
-    task = Lists(problems, "held_out", seed)
+def work(job: Job) -> dict[str, dict[str, Any]]:
+    """Run one setting in this process, on one thread; returns the figures of each family."""
+    path, name, problems, seed = job
+    torch.set_num_threads(1)
+    builder = EngineBuilder(ModelOptions(path=path, pattern="d2f", dtype="fp32"), torch.device("cpu"))
+    builder.load(warn=False)
+    task, config = Lists(problems, "held_out", seed), DecodeConfig(**{**BASE, **SETTINGS[name]})
     items = list(task.items())
-    requests = requests_of(items, tokenizer, config.max_new_tokens)
-    done: dict[str, list[tuple[Generation, bool]]] = {"all": []}
-    for generation in Engine(model, config, Solo(), EngineConfig(32)).generate(requests):
-        item = items[generation.request.index]
-        family, length = item.custom_id.rpartition("-")[2], item.reference.count(",") + 1
-        kind = next((kind for kind, lengths in LENGTHS.items() if length in lengths), "")
-        judged = generation, task.score(item, tokenizer.decode(generation.tokens)).correct
-        for group in ("all", family) if family == "latin" else ("all", family, f"{family} {kind}"):
-            done.setdefault(group, []).append(judged)
-    groups = {name: figures(done[name]) for name in sorted(done)}
-    return {"setting": {**BASE, **setting}, "seed": seed, "groups": groups}
+    return {
+        family: figures_of(builder, config, task, [item for item in items if item.custom_id.endswith(f"-{family}")])
+        for family in FAMILIES
+    }
 
 
-def shown(results: dict[str, dict[str, Any]]) -> Table:
-    """Accuracy and tokens per forward of each family, and its lengths, under each setting."""
-    table = Table("family", *results)
-    names = [f"{family}{kind}" for family in FAMILIES for kind in ("", *(f" {kind}" for kind in LENGTHS))]
-    known = {name for r in results.values() for name in r["groups"]}
-    for group in ("all", *(name for name in names if name in known)):
-        found = [r["groups"].get(group) for r in results.values()]
-        table.add_row(group, *(f"{f['accuracy']:.1%} at {f['tpf']:.2f}" if f else "" for f in found))
-    return table
+def key(job: Job) -> str:
+    """What identifies a result, besides the weights."""
+    _, name, problems, seed = job
+    return json.dumps([{**BASE, **SETTINGS[name]}, problems, seed], sort_keys=True)
+
+
+def run(jobs: list[Job], processes: int, console: Console) -> dict[str, dict[str, Any]]:
+    """Measure what is missing; returns the figures of each setting, by family."""
+    file = RESULTS / "lists.json"
+    weights = hashlib.sha256((find(jobs[0][0], "--model") / "model.safetensors").read_bytes()).hexdigest()[:16]
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    if kept.get("model") != weights:
+        kept = {"model": weights, "results": {}}
+    missing = [job for job in jobs if key(job) not in kept["results"]]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for job, families in zip(missing, pool.imap(work, missing), strict=True):
+            kept["results"][key(job)] = {"name": job[1], "problems": job[2], "seed": job[3], "families": families}
+            file.write_text(json.dumps(kept, indent=1) + "\n")
+            console.print(f"{job[1]}: {mean(families, 'accuracy'):.1%}")
+    return {job[1]: kept["results"][key(job)]["families"] for job in jobs}
+
+
+def mean(families: dict[str, Any], figure: str) -> float:
+    """The mean of a figure over the families: each has as many problems as another."""
+    return sum(found[figure] for found in families.values()) / len(families)
+
+
+def shown(results: dict[str, dict[str, Any]]) -> list[Table]:
+    """One table for each figure: settings by families."""
+    tables = []
+    for figure, title, form in (
+        ("accuracy", "accuracy", "{:.1%}"),
+        ("tpf", "tokens per forward", "{:.2f}"),
+        ("rows_per_token", "rows per token", "{:.1f}"),
+    ):
+        table = Table("decoding", *FAMILIES, "mean", title=title)
+        for name, families in results.items():
+            cells = [*(families[family][figure] for family in FAMILIES), mean(families, figure)]
+            table.add_row(name, *(form.format(cell) for cell in cells))
+        tables.append(table)
+    return tables
 
 
 def main() -> None:
-    """Measure, print, and keep the results."""
+    """Measure what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="outputs/lists/checkpoint", help="a checkpoint folder")
-    parser.add_argument("--problems", type=int, default=400)
+    parser.add_argument("--model", default="lists", help="lists, or a checkpoint folder")
+    parser.add_argument("--problems", type=int, default=800)
     parser.add_argument("--seed", type=int, default=1, help="2 is the final test")
     parser.add_argument("--only", choices=list(SETTINGS), help="one setting")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    folder = find(arguments.model, "--model")
-    names = [arguments.only] if arguments.only else list(SETTINGS)
-    results = {n: measure(folder, SETTINGS[n], arguments.problems, arguments.seed) for n in names}
-    Console().print(shown(results))
-    if arguments.output:
-        weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
-        arguments.output.write_text(json.dumps({"weights": weights, "results": results}, indent=1) + "\n")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    console = Console()
+    names = [options.only] if options.only else list(SETTINGS)
+    jobs = [(options.model, name, options.problems, options.seed) for name in names]
+    for table in shown(run(jobs, options.processes, console)):
+        console.print(table)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import Split, split_of
 
 CANVAS = 128  # tokens of the longest answer, its end-of-text included
-CURRICULUM = ((0.15, 8), (0.6, 16), (0.8, 30))  # until this share of the training, lists have at most so many items
+CURRICULUM = ((0.08, 8), (0.25, 16), (0.45, 30))  # until this share of the training, lists have at most so many items
 
 
 class ListExamples:
     """A seeded source of examples over `tokenizer`."""
 
-    lengths: tuple[int, ...] = (64, 128, 256)
+    lengths: tuple[int, ...] = (32, 64, 96, 160)
+    period = None
     right = 0.4
     near = 6.0
 
@@ -26,7 +27,6 @@ class ListExamples:
         self.split = split
         self.ids = dict(tokenizer.get_vocab())
         self.eos = tokenizer.eos_token_id
-        self.period = self.ids["▁,"]
 
     def draw(self, progress: float) -> TrainingExample:
         """One example; `progress` (0 to 1) is the share of the training that is over."""

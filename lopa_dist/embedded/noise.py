@@ -56,7 +56,7 @@ class Source(Protocol):
     """Where examples come from: one kind of data."""
 
     lengths: tuple[int, ...]  # static sequence lengths, so that compiled training sees few shapes
-    period: int  # the token that ends a sentence, or an item of a list
+    period: int | None  # the token that ends a sentence; null where there are none
     right: float  # share of left parts with which a right part is known, too
     near: float  # how much more masks weigh that have a known token next to them, or one token further
 
@@ -147,7 +147,7 @@ def masked_batch(
     length: int,
     mask_id: int,
     pad_id: int,
-    period_id: int,
+    period_id: int | None,
     rng: np.random.Generator,
     right: float = 0.0,
     near: float = 1.0,
@@ -205,7 +205,7 @@ def masked_batch(
     cut = (rng.random((n, 1)) * canvas).astype(int)
     begins = answer & ((offset == 0) | (np.roll(targets, 1, 1) == period_id))
     sentence = np.argmax(np.where(begins, rng.random((n, length)), -1.0), 1)[:, None] - prompt
-    cut = np.where(rng.random((n, 1)) < AT_SENTENCE, sentence, cut)
+    cut = np.where(rng.random((n, 1)) < (0.0 if period_id is None else AT_SENTENCE), sentence, cut)
     left = ~drill & (rng.random((n, 1)) < LEFT)
     stop = cut + 1 + (rng.random((n, 1)) * (canvas - cut)).astype(int)  # where a right part begins that is known, too
     stop = np.where(rng.random((n, 1)) < right, stop, canvas)

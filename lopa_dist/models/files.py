@@ -10,7 +10,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-EMBEDDED = Path(__file__).parent.parent / "assets" / "embedded"
+ASSETS = Path(__file__).parent.parent / "assets"
+SHIPPED = ("embedded", "lists")
+"""The checkpoints in the package, by the names of their folders."""
+EMBEDDED = ASSETS / "embedded"
 
 
 class CheckpointError(ValueError):
@@ -18,13 +21,13 @@ class CheckpointError(ValueError):
 
 
 def find(path: str, key: str = "model.path") -> Path:
-    """The folder of `path`: ``embedded``, a local folder, or a hub id (downloaded, safetensors only).
+    """The folder of `path`: one of `SHIPPED`, a local folder, or a hub id (downloaded, safetensors only).
 
     Raises:
         CheckpointError: nothing is there; the message begins with `key`, the option that named it.
     """
-    if path == "embedded":
-        return EMBEDDED
+    if path in SHIPPED:
+        return ASSETS / path
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder

@@ -35,14 +35,14 @@ class ListProblem:
 
 
 def listed(items: list[int]) -> str:
-    """``"3 , 17 , 5"``."""
-    return " , ".join(map(str, items))
+    """``"3 17 5"``."""
+    return " ".join(map(str, items))
 
 
 def unlisted(text: str) -> list[int] | None:
     """The numbers of a list as `listed` writes it, with any spaces; null where `text` is something else."""
-    items = [item.strip() for item in text.split(",")]
-    return [int(i) for i in items] if all(i.isascii() and i.isdigit() for i in items) else None
+    items = text.split()
+    return [int(i) for i in items] if items and all(i.isascii() and i.isdigit() for i in items) else None
 
 
 def grid(cells: Sequence[str]) -> str:
@@ -191,5 +191,5 @@ def is_right(question: str, text: str) -> bool:
 
 def vocabulary() -> list[str]:
     """Every word that a question or an answer can hold, sorted."""
-    words = {"complete", "anywhere", "any", "by", ":", ",", BLANK, ROW_END, *SYMBOLS, *CHECKS}
+    words = {"complete", "anywhere", "any", "by", ":", BLANK, ROW_END, *SYMBOLS, *CHECKS}
     return sorted(words | {str(n) for n in NUMBERS})

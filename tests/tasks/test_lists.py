@@ -50,19 +50,19 @@ def test_an_answer_with_a_token_lost_doubled_or_changed_is_wrong(seed: int, fami
 @pytest.mark.parametrize(
     ("question", "right"),
     [
-        ("copy : 5 , 9 , 7", {"5 9 7"}),
-        ("reverse : 5 , 9 , 7", {"7 9 5"}),
-        ("sort : 5 , 9 , 7", {"5 7 9"}),
-        ("shuffle : 5 , 9 , 7", {"5 7 9", "5 9 7", "7 5 9", "7 9 5", "9 5 7", "9 7 5"}),
-        ("insert 1 anywhere : 5 , 9 , 7", {"1 5 9 7", "5 1 9 7", "5 9 1 7", "5 9 7 1"}),
-        ("remove any : 5 , 9 , 7", {"9 7", "5 7", "5 9"}),
-        ("replace any by 1 : 5 , 9 , 7", {"1 9 7", "5 1 7", "5 9 1"}),
+        ("copy : 5 9 7", {"5 9 7"}),
+        ("reverse : 5 9 7", {"7 9 5"}),
+        ("sort : 5 9 7", {"5 7 9"}),
+        ("shuffle : 5 9 7", {"5 7 9", "5 9 7", "7 5 9", "7 9 5", "9 5 7", "9 7 5"}),
+        ("insert 1 anywhere : 5 9 7", {"1 5 9 7", "5 1 9 7", "5 9 1 7", "5 9 7 1"}),
+        ("remove any : 5 9 7", {"9 7", "5 7", "5 9"}),
+        ("replace any by 1 : 5 9 7", {"1 9 7", "5 1 7", "5 9 1"}),
     ],
 )
 def test_exactly_the_right_lists_are_right(question: str, right: set[str]) -> None:
     """Of all lists of up to four of the numbers at hand."""
     lists = [" ".join(items) for n in range(5) for items in product("1579", repeat=n)]
-    assert {text for text in lists if lp.is_right(question, text.replace(" ", " , "))} == right
+    assert {text for text in lists if lp.is_right(question, text)} == right
 
 
 @given(seed=seeds)
@@ -83,18 +83,16 @@ def test_exactly_the_latin_squares_with_the_given_cells_are_right(seed: int) -> 
 @quick
 def test_every_permutation_is_a_shuffle(seed: int, order: random.Random) -> None:
     problem = lp.random_problem(random.Random(seed), "shuffle")
-    items = problem.answer.split(" , ")
+    items = problem.answer.split()
     order.shuffle(items)
-    assert lp.is_right(problem.question, " , ".join(items))
+    assert lp.is_right(problem.question, " ".join(items))
     if len(items) > 1:
-        assert not lp.is_right(problem.question, " , ".join([*items[:-1], items[0]]))
+        assert not lp.is_right(problem.question, " ".join([*items[:-1], items[0]]))
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", ",", "5 ,", "5 9 7", "5 , 9 , 7 .", "five , 9 , 7", "5 , , 9 , 7", "-5 , 9 , 7", "٥ , 9 , 7"]
-)
+@pytest.mark.parametrize("text", ["", " ", ",", "5", "5, 9, 7", "5 9 7 .", "five 9 7", "5.0 9 7", "-5 9 7", "٥ 9 7"])
 def test_text_that_is_no_list_is_wrong(text: str) -> None:
-    assert not lp.is_right("copy : 5 , 9 , 7", text)
+    assert not lp.is_right("copy : 5 9 7", text)
 
 
 @pytest.mark.parametrize("text", ["", "a b c d", "/ / /", "a b c d / b a d c / c d a b / d c b a /", "abcd / badc"])
@@ -108,21 +106,21 @@ def test_text_that_is_no_square_is_wrong(text: str) -> None:
 def test_families_take_turns_and_lists_have_the_promised_lengths(split: Split) -> None:
     problems = some(split, count=800)
     assert [p.family for p in problems] == list(lp.FAMILIES) * 100
-    lengths = [p.question.count(",") + 1 for p in problems if p.family != "latin"]
+    lengths = [len(p.question.partition(" : ")[2].split()) for p in problems if p.family != "latin"]
     for wanted in lp.LENGTHS.values():
         assert sum(n in wanted for n in lengths) / len(lengths) == pytest.approx(1 / 3, abs=0.06)
     assert min(lengths) >= 3
     assert max(lengths) == lp.LONGEST
     for problem in problems:
-        items = problem.question.partition(" : ")[2].split(" , ")
-        assert len(set(items)) == len(items)
+        items = problem.question.partition(" : ")[2].split()
+        assert problem.family == "latin" or len(set(items)) == len(items)
         assert problem.family == "latin" or not set(problem.question.partition(" : ")[0].split()) & set(items)
 
 
 def test_every_place_is_equally_likely() -> None:
     rng = random.Random(0)
     answers = [lp.list_problem(rng, "insert", 3) for _ in range(2000)]
-    indices = [p.answer.split(" , ").index(p.question.split()[1]) for p in answers]
+    indices = [p.answer.split().index(p.question.split()[1]) for p in answers]
     assert [indices.count(i) / 2000 for i in range(4)] == pytest.approx([0.25] * 4, abs=0.04)
 
 
@@ -154,8 +152,8 @@ def test_the_split_is_disjoint_and_a_twentieth_is_held_out() -> None:
 
 
 def test_the_split_never_moves() -> None:
-    held_out = [q for n in range(100) if split_of(q := f"copy : {n} , 50 , 99") == "held_out"]
-    assert held_out == ["copy : 72 , 50 , 99", "copy : 85 , 50 , 99"]
+    held_out = [q for n in range(100) if split_of(q := f"copy : {n} 50 99") == "held_out"]
+    assert held_out == [f"copy : {n} 50 99" for n in (16, 31, 66, 95, 99)]
 
 
 def test_problems_follow_from_split_and_seed() -> None:
