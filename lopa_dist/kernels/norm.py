@@ -24,10 +24,5 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         from lopa_dist.kernels import norm_triton
 
         return norm_triton.add_rms_norm(x, residual, weight, eps)
-    return add_rms_norm_plain(x, residual, weight, eps)
-
-
-def add_rms_norm_plain(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The oracle of `add_rms_norm`."""
     total = residual + x
     return rms_norm(total, weight, eps), total

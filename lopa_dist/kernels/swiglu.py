@@ -14,10 +14,5 @@ def swiglu(gate_up: Tensor) -> Tensor:
         from lopa_dist.kernels import swiglu_triton
 
         return swiglu_triton.swiglu(gate_up)
-    return swiglu_plain(gate_up)
-
-
-def swiglu_plain(gate_up: Tensor) -> Tensor:
-    """The oracle of `swiglu`."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
-from lopa_dist.kernels.norm import add_rms_norm, add_rms_norm_plain
-from lopa_dist.kernels.rope import rope_and_store, rope_and_store_plain, rope_table
-from lopa_dist.kernels.swiglu import swiglu, swiglu_plain
+from lopa_dist.kernels.norm import add_rms_norm
+from lopa_dist.kernels.rope import rope_and_store, rope_table
+from lopa_dist.kernels.swiglu import swiglu
 from tests.kernels.cross_compile import Variant, compile_all
+from tests.kernels.forms import plain
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,7 +44,7 @@ def test_residual_norm(dtype: torch.dtype, rows: int, size: int) -> None:
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
     weight = random(size, dtype=dtype, seed=2)
     normed, total = norm_triton.add_rms_norm(x, residual, weight, 1e-5)
-    wanted, summed = add_rms_norm_plain(x, residual, weight, 1e-5)
+    wanted, summed = plain(add_rms_norm, x, residual, weight, 1e-5)
     assert close(normed, wanted)
     assert close(total, summed)
     if dtype != torch.bfloat16:
@@ -58,7 +59,7 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
     x, residual = random(4, 64, dtype=torch.float16) * 30, random(4, 64, dtype=torch.float16, seed=1) * 0.01
     weight = torch.ones(64, dtype=torch.float16, device=DEVICE)
     normed, _ = norm_triton.add_rms_norm(x, residual, weight, 1e-6)
-    assert (normed == add_rms_norm_plain(x, residual, weight, 1e-6)[0]).float().mean() > 0.99
+    assert (normed == plain(add_rms_norm, x, residual, weight, 1e-6)[0]).float().mean() > 0.99
     unrounded = x.float() + residual.float()
     unrounded = (unrounded * torch.rsqrt(unrounded.square().mean(1, keepdim=True) + 1e-6)).half()
     assert (normed != unrounded).any()
@@ -70,7 +71,7 @@ def test_swiglu(dtype: torch.dtype, rows: int, size: int) -> None:
     from lopa_dist.kernels import swiglu_triton
 
     gate_up = random(rows, 2 * size, dtype=dtype) * 4
-    assert close(swiglu_triton.swiglu(gate_up), swiglu_plain(gate_up))
+    assert close(swiglu_triton.swiglu(gate_up), plain(swiglu, gate_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -95,9 +96,7 @@ def test_rotation_and_store(
     for table in ((cos, sin), (cos[..., : dim // 2], sin[..., : dim // 2])):
         tables = tuple(x.flatten(1) for x in table)
         q = rope_triton.rope_and_store(qkv, *tables, *pools[:2], SCRATCH, real(count), norms, 1e-6)
-        wanted = rope_and_store_plain(
-            qkv, cos.flatten(1), sin.flatten(1), *pools[2:], SCRATCH, real(count), norms, 1e-6
-        )
+        wanted = plain(rope_and_store, qkv, cos, sin, *pools[2:], SCRATCH, real(count), norms, 1e-6)
         assert q.shape == wanted.shape == (rows, q_heads, dim)
         assert close(q[:count], wanted[:count])
         for found, right in zip(pools[:2], pools[2:], strict=True):
@@ -120,8 +119,8 @@ def test_plain_forms_serve_where_there_is_no_gpu() -> None:
     assert not fused(x)
     normed, total = add_rms_norm(x, x, weight, 1e-6)
     assert torch.equal(total, 2 * x)
-    assert torch.equal(normed, add_rms_norm_plain(x, x, weight, 1e-6)[0])
-    assert torch.equal(swiglu(x), swiglu_plain(x))
+    assert torch.equal(normed, plain(add_rms_norm, x, x, weight, 1e-6)[0])
+    assert torch.equal(swiglu(x), plain(swiglu, x))
     keys, values = torch.zeros(5, 1, 4), torch.zeros(5, 1, 4)
     cos, sin = rope_table(torch.arange(3), 4, 1e4, torch.float32)
     q = rope_and_store(x, cos, sin, keys, values, 1, torch.tensor([2], dtype=torch.int32))

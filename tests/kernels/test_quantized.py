@@ -17,13 +17,12 @@ from lopa_dist.kernels.quantized import (
     SMALLEST,
     fp8_linear,
     int8_linear,
-    int8_linear_plain,
     quantize_fp8,
     quantize_int8,
     quantize_rows,
     quantize_rows_plain,
 )
-from lopa_dist.kernels.virtual_gemm import vgemm_plain
+from lopa_dist.kernels.virtual_gemm import vgemm
 from tests.kernels.cross_compile import Variant, compile_all
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -157,11 +156,7 @@ def test_int8_is_the_plain_product_of_the_scaled_weight() -> None:
     eight, scale = quantize_int8(weight)
     wanted = x @ (eight.float() * scale[:, None]).T
     rows = torch.tensor([9], dtype=torch.int32)
-    for found in (
-        int8_linear(x, eight, scale),
-        int8_linear_plain(x, eight, scale),
-        vgemm_plain(x, eight, rows, None, scale),
-    ):
+    for found in (int8_linear(x, eight, scale), vgemm(x, eight, rows, None, scale)):
         assert torch.allclose(found, wanted, atol=1e-5)
 
 
