@@ -45,9 +45,8 @@ def trace(options: argparse.Namespace) -> None:
         raise UserError(f"--html {page}: cannot be written; name a file in a folder that exists")
     from rich.console import Console
 
-    from lopa_dist.jobs.trace import show
+    from lopa_dist.jobs.trace import show, write_trace_page
     from lopa_dist.jobs.trace import trace as generate_again
-    from lopa_dist.jobs.trace_page import write_trace_page
 
     found = generate_again(options.run, options.id)
     show(found, Console())

@@ -19,7 +19,7 @@ from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.resolve import resolve, resolve_decode, sequences_of_replica
-from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.results import finished_text
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh

@@ -11,9 +11,8 @@ from typing import Any
 from lopa_dist.config import Config
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.journal import Journal
-from lopa_dist.jobs.request_ids import RequestIds
-from lopa_dist.models.files import find
-from lopa_dist.models.revision import revision
+from lopa_dist.jobs.packed import RequestIds
+from lopa_dist.models.files import find, revision
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
 

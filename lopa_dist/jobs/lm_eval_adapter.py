@@ -30,7 +30,7 @@ from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.prompts import common_prefix
 from lopa_dist.jobs.resolve import resolve_decode
-from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.results import finished_text
 from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")

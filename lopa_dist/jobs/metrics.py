@@ -11,7 +11,7 @@ import numpy as np
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.jobs.columns import Columns
+from lopa_dist.jobs.packed import Columns
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Score
 

@@ -22,26 +22,25 @@ from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.batch_output import line_of, remove_batch_output, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.columns import Columns
 from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.journal import Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
+from lopa_dist.jobs.packed import Columns
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
 from lopa_dist.jobs.resolve import resolve, sequences_of_replica
-from lopa_dist.jobs.results import generation_line
+from lopa_dist.jobs.results import finished_text, generation_line
 from lopa_dist.jobs.run_page import write_run_page
-from lopa_dist.jobs.stopping import finished_text
-from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Task
 from lopa_dist.whole import named
 
@@ -65,7 +64,7 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     device = choose_device(config, world)
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
-    task = make_task(config)
+    task = make_task(config.task)
     whole_input = HashedItems(task.items())
     items = islice(whole_input, config.task.shard, None, config.task.shards)
     # how many there are matters to the mesh and to the branches only where they are few

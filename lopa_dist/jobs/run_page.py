@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from lopa_dist.jobs.charts import Bars, bars, histogram
-from lopa_dist.jobs.columns import Columns
 from lopa_dist.jobs.explain import settings_of, shown, value_of
+from lopa_dist.jobs.packed import Columns
 from lopa_dist.jobs.page import write_page
 from lopa_dist.jobs.report import accuracy_interval, drafts_sentence, figures, settings
-from lopa_dist.jobs.tasks import make_task
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
 NAME = "report.html"
@@ -76,7 +76,7 @@ def asked_again(report: dict[str, Any]) -> dict[str, str]:
     if task["input"] == "-":
         return {}
     try:
-        items = make_task(settings(report)).items()
+        items = make_task(settings(report).task).items()
         # merged shards are no shard
         return asked(islice(items, task["shard"], None, task["shards"]) if "shard" in task else items)
     except (ValueError, OSError):

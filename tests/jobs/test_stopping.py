@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.results import cut, finished_text
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,17 @@ def test_cut(embedded_tokenizer: PreTrainedTokenizerFast, stops: list[str], text
         assert len(embedded_tokenizer.decode(kept[:-1])) < len(text)  # no token more than the text needs
     assert bool(kept) == bool(text)
     assert (generation.forwards, generation.seconds, generation.filled) == (5, 1.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("abcabc", ["c", "b"], "a"),
+        ("abc", ["x"], None),
+        ("abc", [], None),
+        ("abc", ["a"], ""),
+        ("aXYb", ["XY", "Y"], "a"),
+    ],
+)
+def test_cut_at_the_earliest_stop(text: str, stops: list[str], expected: str | None) -> None:
+    assert cut(text, stops) == expected
