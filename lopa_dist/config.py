@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -263,10 +263,6 @@ class Config:
                 "engine.reproducible=true with model.quantization=fp8: the library multiplies fp8, in bits that depend "
                 "on the batch; use int8 or none"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain nested dictionaries."""
-        return asdict(self)
 
 
 def register() -> None:

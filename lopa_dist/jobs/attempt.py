@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,6 @@ def begin_attempt(config: Config, folder: Path, builder: EngineBuilder, ids: Req
         folder: the run folder.
         builder: of the model.
         ids: on rank 0, the ids of the job's requests.
-
-    Raises:
-        ValueError: earlier attempts ran under other settings.
     """
     journal, number, done = Journal(folder), 1, bytearray()
     settings: dict[str, Any] = {}
@@ -69,7 +66,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     }
     # exact or none: the same texts
     engine = {"prefix_cache": "approximate" if config.engine.prefix_cache == "approximate" else "exact"}
-    decode = config.to_dict()["decode"]
+    decode = asdict(config.decode)
     settings = {"model": model, "decode": decode, "engine": engine, "seed": config.seed, "task": task.name}
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
         settings["allow_code_execution"] = task.allow_code_execution

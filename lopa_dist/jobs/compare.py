@@ -15,6 +15,8 @@ from lopa_dist.jobs.comparison_page import write_comparison_page
 from lopa_dist.jobs.report import read_report, table
 from lopa_dist.jobs.run_page import asked_again, write_run_page
 
+FRONT = "front: no run beats these in both"
+
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """All reports under a folder, by the names of their run folders."""
@@ -66,9 +68,8 @@ def compare(folder: Path, console: Console | None = None) -> None:
     title = ", ".join(sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named}))
     console = console or Console()
     shown = Table(title=title)
-    start = (
-        1 if settings_distinguish(named) else 0
-    )  # from which column on: names that only repeat settings are left out
+    by_settings = settings_distinguish(named)
+    start = int(by_settings)  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
     knobs = range(1, 1 + len(differing([r for _, r in named])))
     # names that a person gave say more than settings, which are left out on a narrow terminal
@@ -83,7 +84,6 @@ def compare(folder: Path, console: Console | None = None) -> None:
         from lopa_dist.jobs.plots import draw
 
         curves = curves_of(named)
-
         speeds: dict[str, Callable[[dict[str, Any]], float]] = {
             "tokens per forward (TPF)": lambda r: float(r["tpf"]),
             "tokens/s of the job": lambda r: float(r["tokens_per_s"]["job"]),
@@ -93,7 +93,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
 
         def paint(panels: Any) -> None:
             for axes, (axis, speed) in zip(panels, speeds.items(), strict=True):
-                pareto(axes, curves, speed, axis, named_points=not settings_distinguish(named))
+                pareto(axes, curves, speed, axis, named_points=not by_settings)
                 axes.set_ylabel("accuracy, %" if axes is panels[0] else "")
             panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
 
@@ -148,20 +148,13 @@ def pareto(
     With `named_points` the names beside the points say what they are, and the legend leaves the settings out.
     """
     best = front([(speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve])
-    style: dict[str, Any] = {
-        "color": "#cbd5e1",
-        "linewidth": 5,
-        "zorder": 1,
-        "label": "front: no run beats these in both",
-    }
-    axes.step([p[0] for p in best], [p[1] for p in best], where="pre", **style)
+    axes.step(*zip(*best, strict=True), where="pre", color="#cbd5e1", linewidth=5, zorder=1, label=FRONT)
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
         line = "-" if len(found) > 2 else ""  # two points make no curve
         color = "#1f2933" if named_points else None  # a colour without a legend would seem to mean something
-        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color)[0].set_label(
-            "_" if named_points else curve
-        )
+        shown = "_" if named_points else curve
+        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color, label=shown)
         for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
             axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
     axes.set(xlabel=axis)

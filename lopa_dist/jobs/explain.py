@@ -205,7 +205,8 @@ def explain(arguments: list[str]) -> str:
     for key in wanted:
         if not any(name == key or name.startswith(f"{key}.") for name in known):
             near = difflib.get_close_matches(key, known, n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else f". Sections: {', '.join(section_names())}"
+            sections = dict.fromkeys(name.split(".")[0] for name in known)
+            hint = f"; did you mean {', '.join(near)}?" if near else f". Sections: {', '.join(sections)}"
             raise UserError(f"{key}: no such key{hint}")
     parts = []
     for setting, value, origin in explanations(with_own_model(overrides)):
@@ -215,8 +216,3 @@ def explain(arguments: list[str]) -> str:
                 lines += ["", *setting.details.splitlines()]
             parts.append("\n".join([f"{setting.key}={value}", *(f"    {line}".rstrip() for line in lines)]))
     return "\n".join(parts)
-
-
-def section_names() -> list[str]:
-    """The first parts of all keys."""
-    return list(dict.fromkeys(setting.key.split(".")[0] for setting in settings_of()))

@@ -62,9 +62,6 @@ def load(options: ModelOptions, device: torch.device, warn: bool, tensor: Commun
     """The model, adapted, split and quantised as the options say.
 
     `warn` of an adapter for another model, and of fp8 where it is emulated.
-
-    Raises:
-        ValueError, CheckpointError: as `load_model`.
     """
     if warn and options.quantization == "fp8" and device.type != "cuda":
         log.warning(

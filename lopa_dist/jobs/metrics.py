@@ -61,6 +61,8 @@ def build_report(
     rules = sorted(name.removeprefix(ALSO) for name in figures.columns if name.startswith(ALSO))
     rates = tokens / np.maximum(seconds, 1e-9)
     wins = [statistics.wins.get(j, 0) for j in range(config.decode.max_branches)]
+    accepted, acceptance = statistics.accepted_per_forward(), statistics.acceptance()  # a forward; by depth, in shares
+    drafts = {"m": config.decode.drafts, "accepted_per_forward": accepted, "acceptance": acceptance}
     steps = max(1, statistics.steps)
     return {
         "schema": 1,
@@ -86,7 +88,7 @@ def build_report(
             "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
         "branch": {"k": config.decode.branches, "wins": wins},
-        **({"drafts": drafts(config, statistics)} if statistics.proposed else {}),
+        **({"drafts": drafts} if statistics.proposed else {}),
         "rows": statistics.rows,
         "rows_per_token": ratio(statistics.rows, tokens.sum()),
         "step_ms": statistics.milliseconds(),
@@ -105,15 +107,6 @@ def build_report(
         "versions": versions,
         "decode_s": decode_s,
         "wall_s": wall_s,
-    }
-
-
-def drafts(config: Config, statistics: Statistics) -> dict[str, Any]:
-    """Return what became of the drafts: the mean accepted a forward, and the share accepted by depth in the chain."""
-    return {
-        "m": config.decode.drafts,
-        "accepted_per_forward": statistics.accepted_per_forward(),
-        "acceptance": statistics.acceptance(),
     }
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import time
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ class WandbLog:
             tags=list(options.tags),
             dir=folder,
             mode=mode,  # type: ignore[arg-type]  # checked by WandbConfig
-            config=config.to_dict(),
+            config=asdict(config),
             settings=wandb.Settings(
                 console="off", silent=True, x_disable_stats=mode != "online", init_timeout=INIT_TIMEOUT_S
             ),

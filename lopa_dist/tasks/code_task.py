@@ -57,11 +57,6 @@ class CodeTask:
         self.cancelled.set()
 
 
-def before_fence(text: str) -> str:
-    """The text before the first Markdown fence: the end of code in a block that the prompt has opened."""
-    return text.split("```", 1)[0]
-
-
 def first_block(text: str) -> str:
     """The first fenced code block if there is one, else the text as it is."""
     parts = text.split("```")

@@ -40,14 +40,10 @@ class Prompts:
         """The examples as one text."""
         return "".join(f"{example.question}{self.delimiter}{example.answer}\n\n" for example in self.examples)
 
-    def plain(self, question: str) -> str:
-        """One text that ends where the answer begins."""
-        return self.prefix + question
-
     def messages(self, question: str) -> list[dict[str, str]]:
         """Turns that end with the user's."""
         if not self.multiturn:
-            return [{"role": "user", "content": self.plain(question)}]
+            return [{"role": "user", "content": self.prefix + question}]
         turns = []
         for example in self.examples:
             turns.append({"role": "user", "content": example.question})
@@ -56,7 +52,7 @@ class Prompts:
 
     def item(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
         """A question in both forms; the job keeps the one that fits the model."""
-        plain, messages = self.plain(question), self.messages(question)
+        plain, messages = self.prefix + question, self.messages(question)
         return Item(custom_id, prompt=plain, messages=messages, prefix=self.prefix, stop=stop, reference=reference)
 
 
