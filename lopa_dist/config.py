@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field, fields
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +307,7 @@ def composition(error: HydraException) -> str:
         return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        near = difflib.get_close_matches(name, error.options, n=1)
+        near = get_close_matches(name, error.options, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
     return str(error).strip()
@@ -332,8 +332,8 @@ def check_keys(overrides: list[str]) -> None:
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
         if key not in known:
-            close = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
-            near = [other for other in close if alike(key.split(".")[-1], other.split(".")[-1])]
+            close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
+            near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]
@@ -341,11 +341,6 @@ def check_keys(overrides: list[str]) -> None:
                 {k.split(".")[0] for k in known} | groups
             )
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
-
-
-def alike(one: str, other: str) -> bool:
-    """Whether a name may be the other one, misspelt."""
-    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.6
 
 
 def with_own_model(arguments: list[str]) -> list[str]:

@@ -1,19 +1,19 @@
-"""`lopa-dist report FOLDER`: several runs in one table and one speed-accuracy picture."""
+"""`lopa-dist report FOLDER`: several runs in one table and one speed-accuracy picture, and as a page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lopa_dist.jobs.charts import front
-from lopa_dist.jobs.comparison_page import write_comparison_page
-from lopa_dist.jobs.report import read_report, table
-from lopa_dist.jobs.run_page import asked_again, write_run_page
+from lopa_dist.jobs.charts import Point, Scatter, front
+from lopa_dist.jobs.page import write_page
+from lopa_dist.jobs.report import accuracy_interval, read_report, table
+from lopa_dist.jobs.run_page import asked_again, command, write_run_page
 
 FRONT = "front: no run beats these in both"
 
@@ -108,8 +108,8 @@ def compare(folder: Path, console: Console | None = None) -> None:
     console.print(f"Tables and plots: {folder}\nTo pass on: {page}")
 
 
-Point = tuple[str, dict[str, Any]]
-"""What stands beside a point, and its report."""
+Run = tuple[str, dict[str, Any]]
+"""What stands beside a run's point, and its report."""
 
 
 def settings_distinguish(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
@@ -126,11 +126,11 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [",".join(part for part in of if part not in common) or name for name, of in zip(names, parts, strict=True)]
 
 
-def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Point]]:
+def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run]]:
     """Runs by all settings but the number of branches; along a curve only that grows (the paper's Figure 4)."""
     keys = differing([r for _, r in named])
     others = [k for k in keys if k != "branches"]
-    curves: dict[str, list[Point]] = {}
+    curves: dict[str, list[Run]] = {}
     by_settings = settings_distinguish(named)
     short = zip(short_names([name for name, _ in named]), [report for _, report in named], strict=True)
     for name, report in sorted(short, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
@@ -141,7 +141,7 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
 
 
 def pareto(
-    axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str, Any]], float], axis: str, named_points: bool
+    axes: Any, curves: dict[str, list[Run]], speed: Callable[[dict[str, Any]], float], axis: str, named_points: bool
 ) -> None:
     """Draw accuracy against a speed: a curve over k for each setting, and the front of what nothing beats in both.
 
@@ -159,3 +159,64 @@ def pareto(
             axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
     axes.set(xlabel=axis)
     axes.margins(0.12)
+
+
+def write_comparison_page(
+    folder: Path, title: str, named: Sequence[tuple[str, dict[str, Any]]], head: list[str], rows: list[list[str]]
+) -> Path:
+    """Write the page; returns the file.
+
+    Args:
+        folder: of the runs.
+        title: what they have in common.
+        named: the reports with the names of their folders.
+        head, rows: a table of the runs, in the same order.
+    """
+    tooltips = [
+        f"{number}. " + ", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
+        for number, row in enumerate(rows, 1)
+    ]
+    commands = [(f"{i}. {name}", command(folder / name, report)) for i, (name, report) in enumerate(named, 1)]
+    return write_page(
+        folder / "comparison.html",
+        "comparison.html",
+        title=title,
+        headline=headline([report for _, report in named]),
+        charts=list(charts([report for _, report in named], tooltips)),
+        head=["", *head],
+        rows=[[str(number), *row] for number, row in enumerate(rows, 1)],
+        commands=[(name, line) for name, line in commands if line],
+    )
+
+
+def headline(reports: Sequence[dict[str, Any]]) -> str:
+    """What came out, in words; runs are called by their numbers."""
+    words = f"{len(reports)} runs, in the order of tokens per forward pass."
+    judged = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
+    if judged:
+        for which, (accuracy, tpf, number) in (
+            ("The most accurate is", max(judged)),
+            ("The most tokens per forward pass has", max(judged, key=lambda run: run[1])),
+        ):
+            words += f" {which} number {number}: {accuracy:.1%} at {tpf:.2f}."
+    return words
+
+
+SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
+    ("Tokens per forward", lambda report: report["tpf"], 1),
+    ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
+    ("Tokens a second of the job", lambda report: report["tokens_per_s"]["job"], 1),
+]
+
+
+def charts(reports: Sequence[dict[str, Any]], tooltips: Sequence[str]) -> Iterator[Scatter]:
+    """Accuracy against each speed, of the runs that have both."""
+    for title, speed_of, sign in SPEEDS:
+        points = []
+        for number, (report, tooltip) in enumerate(zip(reports, tooltips, strict=True), 1):
+            speed = speed_of(report)
+            if speed and "accuracy" in report:
+                low, high = accuracy_interval(report)
+                points.append(Point(str(number), tooltip, speed, 100 * report["accuracy"], 100 * low, 100 * high))
+        if points:
+            yield Scatter(title, points, sign)

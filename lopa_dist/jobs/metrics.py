@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
+from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
@@ -15,6 +18,7 @@ from lopa_dist.jobs.packed import Columns
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Score
 
+PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
 ALSO = "also."  # columns of `Figures.also`
 
 
@@ -44,7 +48,6 @@ def build_report(
     statistics: Statistics,
     traffic: Mapping[str, int],
     group: Group,
-    versions: dict[str, str],
     decode_s: float,
     wall_s: float,
 ) -> dict[str, Any]:
@@ -64,6 +67,7 @@ def build_report(
     accepted, acceptance = statistics.accepted_per_forward(), statistics.acceptance()  # a forward; by depth, in shares
     drafts = {"m": config.decode.drafts, "accepted_per_forward": accepted, "acceptance": acceptance}
     steps = max(1, statistics.steps)
+    own = {"python": platform.python_version(), "lopa_dist": __version__}
     return {
         "schema": 1,
         "requests": len(figures) + errors,
@@ -104,7 +108,7 @@ def build_report(
         },
         **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine")},
         "seed": config.seed,
-        "versions": versions,
+        "versions": own | {package: version(package) for package in PACKAGES},
         "decode_s": decode_s,
         "wall_s": wall_s,
     }

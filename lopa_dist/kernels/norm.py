@@ -21,8 +21,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     The sum is rounded to x's dtype before it is normalised, in both forms. All three have one dtype.
     """
     if fused(x):
-        from lopa_dist.kernels import norm_triton
+        from lopa_dist.kernels import rows_triton
 
-        return norm_triton.add_rms_norm(x, residual, weight, eps)
+        return rows_triton.add_rms_norm(x, residual, weight, eps)
     total = residual + x
     return rms_norm(total, weight, eps), total

@@ -51,9 +51,9 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Activations ``[M, K]`` as fp8 and scales ``[M]`` fp32; NaN is the scale of a row with NaN or infinity."""
     if fused(x):
-        from lopa_dist.kernels import quantized_triton
+        from lopa_dist.kernels import rows_triton
 
-        return quantized_triton.quantize_rows(x)
+        return rows_triton.quantize_rows(x)
     return quantize_rows_plain(x)
 
 

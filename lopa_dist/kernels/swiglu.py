@@ -11,8 +11,8 @@ from lopa_dist.kernels.dispatch import fused
 def swiglu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up``: ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``."""
     if fused(gate_up):
-        from lopa_dist.kernels import swiglu_triton
+        from lopa_dist.kernels import rows_triton
 
-        return swiglu_triton.swiglu(gate_up)
+        return rows_triton.swiglu(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up

@@ -58,11 +58,7 @@ def quantize(model: Transformer, kind: str) -> None:
 
 
 def check(model: Transformer, kind: str, device: torch.device) -> None:
-    """See that a device can multiply with a model's projections in this form; they may still be on the meta device.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Raise a ValueError unless a device can multiply with a model's projections in this form."""
     if kind == "fp8" and device.type == "cuda":
         for _, _, linear in linears(model):
             check_fp8(device, linear.weight.shape)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from lopa_dist.tasks import evalplus
-from lopa_dist.tasks.benchmark import Benchmark
+from lopa_dist.tasks.benchmark import Benchmark, text_field
 from lopa_dist.tasks.code_task import CodeTask
-from lopa_dist.tasks.fewshot import text_field
 from lopa_dist.tasks.task import Item, Score
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

@@ -39,26 +39,26 @@ def real(count: int) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(1, 192), (17, 48), (64, 200)])
 def test_residual_norm(dtype: torch.dtype, rows: int, size: int) -> None:
-    from lopa_dist.kernels import norm_triton
+    from lopa_dist.kernels import rows_triton
 
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
     weight = random(size, dtype=dtype, seed=2)
-    normed, total = norm_triton.add_rms_norm(x, residual, weight, 1e-5)
+    normed, total = rows_triton.add_rms_norm(x, residual, weight, 1e-5)
     wanted, summed = plain(add_rms_norm, x, residual, weight, 1e-5)
     assert close(normed, wanted)
     assert close(total, summed)
     if dtype != torch.bfloat16:
         assert torch.equal(total, summed)
     x[1:] = torch.nan  # of pad rows
-    assert torch.equal(norm_triton.add_rms_norm(x, residual, weight, 1e-5)[0][0], normed[0])
+    assert torch.equal(rows_triton.add_rms_norm(x, residual, weight, 1e-5)[0][0], normed[0])
 
 
 def test_the_sum_is_rounded_before_it_is_normalised() -> None:
-    from lopa_dist.kernels import norm_triton
+    from lopa_dist.kernels import rows_triton
 
     x, residual = random(4, 64, dtype=torch.float16) * 30, random(4, 64, dtype=torch.float16, seed=1) * 0.01
     weight = torch.ones(64, dtype=torch.float16, device=DEVICE)
-    normed, _ = norm_triton.add_rms_norm(x, residual, weight, 1e-6)
+    normed, _ = rows_triton.add_rms_norm(x, residual, weight, 1e-6)
     assert (normed == plain(add_rms_norm, x, residual, weight, 1e-6)[0]).float().mean() > 0.99
     unrounded = x.float() + residual.float()
     unrounded = (unrounded * torch.rsqrt(unrounded.square().mean(1, keepdim=True) + 1e-6)).half()
@@ -68,10 +68,10 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(1, 48), (17, 3000), (64, 24)])
 def test_swiglu(dtype: torch.dtype, rows: int, size: int) -> None:
-    from lopa_dist.kernels import swiglu_triton
+    from lopa_dist.kernels import rows_triton
 
     gate_up = random(rows, 2 * size, dtype=dtype) * 4
-    assert close(swiglu_triton.swiglu(gate_up), plain(swiglu, gate_up))
+    assert close(rows_triton.swiglu(gate_up), plain(swiglu, gate_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -136,11 +136,11 @@ def variants(arch: int) -> list[Variant]:
         names = ("x", "residual", "weight", "normed", "total")
         types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
         sizes = {"SIZE": size, "BLOCK": 4096}
-        kernel = "lopa_dist.kernels.norm_triton:add_rms_norm_kernel"
+        kernel = "lopa_dist.kernels.rows_triton:add_rms_norm_kernel"
         found.append(Variant(kernel, types, sizes, names, arch, {"num_warps": 8}))
     for size in (18944, 12288):
         names = ("gate_up", "out")
-        kernel = "lopa_dist.kernels.swiglu_triton:swiglu_kernel"
+        kernel = "lopa_dist.kernels.rows_triton:swiglu_kernel"
         sizes = {"SIZE": size, "BLOCK": 2048}
         found.append(Variant(kernel, dict.fromkeys(names, "*bf16"), sizes, names, arch, {"num_warps": 4}))
     for heads, kv_heads, norm in ((28, 4, False), (32, 32, True)):
