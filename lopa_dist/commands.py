@@ -123,11 +123,7 @@ COMMANDS = ("report", "merge", "trace", "lm-eval", "profile", "explain")
 
 
 def perform(name: str, arguments: list[str]) -> None:
-    """Run a command.
-
-    Raises:
-        UserError: arguments that it does not take; the message ends with its usage.
-    """
+    """Run a command, or raise a UserError that ends with its usage."""
     if name == "lm-eval":
         return lm_eval(arguments)
     options = argument_parsers()[name].parse_args(arguments)

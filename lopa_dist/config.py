@@ -265,9 +265,7 @@ class Config:
             )
 
 
-def register() -> None:
-    """Give Hydra the schema that `conf/config.yaml` extends."""
-    ConfigStore.instance().store(name="lopa_dist_schema", node=Config)
+ConfigStore.instance().store(name="lopa_dist_schema", node=Config)  # which `conf/config.yaml` extends
 
 
 def composed(overrides: list[str]) -> Config:
@@ -276,7 +274,6 @@ def composed(overrides: list[str]) -> Config:
     Raises:
         ValueError: a preset that does not exist, or a value that cannot be used.
     """
-    register()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = OmegaConf.to_object(compose("config", overrides))
@@ -320,11 +317,7 @@ def typed(key: str, value: Any) -> str:
 
 
 def check_keys(overrides: list[str]) -> None:
-    """Meet a misspelt key with the nearest right one, before Hydra composes anything.
-
-    Raises:
-        UserError: an override of a key of this app that does not exist.
-    """
+    """Meet a misspelt key with a UserError that has the nearest right one, before Hydra composes anything."""
     known = leaves(OmegaConf.structured(Config))
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:

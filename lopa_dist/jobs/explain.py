@@ -7,6 +7,7 @@ import difflib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,6 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield prefix + key
 
 
-def value_of(config: Any, key: str) -> Any:
-    """The value of a dotted key."""
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
-
-
 def resolved(config: Config) -> Found:
     """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
     device, shape, mesh = choose_device(config, World("python")), shape_of(config), Mesh(1, 1)
@@ -186,7 +180,7 @@ def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
     config, set_by = composed(overrides), sources(overrides)
     found = resolved(config)
     for setting in settings_of():
-        value, origin = value_of(config, setting.key), set_by.get(setting.key, "default")
+        value, origin = attrgetter(setting.key)(config), set_by.get(setting.key, "default")
         if setting.key in found:
             value, reason = found[setting.key]
             origin = f"{origin}: auto, which follows {reason}"
@@ -194,11 +188,7 @@ def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
 
 
 def explain(arguments: list[str]) -> str:
-    """What `lopa-dist explain` prints: of the keys and sections that are named, else of all.
-
-    Raises:
-        UserError: a key that does not exist.
-    """
+    """What `lopa-dist explain` prints: of the keys and sections that are named, else of all; UserError: no such key."""
     wanted, overrides = [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
     check_keys(overrides)
     known = [setting.key for setting in settings_of()]

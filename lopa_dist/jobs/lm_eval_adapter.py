@@ -135,11 +135,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         return (until,) if isinstance(until, str) else tuple(until), most, rules
 
     def encode(self, index: int, context: str, most: int) -> Request:
-        """One context as a request.
-
-        Raises:
-            ValueError: it is empty or longer than the model allows.
-        """
+        """One context as a request; a ValueError where it is empty or longer than the model allows."""
         ids = self.tokenizer(context, add_special_tokens=not self.templated).input_ids
         room = self.builder.shape.max_positions - most
         if not 0 < len(ids) <= room:

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Column
 
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.parallel.progress_counters import NAMES
+from lopa_dist.parallel.counters import NAMES
 
 log = logging.getLogger("lopa_dist")
 

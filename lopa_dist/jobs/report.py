@@ -21,11 +21,7 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """A `report.json`.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """A `report.json`; a ValueError where it is not whole."""
     try:
         report: dict[str, Any] = json.loads(file.read_text())
     except ValueError as error:

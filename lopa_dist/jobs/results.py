@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,17 +26,12 @@ def finished_text(
         return str(tokenizer.decode(generation.tokens[:count], skip_special_tokens=True))
 
     whole = text_of(len(generation.tokens))
-    text = cut(whole, stops)
-    if text is None:
+    ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
+    if not ends:
         return generation, whole
+    text = whole[: min(ends)]
     count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_of(n)))
     return replace(generation, tokens=generation.tokens[:count], finish_reason="stop"), text
-
-
-def cut(text: str, stops: Iterable[str]) -> str | None:
-    """The text before the earliest stop string, or null if it holds none."""
-    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    return text[: min(found)] if found else None
 
 
 def generation_line(

@@ -6,13 +6,14 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lopa_dist.jobs.charts import Bars, bars, histogram
-from lopa_dist.jobs.explain import settings_of, shown, value_of
+from lopa_dist.jobs.explain import settings_of, shown
 from lopa_dist.jobs.packed import Columns
 from lopa_dist.jobs.page import write_page
 from lopa_dist.jobs.report import accuracy_interval, drafts_sentence, figures, settings
@@ -199,7 +200,7 @@ def setting_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     config = settings(report)
     for setting in settings_of():
         if setting.key.split(".")[0] in SECTIONS:
-            yield setting.key, shown(value_of(config, setting.key)), shown(setting.default), setting.meaning
+            yield setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning
 
 
 def command(folder: Path, report: dict[str, Any]) -> str:

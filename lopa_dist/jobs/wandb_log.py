@@ -52,11 +52,7 @@ class WandbLog:
         self.before = totals(Statistics(), {})
 
     def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:
-        """W&B's run.
-
-        Raises:
-            wandb.Error: there is no key for it, or no network.
-        """
+        """W&B's run; a wandb.Error where there is no key for it, or no network."""
         import wandb
 
         options, folder = config.logging.wandb, self.folder

@@ -63,8 +63,8 @@ class Failures:
         """
         if self.world.size == 1:
             return
-        if self.store.check([keys.FAILED]):
-            raise RankError(self.store.get(keys.FAILED).decode())
+        if announced := self._announced():
+            raise RankError(announced)
         lost = self.heart.overdue(self.timeout_s)
         if lost:
             raise RankError(

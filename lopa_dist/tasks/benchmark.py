@@ -96,11 +96,7 @@ class FewshotBenchmark(Benchmark):
 
     @abstractmethod
     def example(self, row: dict[str, Any]) -> Example | None:
-        """Return a row as a worked example, or None if it is not set aside for that.
-
-        Raises:
-            BadRow: the row is not of this benchmark.
-        """
+        """Return a row as a worked example, or None if it is not set aside for that; raises as `item`."""
 
     def asked(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
         """Return a question behind the examples, in both forms; the job keeps the one that fits the model."""

@@ -42,11 +42,7 @@ class CodeTask:
         super().__init__(*benchmark, **named)
 
     def run(self, solution: str, tests: str, extracted: str) -> Score | None:
-        """Whether the tests pass; null where running is not allowed. Takes up to the time limit.
-
-        Raises:
-            Cancelled: `cancel` was called.
-        """
+        """Whether the tests pass; null where running is not allowed. Takes up to the time limit."""
         if not self.allow:
             return None
         outcome = run_tests(solution, tests, self.limits, cancelled=self.cancelled)

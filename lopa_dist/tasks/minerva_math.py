@@ -56,11 +56,7 @@ class MinervaMath(FewshotBenchmark):
         return self.asked(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
-        """Equal as mathematics; an answer that math-verify cannot cope with is wrong.
-
-        Raises:
-            Cancelled: `cancel` was called.
-        """
+        """Equal as mathematics; an answer that math-verify cannot cope with is wrong."""
         try:
             return Score(**self.workers.ask((item.reference, text)))
         except Lost as error:

@@ -157,11 +157,7 @@ def end(supervisor: int, reader: int) -> None:
 
 
 def read_answers(reader: int, until: float, cancelled: Event | None = None) -> bytes:
-    """What comes through the pipe until it is closed, the time is up, or it is too much.
-
-    Raises:
-        Cancelled: `cancelled` is set.
-    """
+    """What comes through the pipe until it is closed, the time is up, or it is too much; else as `run_tests`."""
     received = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
