@@ -330,9 +330,8 @@ def check_keys(overrides: list[str]) -> None:
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]
-            names = [k for k in known if k.startswith(section + ".")] or sorted(
-                {k.split(".")[0] for k in known} | groups
-            )
+            sections = {k.split(".")[0] for k in known} | groups
+            names = [k for k in known if k.startswith(section + ".")] or sorted(sections)
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
 
 

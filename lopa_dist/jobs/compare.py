@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lopa_dist.jobs.charts import Point, Scatter, front
-from lopa_dist.jobs.page import write_page
+from lopa_dist.jobs.page import Point, Scatter, front, write_page
 from lopa_dist.jobs.report import accuracy_interval, read_report, table
 from lopa_dist.jobs.run_page import asked_again, command, write_run_page
 

@@ -116,9 +116,8 @@ def sources(overrides: list[str]) -> dict[str, str]:
         file = CONF / f"{one.config_path}.yaml"
         if file.exists():
             below = "" if one.package in (None, "", "_global_") else f"{one.package}."
-            found |= dict.fromkeys(
-                keys_in(yaml.safe_load(file.read_text()) or {}, below), f"conf/{one.config_path}.yaml"
-            )
+            keys = keys_in(yaml.safe_load(file.read_text()) or {}, below)
+            found |= dict.fromkeys(keys, f"conf/{one.config_path}.yaml")
     return found | dict.fromkeys((one.key_or_group for one in chosen.config_overrides), "the command line")
 
 

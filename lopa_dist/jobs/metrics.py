@@ -66,7 +66,7 @@ def build_report(
     wins = [statistics.wins.get(j, 0) for j in range(config.decode.max_branches)]
     accepted, acceptance = statistics.accepted_per_forward(), statistics.acceptance()  # a forward; by depth, in shares
     drafts = {"m": config.decode.drafts, "accepted_per_forward": accepted, "acceptance": acceptance}
-    steps = max(1, statistics.steps)
+    steps, world = max(1, statistics.steps), group.world
     own = {"python": platform.python_version(), "lopa_dist": __version__}
     return {
         "schema": 1,
@@ -98,14 +98,7 @@ def build_report(
         "step_ms": statistics.milliseconds(),
         "steps": statistics.steps,
         "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},
-        "world": {
-            "size": group.world.size,
-            "data": group.mesh.data,
-            "branch": group.mesh.branch,
-            "tensor": group.mesh.tensor,
-            "backend": group.backend,
-            "launcher": group.world.launcher,
-        },
+        "world": {"size": world.size, **asdict(group.mesh), "backend": group.backend, "launcher": world.launcher},
         **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine")},
         "seed": config.seed,
         "versions": own | {package: version(package) for package in PACKAGES},

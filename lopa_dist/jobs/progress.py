@@ -57,12 +57,8 @@ class ProgressDisplay:
         self.shown = done
         self.progress.update(self.task, completed=done, status=self.status())
         now = time.perf_counter()
-        if (
-            done > before
-            and not self.live
-            and not self.silent
-            and (now - self.last >= self.every_s or done == self.total)
-        ):
+        due = now - self.last >= self.every_s or done == self.total
+        if done > before and due and not (self.live or self.silent):
             self.last = now
             log.info("%d/%d requests, %s", done, self.total, self.status())
 

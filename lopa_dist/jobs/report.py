@@ -84,6 +84,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
     knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
     where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
+    attempts = f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."
     drafts = report.get("drafts")
     shares = drafts["acceptance"] if drafts else []
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
@@ -92,11 +93,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         table(("figure", "value"), figures(report)),
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
         *([drafts_sentence(drafts), table(depths, [[f"{share:.0%}" for share in shares]])] if drafts else []),
-        *(
-            [f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."]
-            if report["attempts"] > 1
-            else []
-        ),
+        *([attempts] if report["attempts"] > 1 else []),
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
         "Bytes that all ranks together give to collectives per step: "

@@ -12,10 +12,9 @@ from typing import Any
 
 import yaml
 
-from lopa_dist.jobs.charts import Bars, bars, histogram
 from lopa_dist.jobs.explain import settings_of, shown
 from lopa_dist.jobs.packed import Columns
-from lopa_dist.jobs.page import write_page
+from lopa_dist.jobs.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.report import accuracy_interval, drafts_sentence, figures, settings
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
@@ -102,9 +101,8 @@ def headline(report: dict[str, Any]) -> str:
     words += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
     world = report.get("world")
     if world:
-        words += (
-            " in one process" if world["size"] == 1 else f" on {world['size']} ranks, started by {world['launcher']}"
-        )
+        ranks = f"on {world['size']} ranks, started by {world['launcher']}"
+        words += " in one process" if world["size"] == 1 else f" {ranks}"
     return f"{words}."
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -227,16 +227,7 @@ def write_trace_page(found: Trace, file: Path) -> None:
             for i, text in enumerate(found.texts)
         ],
         "steps": [
-            {
-                "branches": s.branches,
-                "winner": s.winner,
-                "end": s.end,
-                "filled": len(s.filled),
-                "drafts": s.drafts,
-                "accepted": s.accepted,
-                "rejected": s.rejected[1] if s.rejected else "",
-            }
-            for s in found.steps
+            asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in found.steps
         ],
     }
     write_page(file, "trace.html", custom_id=found.custom_id, steps=len(found.steps), data=data)

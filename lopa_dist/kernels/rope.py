@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
-from lopa_dist.kernels.norm import rms_norm
+from lopa_dist.kernels.rows import rms_norm
 
 
 def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ GATE_BLOCK = 2048  # columns a program of SwiGLU's: 16 a thread, two vector load
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `norm.add_rms_norm`. Pad rows may hold anything: no row is read by another's program.
+    """As `rows.add_rms_norm`. Pad rows may hold anything: no row is read by another's program.
 
     Two rows are read and two written; torch's operators move about four times as much.
     """
@@ -58,7 +58,7 @@ def add_rms_norm_kernel(
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """As `swiglu.swiglu`: what lies between its projections is read once and written once."""
+    """As `rows.swiglu`: what lies between its projections is read once and written once."""
     gate_up = gate_up.contiguous()
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)

@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.norm import add_rms_norm, rms_norm
 from lopa_dist.kernels.rope import rope_and_store, rope_table
-from lopa_dist.kernels.swiglu import swiglu
+from lopa_dist.kernels.rows import add_rms_norm, rms_norm, swiglu
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.quantize import QuantizedLinear, joined
 from lopa_dist.models.transformer import Layer, RMSNorm, Transformer

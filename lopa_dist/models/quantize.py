@@ -49,8 +49,7 @@ class QuantizedLinear(nn.Module):
 def quantize(model: Transformer, kind: str) -> None:
     """Quantise the layers' projections in place, one after the other, so that memory never holds both forms of all.
 
-    Raises:
-        ValueError: as `check`, before anything is changed; or a weight with NaN or infinity.
+    Raises a ValueError as `check`, before anything is changed, or of a weight with NaN or infinity.
     """
     check(model, kind, model.head_weight.device)
     for block, name, linear in linears(model):

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.norm import rms_norm
 from lopa_dist.kernels.rope import apply_rope, rope_table
+from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small

@@ -87,11 +87,7 @@ class Confinement:
 
 @cache
 def confinement() -> Confinement:
-    """Find out, with a run of next to nothing.
-
-    Raises:
-        ValueError: not even that runs here.
-    """
+    """Find out, with a run of next to nothing; a ValueError where not even that runs."""
     outcome = run_tests("import random", "", Limits())  # an import shows that the interpreter can be read
     if not outcome.passed:
         raise ValueError(

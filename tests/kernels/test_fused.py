@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
-from lopa_dist.kernels.norm import add_rms_norm
 from lopa_dist.kernels.rope import rope_and_store, rope_table
-from lopa_dist.kernels.swiglu import swiglu
+from lopa_dist.kernels.rows import add_rms_norm, swiglu
 from tests.kernels.cross_compile import Variant, compile_all
 from tests.kernels.forms import plain
 

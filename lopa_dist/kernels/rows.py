@@ -1,8 +1,9 @@
-"""Root-mean-square normalisation, alone and with the residual sum in front of it."""
+"""What lies between products, row by row: norms, alone and with the residual sum in front, and SwiGLU's gate."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
@@ -26,3 +27,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         return rows_triton.add_rms_norm(x, residual, weight, eps)
     total = residual + x
     return rms_norm(total, weight, eps), total
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of one projection's ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``."""
+    if fused(gate_up):
+        from lopa_dist.kernels import rows_triton
+
+        return rows_triton.swiglu(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
