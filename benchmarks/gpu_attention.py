@@ -22,7 +22,7 @@ from lopa_dist.engine.static_runner import split_for
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Capacity, real, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import ragged_arange
 
@@ -125,6 +125,14 @@ def measure(bench: Bench, config: ModelConfig, mix: Mix, row: Row) -> None:
 
 Attend = Callable[[int], Tensor]
 Varlen = Callable[..., Any]  # with the parameters and result of `torch.nn.attention.varlen.varlen_attn`
+
+
+def real(segments: Segments, heads_per_kv: int) -> int:
+    """Score elements that there are, per K/V head."""
+    cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
+    row = ragged_arange(segments.rows) + np.repeat(segments.start, segments.rows)
+    own = segments.hi if segments.lo is None else segments.hi - segments.lo
+    return int((cached * segments.rows).sum() + own[row].sum()) * heads_per_kv
 
 
 def every(attend: Attend, layers: int) -> None:

@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_bench import Bench, Row, brief
-from benchmarks.roofline import MODELS, Bar, ratio
+from benchmarks.roofline import MODELS, Bar, projections, ratio
 from lopa_dist.engine.buckets import STEPS, ladder
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.fused import projections
 
 TOY = 64  # rows, the most of toys
 SMALL = 2048  # larger steps are prefills

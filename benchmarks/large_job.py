@@ -41,11 +41,11 @@ from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.journal import request_id
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, write_report
-from lopa_dist.jobs.tasks import make_task
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
 ROOT = Path(__file__).parent.parent
@@ -193,7 +193,7 @@ def prompts(count: int) -> Iterator[str]:
 def encoded(config: Config) -> Iterator[tuple[int, Item, Request]]:
     """The job's requests, as it makes them."""
     builder = EngineBuilder(config.model, torch.device("cpu"))
-    encoder, items, first = Encoder(config, builder.shape, builder.tokenizer), iter(make_task(config).items()), 0
+    encoder, items, first = Encoder(config, builder.shape, builder.tokenizer), iter(make_task(config.task).items()), 0
     while some := list(islice(items, 1000)):
         for item, request in zip(some, encoder.encode_all(first, some), strict=True):
             assert isinstance(request, Request)
@@ -228,7 +228,7 @@ def deal_out(config: Config, folder: Path, place: Path) -> None:
         )
         for line, out in zip(files.enter_context((folder / "results.jsonl").open()), cycle(results), strict=False):
             out.write(line)
-        for item, out in zip(make_task(config).items(), cycle(lines), strict=False):
+        for item, out in zip(make_task(config.task).items(), cycle(lines), strict=False):
             out.write(json.dumps(asdict(line_of(item))) + "\n")
 
 

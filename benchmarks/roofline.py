@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.fused import projections
 
 DREAM = ModelConfig(
     family="Dream", vocab_size=152064, hidden_size=3584, layers=28, heads=28, kv_heads=4, head_dim=128,
@@ -79,6 +78,17 @@ class Work:
         """Seconds."""
         rate = machine.fp8_rate if precision == FP8 else machine.rate
         return max(self.bytes / machine.bandwidth, self.linears / rate + self.others / machine.rate)
+
+
+def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of a layer's products, by their names in `FusedLayer`."""
+    d, q, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        "qkv": (q + 2 * kv, d),
+        "out": (d, q),
+        "gate_up": (2 * config.intermediate_size, d),
+        "down": (d, config.intermediate_size),
+    }
 
 
 def work(config: ModelConfig, precision: str, case: Case) -> Work:

@@ -23,14 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist import __version__
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_keys, composition, plain, register, typed, with_own_model
+from lopa_dist.config import CONF, Config, check_keys, composition, plain, typed, with_own_model
 from lopa_dist.parallel.failures import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stopped
 
 log = logging.getLogger("lopa_dist")
-
-register()
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -133,11 +131,7 @@ def first_error(folder: Path) -> str:
 
 
 def check_command(arguments: list[str]) -> None:
-    """Meet a misspelt command: nothing else that may come first is a bare word.
-
-    Raises:
-        UserError: the first argument is neither a setting nor an option.
-    """
+    """Meet a misspelt command with a UserError: nothing else that may come first is a bare word."""
     word = arguments[0] if arguments else ""
     if word and "=" not in word and not word.startswith(("-", "~")):
         near = difflib.get_close_matches(word, COMMANDS, n=1)

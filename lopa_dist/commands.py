@@ -45,9 +45,8 @@ def trace(options: argparse.Namespace) -> None:
         raise UserError(f"--html {page}: cannot be written; name a file in a folder that exists")
     from rich.console import Console
 
-    from lopa_dist.jobs.trace import show
+    from lopa_dist.jobs.trace import show, write_trace_page
     from lopa_dist.jobs.trace import trace as generate_again
-    from lopa_dist.jobs.trace_page import write_trace_page
 
     found = generate_again(options.run, options.id)
     show(found, Console())
@@ -124,11 +123,7 @@ COMMANDS = ("report", "merge", "trace", "lm-eval", "profile", "explain")
 
 
 def perform(name: str, arguments: list[str]) -> None:
-    """Run a command.
-
-    Raises:
-        UserError: arguments that it does not take; the message ends with its usage.
-    """
+    """Run a command, or raise a UserError that ends with its usage."""
     if name == "lm-eval":
         return lm_eval(arguments)
     options = argument_parsers()[name].parse_args(arguments)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -264,14 +264,8 @@ class Config:
                 "on the batch; use int8 or none"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain nested dictionaries."""
-        return asdict(self)
 
-
-def register() -> None:
-    """Give Hydra the schema that `conf/config.yaml` extends."""
-    ConfigStore.instance().store(name="lopa_dist_schema", node=Config)
+ConfigStore.instance().store(name="lopa_dist_schema", node=Config)  # which `conf/config.yaml` extends
 
 
 def composed(overrides: list[str]) -> Config:
@@ -280,7 +274,6 @@ def composed(overrides: list[str]) -> Config:
     Raises:
         ValueError: a preset that does not exist, or a value that cannot be used.
     """
-    register()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = OmegaConf.to_object(compose("config", overrides))
@@ -311,7 +304,7 @@ def composition(error: HydraException) -> str:
         return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        near = difflib.get_close_matches(name, error.options, n=1)
+        near = get_close_matches(name, error.options, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
     return str(error).strip()
@@ -324,11 +317,7 @@ def typed(key: str, value: Any) -> str:
 
 
 def check_keys(overrides: list[str]) -> None:
-    """Meet a misspelt key with the nearest right one, before Hydra composes anything.
-
-    Raises:
-        UserError: an override of a key of this app that does not exist.
-    """
+    """Meet a misspelt key with a UserError that has the nearest right one, before Hydra composes anything."""
     known = leaves(OmegaConf.structured(Config))
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
@@ -336,20 +325,14 @@ def check_keys(overrides: list[str]) -> None:
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
         if key not in known:
-            close = difflib.get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
-            near = [other for other in close if alike(key.split(".")[-1], other.split(".")[-1])]
+            close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
+            near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]
-            names = [k for k in known if k.startswith(section + ".")] or sorted(
-                {k.split(".")[0] for k in known} | groups
-            )
+            sections = {k.split(".")[0] for k in known} | groups
+            names = [k for k in known if k.startswith(section + ".")] or sorted(sections)
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
-
-
-def alike(one: str, other: str) -> bool:
-    """Whether a name may be the other one, misspelt."""
-    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.6
 
 
 def with_own_model(arguments: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.resolve import resolve, resolve_decode, sequences_of_replica
-from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.results import finished_text
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
@@ -219,11 +219,7 @@ def setting(value: Any) -> str:
 
 
 def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Item]:
-    """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens.
-
-    Raises:
-        ValueError: a prompt or its sampling cannot be used.
-    """
+    """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens."""
     if isinstance(prompts, str):
         raise ValueError("prompts is one text: give a list, also of a single prompt")
     if sampling is None or isinstance(sampling, SamplingParams):
@@ -260,11 +256,7 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
 
 
 def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
-    """The items as requests.
-
-    Raises:
-        ValueError: the model refuses some.
-    """
+    """The items as requests; a ValueError where the model refuses some."""
     found = encoder.encode_all(0, items)
     refused = [one for one in found if isinstance(one, Rejection)]
     if refused:

@@ -23,6 +23,7 @@ from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
+from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.registry import TASKS
 
 

@@ -19,7 +19,7 @@ import torch
 import lopa_dist
 from lopa_dist import LLM, DecodeConfig, Output, SamplingParams
 from lopa_dist.config import Config, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig, composed
-from lopa_dist.jobs import loading
+from lopa_dist.jobs import build
 from lopa_dist.jobs.run import run
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
@@ -96,8 +96,8 @@ def test_each_prompt_may_be_sampled_in_its_own_way(llm: LLM, tmp_path: Path) -> 
 
 def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", lambda *of: (calls.append(of), load(*of))[1])
+    load = build.load_model
+    monkeypatch.setattr(build, "load_model", lambda *of: (calls.append(of), load(*of))[1])
     llm = LLM(str(EMBEDDED), "model.pattern=d2f", "parallel.threads=1")
     assert llm.config.model.path == str(EMBEDDED)
     for _ in range(2):

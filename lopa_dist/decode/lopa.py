@@ -213,14 +213,15 @@ def spawn_chain(state: State, made: Tensor, count: Tensor) -> Tensor:
 def contexts(state: State) -> Tensor:
     """Return the token before each draft's position ``[S, C]``, from which a model with the shift predicts the draft.
 
-    It is that of an earlier draft where one stands there, and else that of the sequence.
+    It is that of an earlier draft where one stands there, and else that of the sequence. Behind the drafts, `chain`
+    holds those of earlier steps; what is found for them is not used, but their rows run, so it has to be a token.
     """
     position, token = state.chain
     before = position - 1
     number = arange(position.shape[1], position.device)
     drafted = (position[:, None] == before[..., None]) & (number < number[:, None])  # [S, C, C] by an earlier one
     written = state.canvas.gather(1, (before + state.origin).clamp_(min=0))
-    return torch.where(drafted.any(2), (token[:, None] * drafted).sum(2), written)
+    return torch.where(drafted.any(2), (token[:, None] * drafted).amax(2), written)
 
 
 def branch_confidence(config: DecodeConfig, confidence: Tensor, open_: Tensor, created: Tensor) -> Tensor:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lopa_dist.config import Config
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.journal import Journal
-from lopa_dist.jobs.request_ids import RequestIds
-from lopa_dist.models.files import find
-from lopa_dist.models.revision import revision
+from lopa_dist.jobs.packed import RequestIds
+from lopa_dist.models.files import find, revision
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
 
@@ -43,9 +42,6 @@ def begin_attempt(config: Config, folder: Path, builder: EngineBuilder, ids: Req
         folder: the run folder.
         builder: of the model.
         ids: on rank 0, the ids of the job's requests.
-
-    Raises:
-        ValueError: earlier attempts ran under other settings.
     """
     journal, number, done = Journal(folder), 1, bytearray()
     settings: dict[str, Any] = {}
@@ -70,7 +66,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     }
     # exact or none: the same texts
     engine = {"prefix_cache": "approximate" if config.engine.prefix_cache == "approximate" else "exact"}
-    decode = config.to_dict()["decode"]
+    decode = asdict(config.decode)
     settings = {"model": model, "decode": decode, "engine": engine, "seed": config.seed, "task": task.name}
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
         settings["allow_code_execution"] = task.allow_code_execution

@@ -63,7 +63,7 @@ def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model:
         model: what answers call the model where their line does not.
     """
     if not any(line.openai for line in lines()):
-        remove_batch_output(folder)
+        (folder / NAME).unlink(missing_ok=True)  # of an earlier input
         return
     created = int(time.time())
     with (
@@ -75,11 +75,6 @@ def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model:
         for _, group in groupby(pairs, lambda pair: pair[0].number):
             of, results = zip(*group, strict=True)
             out.write(json.dumps(response(of[0], results, model, created), ensure_ascii=False) + "\n")
-
-
-def remove_batch_output(folder: Path) -> None:
-    """Remove that of an earlier input."""
-    (folder / NAME).unlink(missing_ok=True)
 
 
 def response(line: Line, results: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:

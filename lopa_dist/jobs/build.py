@@ -5,6 +5,7 @@ Jobs, traces, profiles, lm-evaluation-harness, benchmarks and `lopa_dist.LLM` al
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -13,14 +14,17 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
-from lopa_dist.jobs.loading import choose_dtype, load
-from lopa_dist.models.checkpoint import read_config
+from lopa_dist.jobs.loading import choose_dtype
+from lopa_dist.models.adapter import load_adapter
+from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import find
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Relay, Solo
 from lopa_dist.parallel.group import Group
+
+log = logging.getLogger("lopa_dist")
 
 
 class EngineBuilder:
@@ -51,13 +55,25 @@ class EngineBuilder:
         self._tensor = Relay(Solo())
 
     def load(self, warn: bool = True, tensor: Communicator | None = None) -> Transformer:
-        """The model. The first call loads the weights; a later one only gives them another `tensor` group.
+        """The model, adapted, split and quantised as the options say.
 
-        `warn` as `jobs.loading.load`. The group's size and this rank's place in it must stay as they were.
+        The first call loads the weights; a later one only gives them another `tensor` group, whose size and this rank's
+        place in it must stay as they were. `warn` of an adapter for another model, and of fp8 where it is emulated.
         """
         self._tensor.connect(tensor or Solo())
-        if self.model is None:
-            self.model = load(self.options, self.device, warn, self._tensor)
+        if self.model is not None:
+            return self.model
+        options = self.options
+        if warn and options.quantization == "fp8" and self.device.type != "cuda":
+            log.warning(
+                "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
+                "it shows what fp8 does to the texts, and nothing of its speed"
+            )
+        adapter = load_adapter(find(options.lora, "model.lora")) if options.lora is not None else None
+        if warn and adapter and (message := adapter.mismatch(options.path)):
+            log.warning("WARNING: %s", message)
+        dtype = DTYPES[self.dtype]
+        self.model = load_model(self.folder, dtype, self.device, adapter, self._tensor, options.quantization)
         return self.model
 
     def engine(

@@ -1,19 +1,20 @@
-"""`lopa-dist report FOLDER`: several runs in one table and one speed-accuracy picture."""
+"""`lopa-dist report FOLDER`: several runs in one table and one speed-accuracy picture, and as a page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lopa_dist.jobs.charts import front
-from lopa_dist.jobs.comparison_page import write_comparison_page
-from lopa_dist.jobs.report import read_report, table
-from lopa_dist.jobs.run_page import asked_again, write_run_page
+from lopa_dist.jobs.page import Point, Scatter, front, write_page
+from lopa_dist.jobs.report import accuracy_interval, read_report, table
+from lopa_dist.jobs.run_page import asked_again, command, write_run_page
+
+FRONT = "front: no run beats these in both"
 
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -66,9 +67,8 @@ def compare(folder: Path, console: Console | None = None) -> None:
     title = ", ".join(sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named}))
     console = console or Console()
     shown = Table(title=title)
-    start = (
-        1 if settings_distinguish(named) else 0
-    )  # from which column on: names that only repeat settings are left out
+    by_settings = settings_distinguish(named)
+    start = int(by_settings)  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
     knobs = range(1, 1 + len(differing([r for _, r in named])))
     # names that a person gave say more than settings, which are left out on a narrow terminal
@@ -83,7 +83,6 @@ def compare(folder: Path, console: Console | None = None) -> None:
         from lopa_dist.jobs.plots import draw
 
         curves = curves_of(named)
-
         speeds: dict[str, Callable[[dict[str, Any]], float]] = {
             "tokens per forward (TPF)": lambda r: float(r["tpf"]),
             "tokens/s of the job": lambda r: float(r["tokens_per_s"]["job"]),
@@ -93,7 +92,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
 
         def paint(panels: Any) -> None:
             for axes, (axis, speed) in zip(panels, speeds.items(), strict=True):
-                pareto(axes, curves, speed, axis, named_points=not settings_distinguish(named))
+                pareto(axes, curves, speed, axis, named_points=not by_settings)
                 axes.set_ylabel("accuracy, %" if axes is panels[0] else "")
             panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
 
@@ -108,8 +107,8 @@ def compare(folder: Path, console: Console | None = None) -> None:
     console.print(f"Tables and plots: {folder}\nTo pass on: {page}")
 
 
-Point = tuple[str, dict[str, Any]]
-"""What stands beside a point, and its report."""
+Run = tuple[str, dict[str, Any]]
+"""What stands beside a run's point, and its report."""
 
 
 def settings_distinguish(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
@@ -126,11 +125,11 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [",".join(part for part in of if part not in common) or name for name, of in zip(names, parts, strict=True)]
 
 
-def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Point]]:
+def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run]]:
     """Runs by all settings but the number of branches; along a curve only that grows (the paper's Figure 4)."""
     keys = differing([r for _, r in named])
     others = [k for k in keys if k != "branches"]
-    curves: dict[str, list[Point]] = {}
+    curves: dict[str, list[Run]] = {}
     by_settings = settings_distinguish(named)
     short = zip(short_names([name for name, _ in named]), [report for _, report in named], strict=True)
     for name, report in sorted(short, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
@@ -141,28 +140,82 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Poi
 
 
 def pareto(
-    axes: Any, curves: dict[str, list[Point]], speed: Callable[[dict[str, Any]], float], axis: str, named_points: bool
+    axes: Any, curves: dict[str, list[Run]], speed: Callable[[dict[str, Any]], float], axis: str, named_points: bool
 ) -> None:
     """Draw accuracy against a speed: a curve over k for each setting, and the front of what nothing beats in both.
 
     With `named_points` the names beside the points say what they are, and the legend leaves the settings out.
     """
     best = front([(speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve])
-    style: dict[str, Any] = {
-        "color": "#cbd5e1",
-        "linewidth": 5,
-        "zorder": 1,
-        "label": "front: no run beats these in both",
-    }
-    axes.step([p[0] for p in best], [p[1] for p in best], where="pre", **style)
+    axes.step(*zip(*best, strict=True), where="pre", color="#cbd5e1", linewidth=5, zorder=1, label=FRONT)
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
         line = "-" if len(found) > 2 else ""  # two points make no curve
         color = "#1f2933" if named_points else None  # a colour without a legend would seem to mean something
-        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color)[0].set_label(
-            "_" if named_points else curve
-        )
+        shown = "_" if named_points else curve
+        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color, label=shown)
         for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
             axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
     axes.set(xlabel=axis)
     axes.margins(0.12)
+
+
+def write_comparison_page(
+    folder: Path, title: str, named: Sequence[tuple[str, dict[str, Any]]], head: list[str], rows: list[list[str]]
+) -> Path:
+    """Write the page; returns the file.
+
+    Args:
+        folder: of the runs.
+        title: what they have in common.
+        named: the reports with the names of their folders.
+        head, rows: a table of the runs, in the same order.
+    """
+    tooltips = [
+        f"{number}. " + ", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
+        for number, row in enumerate(rows, 1)
+    ]
+    commands = [(f"{i}. {name}", command(folder / name, report)) for i, (name, report) in enumerate(named, 1)]
+    return write_page(
+        folder / "comparison.html",
+        "comparison.html",
+        title=title,
+        headline=headline([report for _, report in named]),
+        charts=list(charts([report for _, report in named], tooltips)),
+        head=["", *head],
+        rows=[[str(number), *row] for number, row in enumerate(rows, 1)],
+        commands=[(name, line) for name, line in commands if line],
+    )
+
+
+def headline(reports: Sequence[dict[str, Any]]) -> str:
+    """What came out, in words; runs are called by their numbers."""
+    words = f"{len(reports)} runs, in the order of tokens per forward pass."
+    judged = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
+    if judged:
+        for which, (accuracy, tpf, number) in (
+            ("The most accurate is", max(judged)),
+            ("The most tokens per forward pass has", max(judged, key=lambda run: run[1])),
+        ):
+            words += f" {which} number {number}: {accuracy:.1%} at {tpf:.2f}."
+    return words
+
+
+SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
+    ("Tokens per forward", lambda report: report["tpf"], 1),
+    ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
+    ("Tokens a second of the job", lambda report: report["tokens_per_s"]["job"], 1),
+]
+
+
+def charts(reports: Sequence[dict[str, Any]], tooltips: Sequence[str]) -> Iterator[Scatter]:
+    """Accuracy against each speed, of the runs that have both."""
+    for title, speed_of, sign in SPEEDS:
+        points = []
+        for number, (report, tooltip) in enumerate(zip(reports, tooltips, strict=True), 1):
+            speed = speed_of(report)
+            if speed and "accuracy" in report:
+                low, high = accuracy_interval(report)
+                points.append(Point(str(number), tooltip, speed, 100 * report["accuracy"], 100 * low, 100 * high))
+        if points:
+            yield Scatter(title, points, sign)

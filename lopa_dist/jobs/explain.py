@@ -7,6 +7,7 @@ import difflib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,8 @@ def sources(overrides: list[str]) -> dict[str, str]:
         file = CONF / f"{one.config_path}.yaml"
         if file.exists():
             below = "" if one.package in (None, "", "_global_") else f"{one.package}."
-            found |= dict.fromkeys(
-                keys_in(yaml.safe_load(file.read_text()) or {}, below), f"conf/{one.config_path}.yaml"
-            )
+            keys = keys_in(yaml.safe_load(file.read_text()) or {}, below)
+            found |= dict.fromkeys(keys, f"conf/{one.config_path}.yaml")
     return found | dict.fromkeys((one.key_or_group for one in chosen.config_overrides), "the command line")
 
 
@@ -128,13 +128,6 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield from keys_in(value, f"{prefix}{key}.")
         elif key != "defaults":
             yield prefix + key
-
-
-def value_of(config: Any, key: str) -> Any:
-    """The value of a dotted key."""
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def resolved(config: Config) -> Found:
@@ -186,7 +179,7 @@ def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
     config, set_by = composed(overrides), sources(overrides)
     found = resolved(config)
     for setting in settings_of():
-        value, origin = value_of(config, setting.key), set_by.get(setting.key, "default")
+        value, origin = attrgetter(setting.key)(config), set_by.get(setting.key, "default")
         if setting.key in found:
             value, reason = found[setting.key]
             origin = f"{origin}: auto, which follows {reason}"
@@ -194,18 +187,15 @@ def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
 
 
 def explain(arguments: list[str]) -> str:
-    """What `lopa-dist explain` prints: of the keys and sections that are named, else of all.
-
-    Raises:
-        UserError: a key that does not exist.
-    """
+    """What `lopa-dist explain` prints: of the keys and sections that are named, else of all; UserError: no such key."""
     wanted, overrides = [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
     check_keys(overrides)
     known = [setting.key for setting in settings_of()]
     for key in wanted:
         if not any(name == key or name.startswith(f"{key}.") for name in known):
             near = difflib.get_close_matches(key, known, n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else f". Sections: {', '.join(section_names())}"
+            sections = dict.fromkeys(name.split(".")[0] for name in known)
+            hint = f"; did you mean {', '.join(near)}?" if near else f". Sections: {', '.join(sections)}"
             raise UserError(f"{key}: no such key{hint}")
     parts = []
     for setting, value, origin in explanations(with_own_model(overrides)):
@@ -215,8 +205,3 @@ def explain(arguments: list[str]) -> str:
                 lines += ["", *setting.details.splitlines()]
             parts.append("\n".join([f"{setting.key}={value}", *(f"    {line}".rstrip() for line in lines)]))
     return "\n".join(parts)
-
-
-def section_names() -> list[str]:
-    """The first parts of all keys."""
-    return list(dict.fromkeys(setting.key.split(".")[0] for setting in settings_of()))

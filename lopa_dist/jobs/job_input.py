@@ -14,8 +14,8 @@ import numpy as np
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.journal import request_id
+from lopa_dist.jobs.packed import RequestIds
 from lopa_dist.jobs.prompts import Encoder, Rejection
-from lopa_dist.jobs.request_ids import RequestIds
 from lopa_dist.jobs.resolve import sequences_of_replica
 from lopa_dist.jobs.results import error_line
 from lopa_dist.jobs.run_page import asked

@@ -24,8 +24,7 @@ import numpy as np
 
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.batch_output import LINES, NAME
-from lopa_dist.jobs.columns import Columns
-from lopa_dist.jobs.request_ids import RequestIds
+from lopa_dist.jobs.packed import Columns, RequestIds
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 

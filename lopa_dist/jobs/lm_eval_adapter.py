@@ -12,7 +12,7 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from inspect import getfullargspec
 from typing import Any
 
@@ -30,7 +30,8 @@ from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
 from lopa_dist.jobs.prompts import common_prefix
 from lopa_dist.jobs.resolve import resolve_decode
-from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.results import finished_text
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.parallel.launcher import LaunchError, detect
 
 log = logging.getLogger("lopa_dist")
@@ -40,17 +41,6 @@ REASON = (
     "lopa_dist cannot score given text: a diffusion model has no left-to-right likelihood; choose tasks that generate "
     "(output_type: generate_until)"
 )
-
-
-@dataclass(frozen=True)
-class GenerationArguments:
-    """What a task asks of one generation, its `gen_kwargs`."""
-
-    until: tuple[str, ...]
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
 
 
 @register_model(NAME)
@@ -107,33 +97,31 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The text of every request, up to its stop strings."""
         asked = [self.generation_arguments(dict(request.args[1])) for request in requests]
-        groups: dict[tuple[float, float, int], list[Request]] = defaultdict(list)
+        groups: dict[Sampling, list[Request]] = defaultdict(list)
         encoded = [
-            self.encode(index, str(request.args[0]), arguments.max_new_tokens)
-            for index, (request, arguments) in enumerate(zip(requests, asked, strict=True))
+            self.encode(index, str(request.args[0]), most)
+            for index, (request, (_, most, _)) in enumerate(zip(requests, asked, strict=True))
         ]
-        for request, arguments in zip(with_prefixes(encoded, [r.task_name for r in requests]), asked, strict=True):
-            groups[arguments.temperature, arguments.top_p, arguments.top_k].append(request)
+        for request, (_, _, rules) in zip(with_prefixes(encoded, [r.task_name for r in requests]), asked, strict=True):
+            groups[rules].append(request)
         texts = [""] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="lopa_dist generate_until") as bar:
-            for (temperature, top_p, top_k), group in groups.items():
+            for rules, group in groups.items():
                 longest = max(request.max_new_tokens for request in group)
-                config = replace(self.decode, max_new_tokens=longest, temperature=temperature, top_p=top_p, top_k=top_k)
+                config = replace(self.decode, max_new_tokens=longest, **asdict(rules))
                 engine = self.builder.engine(config, self.engine)
                 for generation in engine.generate(group):
                     index = generation.request.index
-                    generation, texts[index] = finished_text(self.tokenizer, generation, asked[index].until)
-                    self.tokens, self.forwards = (
-                        self.tokens + len(generation.tokens),
-                        self.forwards + generation.forwards,
-                    )
+                    generation, texts[index] = finished_text(self.tokenizer, generation, asked[index][0])
+                    self.tokens += len(generation.tokens)
+                    self.forwards += generation.forwards
                     self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
                     bar.update()
         log.info("%d tokens in %d forwards: TPF %.2f", self.tokens, self.forwards, self.tokens / max(1, self.forwards))
         return texts
 
-    def generation_arguments(self, given: dict[str, Any]) -> GenerationArguments:
-        """A task's generation arguments; what it leaves out is as in the model arguments."""
+    def generation_arguments(self, given: dict[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
+        """Stop strings, most tokens and sampling of a task; what it leaves out is as in the model arguments."""
         unknown = sorted(set(given) - set(GENERATION))
         if unknown:
             raise ValueError(f"generation arguments {', '.join(unknown)}: lopa_dist knows {', '.join(GENERATION)}")
@@ -141,20 +129,13 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         temperature = float(given.get("temperature") or self.decode.temperature)
         if given.get("do_sample") is False or given.get("temperature") == 0:
             temperature = 0.0
-        return GenerationArguments(
-            until=(until,) if isinstance(until, str) else tuple(until),
-            max_new_tokens=int(given.get("max_gen_toks") or self.decode.max_new_tokens),
-            temperature=temperature,
-            top_p=float(given.get("top_p") or self.decode.top_p),
-            top_k=int(given.get("top_k") or self.decode.top_k),
-        )
+        most = int(given.get("max_gen_toks") or self.decode.max_new_tokens)
+        top_p, top_k = float(given.get("top_p") or self.decode.top_p), int(given.get("top_k") or self.decode.top_k)
+        rules = Sampling(self.decode.confidence, temperature, top_p, top_k)
+        return (until,) if isinstance(until, str) else tuple(until), most, rules
 
     def encode(self, index: int, context: str, most: int) -> Request:
-        """One context as a request.
-
-        Raises:
-            ValueError: it is empty or longer than the model allows.
-        """
+        """One context as a request; a ValueError where it is empty or longer than the model allows."""
         ids = self.tokenizer(context, add_special_tokens=not self.templated).input_ids
         room = self.builder.shape.max_positions - most
         if not 0 < len(ids) <= room:

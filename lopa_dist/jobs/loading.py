@@ -1,21 +1,13 @@
-"""From the model options to a model on its device."""
+"""The device of a rank, its threads, and the precision of the weights there."""
 
 from __future__ import annotations
 
-import logging
 import os
 
 import torch
 
 from lopa_dist.config import Config, ModelOptions
-from lopa_dist.models.adapter import Adapter, load_adapter
-from lopa_dist.models.checkpoint import DTYPES, load_model
-from lopa_dist.models.files import find
-from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Communicator
 from lopa_dist.parallel.launcher import World
-
-log = logging.getLogger("lopa_dist")
 
 
 def choose_device(config: Config, world: World) -> torch.device:
@@ -45,31 +37,3 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> str:
     if options.dtype != "auto":
         return options.dtype
     return "bf16" if device.type == "cuda" else "fp32"
-
-
-def find_adapter(options: ModelOptions, warn: bool) -> Adapter | None:
-    """The LoRA adapter of `model.lora`; `warn` if it was made for another model."""
-    if options.lora is None:
-        return None
-    adapter = load_adapter(find(options.lora, "model.lora"))
-    message = adapter.mismatch(options.path)
-    if warn and message:
-        log.warning("WARNING: %s", message)
-    return adapter
-
-
-def load(options: ModelOptions, device: torch.device, warn: bool, tensor: Communicator | None = None) -> Transformer:
-    """The model, adapted, split and quantised as the options say.
-
-    `warn` of an adapter for another model, and of fp8 where it is emulated.
-
-    Raises:
-        ValueError, CheckpointError: as `load_model`.
-    """
-    if warn and options.quantization == "fp8" and device.type != "cuda":
-        log.warning(
-            "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
-            "it shows what fp8 does to the texts, and nothing of its speed"
-        )
-    dtype = DTYPES[choose_dtype(options, device)]
-    return load_model(find(options.path), dtype, device, find_adapter(options, warn), tensor, options.quantization)

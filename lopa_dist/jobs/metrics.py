@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
+from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.jobs.columns import Columns
+from lopa_dist.jobs.packed import Columns
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Score
 
+PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
 ALSO = "also."  # columns of `Figures.also`
 
 
@@ -44,7 +48,6 @@ def build_report(
     statistics: Statistics,
     traffic: Mapping[str, int],
     group: Group,
-    versions: dict[str, str],
     decode_s: float,
     wall_s: float,
 ) -> dict[str, Any]:
@@ -61,7 +64,10 @@ def build_report(
     rules = sorted(name.removeprefix(ALSO) for name in figures.columns if name.startswith(ALSO))
     rates = tokens / np.maximum(seconds, 1e-9)
     wins = [statistics.wins.get(j, 0) for j in range(config.decode.max_branches)]
-    steps = max(1, statistics.steps)
+    accepted, acceptance = statistics.accepted_per_forward(), statistics.acceptance()  # a forward; by depth, in shares
+    drafts = {"m": config.decode.drafts, "accepted_per_forward": accepted, "acceptance": acceptance}
+    steps, world = max(1, statistics.steps), group.world
+    own = {"python": platform.python_version(), "lopa_dist": __version__}
     return {
         "schema": 1,
         "requests": len(figures) + errors,
@@ -86,34 +92,18 @@ def build_report(
             "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
         "branch": {"k": config.decode.branches, "wins": wins},
-        **({"drafts": drafts(config, statistics)} if statistics.proposed else {}),
+        **({"drafts": drafts} if statistics.proposed else {}),
         "rows": statistics.rows,
         "rows_per_token": ratio(statistics.rows, tokens.sum()),
         "step_ms": statistics.milliseconds(),
         "steps": statistics.steps,
         "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},
-        "world": {
-            "size": group.world.size,
-            "data": group.mesh.data,
-            "branch": group.mesh.branch,
-            "tensor": group.mesh.tensor,
-            "backend": group.backend,
-            "launcher": group.world.launcher,
-        },
+        "world": {"size": world.size, **asdict(group.mesh), "backend": group.backend, "launcher": world.launcher},
         **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine")},
         "seed": config.seed,
-        "versions": versions,
+        "versions": own | {package: version(package) for package in PACKAGES},
         "decode_s": decode_s,
         "wall_s": wall_s,
-    }
-
-
-def drafts(config: Config, statistics: Statistics) -> dict[str, Any]:
-    """Return what became of the drafts: the mean accepted a forward, and the share accepted by depth in the chain."""
-    return {
-        "m": config.decode.drafts,
-        "accepted_per_forward": statistics.accepted_per_forward(),
-        "acceptance": statistics.acceptance(),
     }
 
 

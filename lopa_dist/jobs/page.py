@@ -1,11 +1,21 @@
-"""HTML pages, each one file that needs nothing but a browser, so that people can pass it on."""
+"""HTML pages, each one file that needs nothing but a browser, so that people can pass it on, and their charts.
+
+`pages/parts.html` draws the charts as SVG. Plots in the run folder are matplotlib's (`plots.py`). Those of a page take
+the colours of the page, light or dark, and say more about what one points at.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from numpy.typing import ArrayLike
 
 from lopa_dist.whole import named
 
@@ -24,3 +34,118 @@ def write_page(file: Path, template: str, **data: Any) -> Path:
     with named(file):
         file.write_text(text, encoding="utf-8", errors="replace")  # no encoding has half of a surrogate pair
     return file
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar with its name below it and its value above it."""
+
+    name: str
+    value: str
+    height: float  # of the highest bar's
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar chart."""
+
+    title: str
+    axis: str  # what the names are
+    bars: list[Bar]
+
+
+def bars(title: str, axis: str, names: Sequence[str], values: Sequence[float], form: str) -> Bars:
+    """Bars of these values, which are written in the format `form`."""
+    highest = max(values) or 1.0
+    return Bars(title, axis, [Bar(name, format(v, form), v / highest) for name, v in zip(names, values, strict=True)])
+
+
+def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
+    """How values are spread: the share of them in each of up to 10 ranges, which are named by where they begin."""
+    counts, edges = np.histogram(values, bins=10 if np.ptp(values) > 0 else 1)
+    names = [f"{edge:.0f}" if edge >= 100 else f"{edge:.3g}" for edge in edges[:-1]]
+    return bars(title, axis, names, (counts / counts.sum()).tolist(), ".0%")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a run is in a scatter chart."""
+
+    name: str  # short: it stands beside the point
+    tooltip: str
+    speed: float
+    accuracy: float  # in percent, as its confidence interval
+    low: float
+    high: float
+
+
+class Scatter:
+    """Accuracy against a speed, with the front of the points that no other beats in both.
+
+    `sign` is -1 where less is faster.
+    """
+
+    width, height = 436, 300  # behind `right` is room for half of the last tick's number
+    left, right, top, bottom = 44, 408, 20, 262
+
+    def __init__(self, title: str, points: Sequence[Point], sign: int = 1) -> None:
+        self.title, self.axis, self.points = title, "more is faster" if sign > 0 else "fewer is faster", points
+        self.x_ticks = ticks([p.speed for p in points])
+        self.y_ticks = ticks([end for p in points for end in (p.low, p.high)], 100)
+        pairs = [(sign * p.speed, p.accuracy) for p in points]
+        best = front(pairs)
+        self.best = [pair in best for pair in pairs]
+        turns = [(slow[0], fast[1]) for slow, fast in pairwise(best)]  # the front is a stair down to the fastest
+        corners = sorted([*best, *turns], key=lambda corner: (corner[0], -corner[1]))
+        self.line = [(self.x(sign * speed), self.y(accuracy)) for speed, accuracy in corners]
+        self.labels = self.place_labels()
+
+    def x(self, speed: float) -> float:
+        """Where a speed is."""
+        low, high = self.x_ticks[0], self.x_ticks[-1]
+        return round(self.left + (self.right - self.left) * (speed - low) / (high - low), 1)
+
+    def y(self, accuracy: float) -> float:
+        """Where an accuracy is."""
+        low, high = self.y_ticks[0], self.y_ticks[-1]
+        return round(self.bottom - (self.bottom - self.top) * (accuracy - low) / (high - low), 1)
+
+    def place_labels(self) -> list[tuple[float, float]]:
+        """The middle of each name's base line: beside its point, where it covers the least of what is there."""
+        dots = [(self.x(p.speed), self.y(p.accuracy)) for p in self.points]
+        taken = [(x, y, 9.0, 9.0) for x, y in dots]  # middle, width and height
+        labels = []
+        for (x, y), point in zip(dots, self.points, strict=True):
+            width = 7.0 * len(point.name)
+            side = 6 + width / 2
+            boxes = [(x + a, y + b, width, 11.0) for b in (-9, 10, 0, -19, 20) for a in (side, -side, 0)]
+            inside = [p for p in boxes if self.left < p[0] - width / 2 and p[0] + width / 2 <= self.width]
+            chosen = min(inside, key=lambda box: sum(overlap(box, other) for other in taken))
+            taken.append(chosen)
+            labels.append((round(chosen[0], 1), round(chosen[1] + 4, 1)))
+        return labels
+
+
+Box = tuple[float, float, float, float]
+
+
+def overlap(a: Box, b: Box) -> float:
+    """The area that two boxes have in common."""
+    x, y = ((a[i + 2] + b[i + 2]) / 2 - abs(a[i] - b[i]) for i in (0, 1))
+    return max(0.0, x) * max(0.0, y)
+
+
+def ticks(values: Sequence[float], most: float = math.inf) -> list[float]:
+    """Round numbers, evenly spaced, from below the lowest value to above the highest, but within 0 and `most`."""
+    from matplotlib.ticker import MaxNLocator  # it takes a second to import, and few pages need it
+
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = max(low - room, 0.0), min(high + room, most)
+    return list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high))
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points, pairs of a speed and an accuracy, that no other beats in both; the slowest first."""
+    found = {p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)}
+    return sorted(found)

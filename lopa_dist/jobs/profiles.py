@@ -16,8 +16,7 @@ import torch
 from lopa_dist.config import Config
 from lopa_dist.engine.profile import Profile
 from lopa_dist.jobs.loading import choose_dtype
-from lopa_dist.models.files import find
-from lopa_dist.models.revision import revision
+from lopa_dist.models.files import find, revision
 from lopa_dist.whole import whole
 
 Subject = dict[str, Any]

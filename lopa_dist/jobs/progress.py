@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -18,7 +17,7 @@ from rich.progress import (
 from rich.table import Column
 
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.parallel.progress_counters import NAMES
+from lopa_dist.parallel.counters import NAMES
 
 log = logging.getLogger("lopa_dist")
 
@@ -48,9 +47,7 @@ class ProgressDisplay:
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
     def update(self, totals: dict[str, int]) -> None:
@@ -60,12 +57,8 @@ class ProgressDisplay:
         self.shown = done
         self.progress.update(self.task, completed=done, status=self.status())
         now = time.perf_counter()
-        if (
-            done > before
-            and not self.live
-            and not self.silent
-            and (now - self.last >= self.every_s or done == self.total)
-        ):
+        due = now - self.last >= self.every_s or done == self.total
+        if done > before and due and not (self.live or self.silent):
             self.last = now
             log.info("%d/%d requests, %s", done, self.total, self.status())
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import compress, takewhile
+from itertools import takewhile
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -65,13 +65,12 @@ class Encoder:
     def encode_all(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
         """Items as requests; the first has the index `first`. Many together are tokenized several times as fast."""
         texts: list[str | Rejection] = [self.render(first + i, item) for i, item in enumerate(items)]
-        plain = [isinstance(text, str) and not self.is_chat(item) for text, item in zip(texts, items, strict=True)]
-        chat = [isinstance(text, str) and self.is_chat(item) for text, item in zip(texts, items, strict=True)]
         encoded: list[Request | Rejection] = [t for t in texts if isinstance(t, Rejection)]
-        for chosen, special in ((plain, True), (chat, False)):  # a chat template writes its special tokens itself
-            which = list(compress(range(len(items)), chosen))
+        for chat in (False, True):
+            which = [i for i, text in enumerate(texts) if isinstance(text, str) and self.is_chat(items[i]) == chat]
             if which:
-                found = self.words.encode_batch_fast([texts[i] for i in which], add_special_tokens=special)
+                some = [texts[i] for i in which]  # a chat template writes its special tokens itself
+                found = self.words.encode_batch_fast(some, add_special_tokens=not chat)
                 for i, tokens in zip(which, (one.ids for one in found), strict=True):
                     prefix = self.prefix(items[i], str(texts[i]), tokens) if self.cuts else 0
                     encoded.append(self.request(first + i, items[i], tokens, prefix))

@@ -21,11 +21,7 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """A `report.json`.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """A `report.json`; a ValueError where it is not whole."""
     try:
         report: dict[str, Any] = json.loads(file.read_text())
     except ValueError as error:
@@ -81,22 +77,23 @@ def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
 def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     """A page with the figures in words, tables and pictures."""
     reference, decode, world = report["reference_counting"], report["decode"], report["world"]
+    counted = [str(reference["tokens"]), str(reference["forwards"])]
+    counted += [f"{reference['tpf']:.2f}", f"{reference['tokens_per_s']:.1f}"]
     branch = report["branch"]
     total = max(1, sum(branch["wins"]))
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
     knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
     where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
+    attempts = f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."
     drafts = report.get("drafts")
+    shares = drafts["acceptance"] if drafts else []
+    depths = [str(depth) for depth in range(1, len(shares) + 1)]
     parts = [
         f"# {report['task']['name']} with {report['model']['path']}",
         table(("figure", "value"), figures(report)),
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
-        *([accepted_drafts(drafts)] if drafts else []),
-        *(
-            [f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."]
-            if report["attempts"] > 1
-            else []
-        ),
+        *([drafts_sentence(drafts), table(depths, [[f"{share:.0%}" for share in shares]])] if drafts else []),
+        *([attempts] if report["attempts"] > 1 else []),
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
         "Bytes that all ranks together give to collectives per step: "
@@ -105,29 +102,12 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         "## As the LoPA code counts",
         "Filler after the EOS included, one more step a sample, the first round left out of the time; only to "
         "compare with published tables.",
-        table(
-            ("tokens", "forwards", "TPF", "tokens/s"),
-            [
-                (
-                    str(reference["tokens"]),
-                    str(reference["forwards"]),
-                    f"{reference['tpf']:.2f}",
-                    f"{reference['tokens_per_s']:.1f}",
-                )
-            ],
-        ),
+        table(("tokens", "forwards", "TPF", "tokens/s"), [counted]),
         "## Settings",
         f"`{knobs}`",
         f"World: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def accepted_drafts(drafts: dict[str, Any]) -> str:
-    """Return what became of the drafts, in a sentence and a table."""
-    shares = drafts["acceptance"]
-    depths = [str(depth) for depth in range(1, len(shares) + 1)]
-    return f"{drafts_sentence(drafts)}\n\n" + table(depths, [[f"{share:.0%}" for share in shares]])
 
 
 def drafts_sentence(drafts: dict[str, Any]) -> str:

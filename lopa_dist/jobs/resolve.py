@@ -54,9 +54,6 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     """Return the options with every ``auto`` replaced by the value of `pattern`.
 
     Neither ranks nor a profile are known here: branches are 0 with verify=agreement, else 7; one_block_from is null.
-
-    Raises:
-        ValueError: as `DecodeConfig`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     if values["one_block_from"] == "auto":
@@ -119,11 +116,7 @@ def needs_profile(config: Config) -> list[str]:
 
 
 def by_profile(config: Config, shape: ModelConfig, device: torch.device, mesh: Mesh, requests: int) -> Found:
-    """Return what follows the profile of the model on its device.
-
-    Raises:
-        ValueError: there is none; it says how to make it.
-    """
+    """Return what follows the profile of the model on its device, as `profile_of` finds it."""
     keys = needs_profile(config)
     if not keys:
         return {}

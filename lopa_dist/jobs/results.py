@@ -1,17 +1,43 @@
-"""The lines of `results.jsonl`, one a request; `merge` adds their place in the input."""
+"""What a finished request comes to: its text, cut at its stop strings, and its line of `results.jsonl`."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation
 from lopa_dist.tasks.task import Item, Score
 
 
+def finished_text(
+    tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
+) -> tuple[Generation, str]:
+    """The text before the earliest stop string, and the generation as if it had ended there.
+
+    Its tokens are the shortest run whose text reaches the cut, so that tokens nobody gets are not counted; forwards
+    and seconds stay what they were.
+    """
+
+    def text_of(count: int) -> str:
+        return str(tokenizer.decode(generation.tokens[:count], skip_special_tokens=True))
+
+    whole = text_of(len(generation.tokens))
+    ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
+    if not ends:
+        return generation, whole
+    text = whole[: min(ends)]
+    count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_of(n)))
+    return replace(generation, tokens=generation.tokens[:count], finish_reason="stop"), text
+
+
 def generation_line(
     item: Item, generation: Generation, text: str, score: Score | None, token_ids: bool
 ) -> dict[str, Any]:
-    """The line of a finished request."""
+    """The line of a finished request; `journal.merge` adds its place in the input."""
     request, count = generation.request, len(generation.tokens)
     line: dict[str, Any] = {
         "custom_id": item.custom_id,

@@ -4,55 +4,46 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.attempt import Attempt, begin_attempt
-from lopa_dist.jobs.batch_output import line_of, remove_batch_output, write_batch_output, write_lines
+from lopa_dist.jobs.batch_output import NAME as BATCH_OUTPUT
+from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.columns import Columns
 from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.journal import Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
+from lopa_dist.jobs.packed import Columns
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
 from lopa_dist.jobs.resolve import resolve, sequences_of_replica
-from lopa_dist.jobs.results import generation_line
+from lopa_dist.jobs.results import finished_text, generation_line
 from lopa_dist.jobs.run_page import write_run_page
-from lopa_dist.jobs.stopping import finished_text
-from lopa_dist.jobs.tasks import make_task
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Task
 from lopa_dist.whole import named
 
 log = logging.getLogger("lopa_dist")
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
-
-
-def versions() -> dict[str, str]:
-    """What ran."""
-    packages = ("torch", "transformers", "hydra-core", "wandb")
-    return {"python": platform.python_version(), "lopa_dist": __version__} | {p: version(p) for p in packages}
 
 
 def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
@@ -65,7 +56,7 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     device = choose_device(config, world)
     if config.task.input == "-" and world.size > 1:
         raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
-    task = make_task(config)
+    task = make_task(config.task)
     whole_input = HashedItems(task.items())
     items = islice(whole_input, config.task.shard, None, config.task.shards)
     # how many there are matters to the mesh and to the branches only where they are few
@@ -126,7 +117,8 @@ class Job:
             self.writer = Writer(self.folder, self.attempt.number, group.data_rank)
             group.failures.last_acts.append(self.writer.close)
         rank = group.world.rank
-        wandb_log = WandbLog(config, self.folder, rank) if self.is_rank_0 or config.logging.wandb.ranks else None
+        logs = (self.is_rank_0 or config.logging.wandb.ranks) and config.logging.wandb.mode != "disabled"
+        wandb_log = WandbLog(config, self.folder, rank) if logs else None
         sequences = sequences_of_replica(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
         engine = self.builder.engine(config.decode, options, group)
@@ -244,22 +236,13 @@ class Job:
         if complete:
             self.write_batch_output()
         else:
-            remove_batch_output(folder)
+            (folder / BATCH_OUTPUT).unlink(missing_ok=True)  # of an earlier input
         for replica in replicas:
             if replica["attempt"] == self.attempt.number and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
+        errors, decode_s = sum(self.input.rejected), generation_s(figures, replicas)
         wall_s = time.perf_counter() - self.began
-        report = build_report(
-            config,
-            figures,
-            sum(self.input.rejected),
-            statistics,
-            traffic,
-            self.group,
-            versions(),
-            generation_s(figures, replicas),
-            wall_s,
-        )
+        report = build_report(config, figures, errors, statistics, traffic, self.group, decode_s, wall_s)
         report |= {
             "attempts": self.attempt.number,
             "input": self.digest(),

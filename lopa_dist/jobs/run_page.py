@@ -6,17 +6,17 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lopa_dist.jobs.charts import Bars, bars, histogram
-from lopa_dist.jobs.columns import Columns
-from lopa_dist.jobs.explain import settings_of, shown, value_of
-from lopa_dist.jobs.page import write_page
+from lopa_dist.jobs.explain import settings_of, shown
+from lopa_dist.jobs.packed import Columns
+from lopa_dist.jobs.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.report import accuracy_interval, drafts_sentence, figures, settings
-from lopa_dist.jobs.tasks import make_task
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
 NAME = "report.html"
@@ -76,7 +76,7 @@ def asked_again(report: dict[str, Any]) -> dict[str, str]:
     if task["input"] == "-":
         return {}
     try:
-        items = make_task(settings(report)).items()
+        items = make_task(settings(report).task).items()
         # merged shards are no shard
         return asked(islice(items, task["shard"], None, task["shards"]) if "shard" in task else items)
     except (ValueError, OSError):
@@ -101,9 +101,8 @@ def headline(report: dict[str, Any]) -> str:
     words += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
     world = report.get("world")
     if world:
-        words += (
-            " in one process" if world["size"] == 1 else f" on {world['size']} ranks, started by {world['launcher']}"
-        )
+        ranks = f"on {world['size']} ranks, started by {world['launcher']}"
+        words += " in one process" if world["size"] == 1 else f" {ranks}"
     return f"{words}."
 
 
@@ -199,7 +198,7 @@ def setting_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     config = settings(report)
     for setting in settings_of():
         if setting.key.split(".")[0] in SECTIONS:
-            yield setting.key, shown(value_of(config, setting.key)), shown(setting.default), setting.meaning
+            yield setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning
 
 
 def command(folder: Path, report: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
-from typing import Any, BinaryIO, Generic, TypeVar, overload
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from lopa_dist.whole import named
 
@@ -36,10 +36,6 @@ class Packer(pickle.Pickler):
 class Numbered(Sequence[Value], Generic[Value]):
     """A sequence without slices."""
 
-    @overload
-    def __getitem__(self, index: int) -> Value: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Value]: ...
     def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.page import write_page
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, settings
-from lopa_dist.jobs.stopping import finished_text
-from lopa_dist.jobs.tasks import make_task
+from lopa_dist.jobs.results import finished_text
 from lopa_dist.parallel.launcher import World
+from lopa_dist.tasks.registry import make_task
 
 LOOKAHEAD, BONUS, RECORD = "lookahead", "bonus", "record"
 """How a token came to be filled: brought by the winner; predicted instead of a rejected draft; from the records."""
@@ -120,7 +121,7 @@ def trace(folder: Path, which: str) -> Trace:
         raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")
     if line["finish_reason"] == "error":
         raise ValueError(f"{line['custom_id']} never ran: {line['error']}")
-    item = next(islice(make_task(config).items(), line["index"], None), None)
+    item = next(islice(make_task(config.task).items(), line["index"], None), None)
     if item is None or item.custom_id != line["custom_id"]:
         raise ValueError(
             f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
@@ -213,3 +214,20 @@ def show(found: Trace, console: Console) -> None:
     )
     if not found.same:
         console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
+
+
+def write_trace_page(found: Trace, file: Path) -> None:
+    """Write a trace as a page of its own: the answer, coloured by the step that filled each token, and a slider."""
+    order = found.order
+    kinds = {position: kind for step in found.steps for position, kind in step.filled.items()}
+    data = {
+        "prompt": found.prompt,
+        "tokens": [
+            {"text": text, "step": order.get(i, 0), "kind": kinds[i] if kinds.get(i) in (LOOKAHEAD, BONUS) else ""}
+            for i, text in enumerate(found.texts)
+        ],
+        "steps": [
+            asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in found.steps
+        ],
+    }
+    write_page(file, "trace.html", custom_id=found.custom_id, steps=len(found.steps), data=data)

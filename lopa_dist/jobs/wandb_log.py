@@ -7,13 +7,14 @@ import logging
 import os
 import resource
 import time
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lopa_dist.config import Config, WandbConfig
+from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.statistics import PHASES, Statistics
 
@@ -26,23 +27,16 @@ TABLE_ROWS = 1000  # of the results table
 ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
 
 
-def wandb_mode(config: WandbConfig) -> str:
-    """`auto` is online where a key is set, else offline."""
-    if config.mode != "auto":
-        return config.mode
-    return "online" if os.environ.get("WANDB_API_KEY") else "offline"
-
-
 class WandbLog:
     """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
 
     def __init__(self, config: Config, folder: Path, rank: int) -> None:
-        mode = wandb_mode(config.logging.wandb)
-        self.every_s, self.run = config.logging.every_s, None
-        self.folder = folder
-        if mode == "disabled":
-            return
         import wandb
+
+        mode = config.logging.wandb.mode
+        if mode == "auto":
+            mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        self.every_s, self.folder = config.logging.every_s, folder
 
         try:
             self.run = self.begin(config, mode, rank)
@@ -58,11 +52,7 @@ class WandbLog:
         self.before = totals(Statistics(), {})
 
     def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:
-        """W&B's run.
-
-        Raises:
-            wandb.Error: there is no key for it, or no network.
-        """
+        """W&B's run; a wandb.Error where there is no key for it, or no network."""
         import wandb
 
         options, folder = config.logging.wandb, self.folder
@@ -75,7 +65,7 @@ class WandbLog:
             tags=list(options.tags),
             dir=folder,
             mode=mode,  # type: ignore[arg-type]  # checked by WandbConfig
-            config=config.to_dict(),
+            config=asdict(config),
             settings=wandb.Settings(
                 console="off", silent=True, x_disable_stats=mode != "online", init_timeout=INIT_TIMEOUT_S
             ),
@@ -83,14 +73,11 @@ class WandbLog:
 
     def observe(self, engine: Engine) -> None:
         """Called after every step; logs when it is time to."""
-        if self.run is None or time.perf_counter() - self.last < self.every_s:
-            return
-        self.flush(engine)
+        if time.perf_counter() - self.last >= self.every_s:
+            self.flush(engine)
 
     def flush(self, engine: Engine) -> None:
         """Log the steps since the last entry."""
-        if self.run is None:
-            return
         statistics = engine.statistics
         now, reached = time.perf_counter(), totals(statistics, engine.comm.traffic.bytes)
         change = {name: amount - self.before.get(name, 0) for name, amount in reached.items()}
@@ -119,13 +106,10 @@ class WandbLog:
     def close(self, engine: Engine) -> None:
         """The end, on other ranks than 0."""
         self.flush(engine)
-        if self.run is not None:
-            self.run.finish()
+        self.run.finish()
 
     def finish(self, report: dict[str, Any], engine: Engine, plots: list[str]) -> None:
         """The final figures, plots and results."""
-        if self.run is None:
-            return
         import wandb
 
         self.flush(engine)

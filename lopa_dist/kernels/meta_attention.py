@@ -208,11 +208,7 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
 
 
 def require_triton(device: torch.device) -> None:
-    """Refuse what Triton cannot run.
-
-    Raises:
-        RuntimeError: with the remedy.
-    """
+    """Refuse what Triton cannot run with a RuntimeError that has the remedy."""
     remedy = "choose engine.attention=torch, or install it with: pip install triton"
     try:
         import triton  # noqa: F401

@@ -51,9 +51,9 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Activations ``[M, K]`` as fp8 and scales ``[M]`` fp32; NaN is the scale of a row with NaN or infinity."""
     if fused(x):
-        from lopa_dist.kernels import quantized_triton
+        from lopa_dist.kernels import rows_triton
 
-        return quantized_triton.quantize_rows(x)
+        return rows_triton.quantize_rows(x)
     return quantize_rows_plain(x)
 
 
@@ -104,28 +104,12 @@ def fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, 
 def int8_linear(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """``x @ (weight * scale).T + bias`` with the scale applied to the sums.
+    """``x @ (weight * scale).T + bias`` as `vgemm` computes it, with `weight` and `scale` of `quantize_int8`.
 
-    Args:
-        x: ``[M, K]``.
-        weight: ``[N, K]`` of `quantize_int8`.
-        scale: ``[N]`` of `quantize_int8`.
-        bias: ``[N]`` or null.
-        rows: ``[1]`` int32 on x's device, how many rows are real, or null: all. The others are undefined.
-
-    Returns:
-        ``[M, N]`` in x's dtype.
+    `rows` ``[1]`` says how many rows are real; null: all.
     """
-    if fused(x):
-        every = torch.full((1,), len(x), dtype=torch.int32, device=x.device) if rows is None else rows
-        return vgemm(x, weight, every, bias, scale)
-    return int8_linear_plain(x, weight, scale, bias)
-
-
-def int8_linear_plain(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The oracle of `int8_linear`."""
-    product = F.linear(x.float(), weight.float()) * scale
-    return (product if bias is None else product + bias.float()).to(x.dtype)
+    every = torch.full((1,), len(x), dtype=torch.int32, device=x.device) if rows is None else rows
+    return vgemm(x, weight, every, bias, scale)
 
 
 def check_finite(weight: Tensor, where: str) -> None:

@@ -52,9 +52,9 @@ def record_head(
     (margin), or the negative entropy in nats; all of the distribution after temperature and filters.
 
     With a `shard`, all its ranks call this with the same rows, exchange the running sums of their tiles (28 bytes a row
-    and tile) and get the same records, in the bits that one rank with the whole weight gets: tiles are cut alike and
-    merged in the vocabulary's order. Only top-p and top-k need whole rows; their logits are gathered, a tile of rows
-    at a time.
+    and tile; fused, a row and share of the vocabulary) and get the same records, in the bits that one rank with the
+    whole weight gets: tiles are cut alike and merged in the vocabulary's order. Only top-p and top-k need whole rows;
+    their logits are gathered, a tile of rows at a time.
 
     Args:
         hidden: ``[H, d]`` rows behind the final norm.
@@ -70,7 +70,12 @@ def record_head(
         ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence.
     """
     if fused(hidden) and not sampling.filtered:
-        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows)
+        from lopa_dist.kernels.record_head_triton import share_sums
+
+        vocabulary = len(weight) * shard.size
+        shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
+        sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows)
+        return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else PAD_ROWS)
     if extra:  # reductions, too, may give a lone row other bits than a row among others
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
@@ -84,25 +89,6 @@ def record_head(
     if not sampling.filtered:
         sums = shard.gather(sums).movedim(0, 2).flatten(2)
     return _records(sums, sampling)[:count]
-
-
-def fused_records(
-    hidden: Tensor,
-    weight: Tensor,
-    mask_id: int,
-    keys: Tensor | None,
-    sampling: Sampling,
-    shard: Shard,
-    rows: Tensor | None,
-) -> Tensor:
-    """As `record_head`, by the Triton kernels; tensor ranks exchange 28 bytes a row and share of the vocabulary."""
-    from lopa_dist.kernels import record_head_triton
-
-    vocabulary = len(weight) * shard.size
-    shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
-    first = shard.rank * len(weight)
-    sums = record_head_triton.share_sums(hidden, weight, first, shares, mask_id, keys, sampling, rows)
-    return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
 
 
 def _sums(rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling, shard: Shard) -> Tensor:

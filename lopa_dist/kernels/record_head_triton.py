@@ -69,15 +69,9 @@ def share_sums(
     """Running sums of shares of the vocabulary, as `record_head._reduce` gives them for tiles.
 
     Args:
-        hidden: ``[H, d]`` rows.
-        weight: ``[tokens, d]``, the tokens from `first` on, a multiple of `shares`.
-        first: id of the weight's first token.
-        shares: equal parts to sum over.
-        mask_id: id of the mask token.
-        keys: ``[H]`` int64, needed with temperature > 0.
+        weight: ``[tokens, d]``, the tokens from id `first` on, a multiple of `shares`, the equal parts to sum over.
         sampling: the rules, without top-p and top-k.
-        rows: ``[1]`` int32 on the device, how many rows are real, or null: all. Tiles beyond return at once, and the
-            sums of their rows are undefined.
+        hidden, mask_id, keys, rows: as of `record_head`.
 
     Returns:
         ``[7, H, shares]`` fp32.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
-from lopa_dist.kernels.norm import rms_norm
+from lopa_dist.kernels.rows import rms_norm
 
 
 def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -64,21 +64,6 @@ def rope_and_store(
         from lopa_dist.kernels import rope_triton
 
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps)
-    return rope_and_store_plain(qkv, cos, sin, keys, values, scratch, rows, norms, eps)
-
-
-def rope_and_store_plain(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scratch: int,
-    rows: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-) -> Tensor:
-    """The oracle of `rope_and_store`."""
     count, (kv_heads, dim) = int(rows), keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q, k, v = qkv.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], 1)

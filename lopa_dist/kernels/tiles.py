@@ -193,21 +193,6 @@ def capacity(
     return Capacity(tiles + parts, min(tiles, parts // 2), parts)
 
 
-def spent(tiles: Tiles, heads_per_kv: int, column_tile: int) -> int:
-    """Score elements that the tiles work out, per K/V head: whole matrices of rows and columns."""
-    height = matrix_rows(tiles.tile_rows, heads_per_kv)
-    columns = tiles.table[:, 3] + tiles.table[:, 5] + tiles.table[:, 7] - tiles.table[:, 6]
-    return int((-(-columns.astype(np.int64) // column_tile) * column_tile).sum()) * height
-
-
-def real(segments: Segments, heads_per_kv: int) -> int:
-    """Score elements that there are, per K/V head."""
-    cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
-    row = ragged_arange(segments.rows) + np.repeat(segments.start, segments.rows)
-    own = segments.hi if segments.lo is None else segments.hi - segments.lo
-    return int((cached * segments.rows).sum() + own[row].sum()) * heads_per_kv
-
-
 def matrix_rows(tile_rows: int, heads_per_kv: int) -> int:
     """Height of the matrix that holds a tile: a power of two, 16 or more."""
     return max(16, 1 << (tile_rows * heads_per_kv - 1).bit_length())

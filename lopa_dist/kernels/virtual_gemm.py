@@ -35,11 +35,6 @@ def vgemm(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None = None, s
         from lopa_dist.kernels import virtual_gemm_triton
 
         return virtual_gemm_triton.vgemm(x, weight, rows, bias, scale)
-    return vgemm_plain(x, weight, rows, bias, scale)
-
-
-def vgemm_plain(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
-    """The oracle of `vgemm`."""
     out = x.new_full((len(x), len(weight)), torch.nan)
     real = x[: int(rows)]
     if scale is None:

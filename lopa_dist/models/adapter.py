@@ -53,9 +53,7 @@ class Adapter:
     def check(self, shapes: dict[str, list[int]]) -> None:
         """Compare with the names and shapes of the base checkpoint.
 
-        Raises:
-            CheckpointError: a module that the base has not, one of another shape, or one that the adapter should
-                have and has not.
+        A CheckpointError names modules that the base has not, of another shape, or that the adapter should have.
         """
         strange = sorted((set(self.pairs) | set(self.whole)) - set(shapes))
         if strange:

@@ -1,7 +1,8 @@
-"""Files of a checkpoint: where they are, and reading them without ever running or unpickling anything."""
+"""Files of a checkpoint: where they are, what tells them apart, and reading them without unpickling anything."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED = ("embedded", "lists")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
+PROBES, PROBE_BYTES = 64, 65_536
 
 
 class CheckpointError(ValueError):
@@ -93,3 +95,22 @@ def opened(file: Path) -> Iterator[Any]:
             yield tensors
     except SafetensorError as error:
         raise CheckpointError(f"{file}: damaged or incomplete ({error}); fetch it again") from error
+
+
+def revision(folder: Path) -> str:
+    """A hash of a checkpoint's content: its JSON and text files whole, its weights by size and evenly spread probes.
+
+    16 hex digits. The same for a copy elsewhere; different after training, merging or converting.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".txt", ".jinja", ".safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            if file.suffix != ".safetensors" or size <= PROBES * PROBE_BYTES:
+                digest.update(content.read())
+                continue
+            for i in range(PROBES):
+                content.seek((size - PROBE_BYTES) * i // (PROBES - 1))
+                digest.update(content.read(PROBE_BYTES))
+    return digest.hexdigest()[:16]

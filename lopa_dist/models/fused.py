@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.norm import add_rms_norm, rms_norm
 from lopa_dist.kernels.rope import rope_and_store, rope_table
-from lopa_dist.kernels.swiglu import swiglu
+from lopa_dist.kernels.rows import add_rms_norm, rms_norm, swiglu
 from lopa_dist.kernels.virtual_gemm import vgemm
-from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import QuantizedLinear, joined
 from lopa_dist.models.transformer import Layer, RMSNorm, Transformer
 
@@ -51,17 +49,6 @@ class FusedLayer:
         self.out = attention.o_proj
         self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
         self.down: nn.Module = mlp.down_proj
-
-
-def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of a layer's products, by their names in `FusedLayer`."""
-    d, q, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    return {
-        "qkv": (q + 2 * kv, d),
-        "out": (d, q),
-        "gate_up": (2 * config.intermediate_size, d),
-        "down": (d, config.intermediate_size),
-    }
 
 
 class FusedTransformer:

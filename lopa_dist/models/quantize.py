@@ -49,8 +49,7 @@ class QuantizedLinear(nn.Module):
 def quantize(model: Transformer, kind: str) -> None:
     """Quantise the layers' projections in place, one after the other, so that memory never holds both forms of all.
 
-    Raises:
-        ValueError: as `check`, before anything is changed; or a weight with NaN or infinity.
+    Raises a ValueError as `check`, before anything is changed, or of a weight with NaN or infinity.
     """
     check(model, kind, model.head_weight.device)
     for block, name, linear in linears(model):
@@ -58,11 +57,7 @@ def quantize(model: Transformer, kind: str) -> None:
 
 
 def check(model: Transformer, kind: str, device: torch.device) -> None:
-    """See that a device can multiply with a model's projections in this form; they may still be on the meta device.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Raise a ValueError unless a device can multiply with a model's projections in this form."""
     if kind == "fp8" and device.type == "cuda":
         for _, _, linear in linears(model):
             check_fp8(device, linear.weight.shape)

@@ -20,7 +20,6 @@ DTensor's dispatch costs more than such a step's arithmetic; and DTensor knows n
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -66,11 +65,7 @@ def rows(name: str, count: int, comm: Communicator) -> slice:
 
 
 def split(model: Transformer, comm: Communicator) -> None:
-    """Leave this rank its rows of the parameters, and gather between the modules; in place.
-
-    Raises:
-        ValueError: sizes that do not divide.
-    """
+    """Leave this rank its rows of the parameters, and gather between the modules; in place, and after `check`."""
     check(model.config, comm.size)
     if comm.size == 1:
         return
@@ -79,21 +74,15 @@ def split(model: Transformer, comm: Communicator) -> None:
         """``[..., part]`` of every rank -> ``[..., whole]``."""
         return comm.all_gather(x).movedim(0, -2).flatten(-2)
 
-    def before(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-        return gather(inputs[0])
-
-    def after(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return gather(output)
-
     for name, module in model.named_modules():
         for key, parameter in module.named_parameters(name, recurse=False):
             own = rows(key, len(parameter), comm)
             if own != slice(0, len(parameter)):
                 setattr(module, key.rpartition(".")[2], nn.Parameter(parameter[own], requires_grad=False))
         if matches(name, GATHERED_INPUTS):
-            module.register_forward_pre_hook(before)
+            module.register_forward_pre_hook(lambda module, inputs: gather(inputs[0]))
         if matches(name, GATHERED_OUTPUTS):
-            module.register_forward_hook(after)
+            module.register_forward_hook(lambda module, inputs, output: gather(output))
 
 
 def head_shard(comm: Communicator) -> Shard:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.norm import rms_norm
 from lopa_dist.kernels.rope import apply_rope, rope_table
+from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
@@ -100,9 +100,7 @@ class Backbone(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         embedding = torch.empty(config.vocab_size, config.hidden_size)
-        if (
-            not embedding.is_meta
-        ):  # there, drawing numbers for nothing would import torch._dynamo, for more than a second
+        if not embedding.is_meta:  # where drawing numbers for nothing would import torch._dynamo, for a second
             nn.init.normal_(embedding)
         self.embed_tokens = nn.Embedding.from_pretrained(embedding, freeze=False)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,9 +19,10 @@ from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.stacks import main_thread
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
+
+FRAMES = 8  # of a stack, the innermost ones: the outer ones are the same in every job
 
 
 class RankError(RuntimeError):
@@ -60,8 +63,8 @@ class Failures:
         """
         if self.world.size == 1:
             return
-        if self.store.check([keys.FAILED]):
-            raise RankError(self.store.get(keys.FAILED).decode())
+        if announced := self._announced():
+            raise RankError(announced)
         lost = self.heart.overdue(self.timeout_s)
         if lost:
             raise RankError(
@@ -213,6 +216,12 @@ class Failures:
             with contextlib.suppress(Exception):
                 act()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
+
+
+def main_thread() -> str:
+    """Return the innermost lines of the main thread's stack, for another thread that is about to end the process."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame, FRAMES)).rstrip()
 
 
 def broken(error: BaseException) -> bool:

@@ -11,15 +11,13 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.communicator import Communicator, Solo, TorchCommunicator
+from lopa_dist.parallel.communicator import Communicator, MpiCommunicator, Solo, TorchCommunicator
+from lopa_dist.parallel.counters import ProgressCounters, WorkQueue
 from lopa_dist.parallel.failures import Failures, first_line
 from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi, rendezvous, rendezvous_file
 from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.mpi_communicator import MpiCommunicator
-from lopa_dist.parallel.progress_counters import ProgressCounters
 from lopa_dist.parallel.shared_store import SharedStore
 from lopa_dist.parallel.stop import Stop
-from lopa_dist.parallel.work_queue import WorkQueue
 
 NCCL_GRACE_S = 30.0  # beyond the timeout, for NCCL's own watchdog: it aborts the process without a word of who is lost
 

@@ -25,10 +25,9 @@ class SharedStore:
         self.store, self.world, self.failures = store, world, failures
 
     def join(self, limit_s: float) -> None:
-        """Wait until all processes have started. Silence is no failure yet: some may still import torch.
+        """Wait until all processes have started, or raise a LaunchError after `limit_s`.
 
-        Raises:
-            LaunchError: some have not started within `limit_s`.
+        Silence is no failure yet: some may still import torch.
         """
         count, end = self.store.add(keys.JOINED, 1), time.monotonic() + limit_s
         while count < self.world.size:
@@ -37,13 +36,17 @@ class SharedStore:
             time.sleep(POLL_S)
             count = self.store.add(keys.JOINED, 0)
 
+    def look_around(self) -> None:
+        """Notice a failure or a stop, and let a moment pass."""
+        self.failures.check()
+        self.failures.check_early()
+        time.sleep(POLL_S)
+
     def barrier(self, key: str) -> None:
         """Wait until all ranks have come here; `key` is one of `store_keys`, which no other barrier uses."""
         count = self.store.add(key, 1)
         while count < self.world.size:
-            self.failures.check()
-            self.failures.check_early()
-            time.sleep(POLL_S)
+            self.look_around()
             count = self.store.add(key, 0)
 
     def broadcast(self, name: str, value: str) -> str:
@@ -54,9 +57,7 @@ class SharedStore:
         if self.world.rank == 0:
             self.store.set(key, value)
         while not self.store.check([key]):
-            self.failures.check()
-            self.failures.check_early()
-            time.sleep(POLL_S)
+            self.look_around()
         return str(self.store.get(key).decode())
 
     def sum(self, amounts: dict[str, int]) -> dict[str, int]:

@@ -49,11 +49,7 @@ class Stop:
         self.begun = False
 
     def begin(self) -> None:
-        """Steps run from now on.
-
-        Raises:
-            Stopped: somebody asked before.
-        """
+        """Steps run from now on; raises `Stopped` where somebody asked before."""
         if self.asked:
             raise self.early()
         self.begun = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lopa_dist.tasks.batch_line import ENVELOPE, SIMPLE, bad_line, items_of
-from lopa_dist.tasks.rows import HUB, Row, check, rows
+from lopa_dist.tasks.rows import HUB, Row, rows
 from lopa_dist.tasks.task import Item, Score
 
 
@@ -23,7 +23,6 @@ class Batch:
 
     def __init__(self, input: str, limit: int | None = None, column: str | None = None) -> None:
         self.source, self.limit, self.column = input, limit, column
-        check(input)
 
     def items(self) -> Iterable[Item]:
         """The items of at most `limit` lines, in order; blank lines are passed over."""

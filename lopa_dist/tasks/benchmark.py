@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
-from lopa_dist.tasks.fewshot import BadRow, Example, Prompts, read_examples
 from lopa_dist.tasks.rows import rows
 from lopa_dist.tasks.task import Item
+
+
+class BadRow(ValueError):
+    """A row that cannot become an item; the message says what it lacks."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question as the prompt shows it, and its answer."""
+
+    question: str
+    answer: str
 
 
 class Benchmark(ABC):
@@ -54,7 +66,11 @@ class Benchmark(ABC):
 
 
 class FewshotBenchmark(Benchmark):
-    """A benchmark whose questions stand behind `fewshot` worked examples, the first ones of `fewshot_input`."""
+    """A benchmark whose questions stand behind `fewshot` worked examples, the first ones of `fewshot_input`.
+
+    The layout is lm-evaluation-harness's (0.4.x): question, delimiter, answer, and an empty line between examples. In
+    chat form every example is a user and an assistant turn (`fewshot_as_multiturn`), or all of it is one user turn.
+    """
 
     options = (*Benchmark.options, "fewshot", "fewshot_input", "fewshot_as_multiturn")
     usual_fewshot = 4
@@ -70,8 +86,9 @@ class FewshotBenchmark(Benchmark):
     ) -> None:
         super().__init__(input, limit)
         count = self.usual_fewshot if fewshot is None else fewshot
-        examples = read_examples(fewshot_input or self.own_examples(), count, self.example)
-        self.prompts = Prompts(examples, self.delimiter, fewshot_as_multiturn)
+        self.examples = read_examples(fewshot_input or self.own_examples(), count, self.example)
+        self.prefix = "".join(f"{one.question}{self.delimiter}{one.answer}\n\n" for one in self.examples)
+        self.multiturn = fewshot_as_multiturn
 
     @abstractmethod
     def own_examples(self) -> str:
@@ -79,8 +96,41 @@ class FewshotBenchmark(Benchmark):
 
     @abstractmethod
     def example(self, row: dict[str, Any]) -> Example | None:
-        """Return a row as a worked example, or None if it is not set aside for that.
+        """Return a row as a worked example, or None if it is not set aside for that; raises as `item`."""
 
-        Raises:
-            BadRow: the row is not of this benchmark.
-        """
+    def asked(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
+        """Return a question behind the examples, in both forms; the job keeps the one that fits the model."""
+        plain, turns = self.prefix + question, []
+        for example in self.examples if self.multiturn else ():
+            turns.append({"role": "user", "content": example.question})
+            turns.append({"role": "assistant", "content": example.answer})
+        messages = [*turns, {"role": "user", "content": question if self.multiturn else plain}]
+        return Item(custom_id, prompt=plain, messages=messages, prefix=self.prefix, stop=stop, reference=reference)
+
+
+def text_field(row: dict[str, Any], *names: str) -> str:
+    """The first of these fields that the row has as text, or a BadRow."""
+    for name in names:
+        if isinstance(row.get(name), str):
+            return str(row[name])
+    raise BadRow(f"no text in {' or '.join(names)}")
+
+
+def read_examples(source: str, count: int, make: Callable[[dict[str, Any]], Example | None]) -> list[Example]:
+    """The first `count` examples of a source; a ValueError where it cannot be read, or has fewer usable rows."""
+    key, examples = "task.fewshot_input", []
+    if count:
+        for row in rows(source, key):
+            try:
+                example = None if row.value is None else make(row.value)
+            except BadRow as error:
+                raise ValueError(f"{key}={source}: row {row.number}: {error}") from error
+            if example is not None:
+                examples.append(example)
+            if len(examples) == count:
+                break
+    if len(examples) < count:
+        raise ValueError(
+            f"{key}={source}: {len(examples)} examples of {count}; lower task.fewshot or name another file"
+        )
+    return examples

@@ -42,11 +42,7 @@ class CodeTask:
         super().__init__(*benchmark, **named)
 
     def run(self, solution: str, tests: str, extracted: str) -> Score | None:
-        """Whether the tests pass; null where running is not allowed. Takes up to the time limit.
-
-        Raises:
-            Cancelled: `cancel` was called.
-        """
+        """Whether the tests pass; null where running is not allowed. Takes up to the time limit."""
         if not self.allow:
             return None
         outcome = run_tests(solution, tests, self.limits, cancelled=self.cancelled)
@@ -55,11 +51,6 @@ class CodeTask:
     def cancel(self) -> None:
         """End the programs that run, and run no more."""
         self.cancelled.set()
-
-
-def before_fence(text: str) -> str:
-    """The text before the first Markdown fence: the end of code in a block that the prompt has opened."""
-    return text.split("```", 1)[0]
 
 
 def first_block(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa_dist.tasks.fewshot import BadRow, text_field
+from lopa_dist.tasks.benchmark import BadRow, text_field
 
 AS_SETS = (
     "similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum", "intersection_array",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lopa_dist.tasks.benchmark import FewshotBenchmark
-from lopa_dist.tasks.fewshot import Example, text_field
+from lopa_dist.tasks.benchmark import Example, FewshotBenchmark, text_field
 from lopa_dist.tasks.task import Item, Score
 
 STOP = ("Question:", "</s>", "<|im_end|>")
@@ -34,7 +33,7 @@ class GSM8K(FewshotBenchmark):
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """One problem, called `gsm8k-N` after its row."""
         shown = self.example(row)
-        return self.prompts.item(f"gsm8k-{number}", shown.question, STOP, shown.answer)
+        return self.asked(f"gsm8k-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
         """Exact match after normalisation, of both readings."""

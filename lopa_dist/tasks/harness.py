@@ -79,9 +79,9 @@ class HarnessTask:
         prompt = self.task.fewshot_context(**asked)
         after = random.getstate()
         random.setstate(before)  # the same examples in both forms, those that `lm_eval` draws
-        messages = self.task.fewshot_context(
-            **asked, apply_chat_template=True, fewshot_as_multiturn=self.multiturn, chat_template=as_they_are
-        )
+        asked |= {"apply_chat_template": True, "fewshot_as_multiturn": self.multiturn}
+        # a template that leaves messages as they are
+        messages = self.task.fewshot_context(**asked, chat_template=lambda turns, add_generation_prompt=True: turns)
         random.setstate(after)
         if not isinstance(prompt, str) or not isinstance(messages, list):
             return Item(custom_id, error="it has several prompts; only one can be answered")
@@ -124,11 +124,7 @@ class HarnessTask:
 
 
 def load(task: str) -> Any:
-    """Return the harness' task object.
-
-    Raises:
-        ValueError: there is no such task, it is a group of tasks, or its data cannot be had.
-    """
+    """Return the harness' task object, or raise a ValueError that says why there is none."""
     from lm_eval.tasks import TaskManager
 
     try:
@@ -149,8 +145,3 @@ def sampling_of(generation: Mapping[str, Any]) -> RequestSampling:
         return DEFAULT
     top_p, top_k = generation.get("top_p"), generation.get("top_k")
     return RequestSampling(float(generation["temperature"]), None if top_p is None else float(top_p), top_k)
-
-
-def as_they_are(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> Any:
-    """A chat template that leaves messages as they are."""
-    return messages

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from lopa_dist.tasks import evalplus
-from lopa_dist.tasks.benchmark import Benchmark
-from lopa_dist.tasks.code_task import CodeTask, before_fence
-from lopa_dist.tasks.fewshot import text_field
+from lopa_dist.tasks.benchmark import Benchmark, text_field
+from lopa_dist.tasks.code_task import CodeTask
 from lopa_dist.tasks.task import Item, Score
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -47,7 +46,7 @@ class HumanEval(CodeTask, Benchmark):
     def score(self, item: Item, text: str) -> Score | None:
         """Whether prompt and completion pass the tests."""
         prompt, tests = item.reference
-        code = text if item.messages is None else before_fence(text)
+        code = text if item.messages is None else text.split("```", 1)[0]  # to the end of the block that we opened
         return self.run(prompt + code, tests, code)
 
 

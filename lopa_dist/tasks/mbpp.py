@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from lopa_dist.tasks import evalplus
-from lopa_dist.tasks.benchmark import FewshotBenchmark
+from lopa_dist.tasks.benchmark import BadRow, Example, FewshotBenchmark, text_field
 from lopa_dist.tasks.code_task import CodeTask, first_block
-from lopa_dist.tasks.fewshot import BadRow, Example, text_field
 from lopa_dist.tasks.rows import HUB
 from lopa_dist.tasks.task import Item, Score
 
@@ -48,7 +47,7 @@ class MBPP(CodeTask, FewshotBenchmark):
             return None
         tests = [row.get("test_setup_code") or "", *assertions(row)]
         asked = question(text_field(row, "text", "prompt"), row)
-        return self.prompts.item(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
+        return self.asked(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
 
     def score(self, item: Item, text: str) -> Score | None:
         """Whether the function passes the tests."""
@@ -75,7 +74,7 @@ class MBPPPlus(MBPP):
         else:
             text, shown = text_field(row, "prompt", "text"), row
             tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
-        return self.prompts.item(f"mbpp-{task_id}", question(text, shown), STOP, tests)
+        return self.asked(f"mbpp-{task_id}", question(text, shown), STOP, tests)
 
 
 def task_number(row: dict[str, Any]) -> int:

@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.tasks.benchmark import FewshotBenchmark
-from lopa_dist.tasks.fewshot import BadRow, Example, text_field
+from lopa_dist.tasks.benchmark import BadRow, Example, FewshotBenchmark, text_field
 from lopa_dist.tasks.task import Item, Score
 from lopa_dist.tasks.worker import Lost, Workers
 
@@ -54,14 +53,10 @@ class MinervaMath(FewshotBenchmark):
         shown = self.example(row)
         if not BOXED.search(shown.answer):
             raise BadRow("no \\boxed answer in solution")
-        return self.prompts.item(f"math-{number}", shown.question, STOP, shown.answer)
+        return self.asked(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
-        """Equal as mathematics; an answer that math-verify cannot cope with is wrong.
-
-        Raises:
-            Cancelled: `cancel` was called.
-        """
+        """Equal as mathematics; an answer that math-verify cannot cope with is wrong."""
         try:
             return Score(**self.workers.ask((item.reference, text)))
         except Lost as error:

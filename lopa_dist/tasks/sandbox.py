@@ -87,11 +87,7 @@ class Confinement:
 
 @cache
 def confinement() -> Confinement:
-    """Find out, with a run of next to nothing.
-
-    Raises:
-        ValueError: not even that runs here.
-    """
+    """Find out, with a run of next to nothing; a ValueError where not even that runs."""
     outcome = run_tests("import random", "", Limits())  # an import shows that the interpreter can be read
     if not outcome.passed:
         raise ValueError(
@@ -157,11 +153,7 @@ def end(supervisor: int, reader: int) -> None:
 
 
 def read_answers(reader: int, until: float, cancelled: Event | None = None) -> bytes:
-    """What comes through the pipe until it is closed, the time is up, or it is too much.
-
-    Raises:
-        Cancelled: `cancelled` is set.
-    """
+    """What comes through the pipe until it is closed, the time is up, or it is too much; else as `run_tests`."""
     received = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)

@@ -48,15 +48,8 @@ def new_namespaces() -> None:
     others = NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_PIDS | NEW_NETWORK
     call(libc.unshare(others | (NEW_USERS if user else 0)))
     if user:
-        write("/proc/self/setgroups", "deny")
-        write("/proc/self/uid_map", f"{user} {user} 1")
-        write("/proc/self/gid_map", f"{group} {group} 1")
-
-
-def write(path: str, text: str) -> None:
-    """Write a kernel file."""
-    with open(path, "w") as file:
-        file.write(text)
+        for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path("/proc/self", file).write_text(text)
 
 
 def mount_attributes(path: str, flags: int, set_: int, clear: int) -> None:
@@ -168,8 +161,7 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
 
 def children() -> list[int]:
     """The direct children of this process."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def init(job: dict[str, Any], pipe: int, isolated: bool) -> NoReturn:

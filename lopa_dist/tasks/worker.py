@@ -90,7 +90,9 @@ class Workers:
             try:
                 answer = worker.ask(question, self.within_s)
             except Lost as lost:
-                self.drop(worker)
+                worker.end()
+                with self.lock:
+                    self.all.discard(worker)
                 if not self.ended and (attempt == ATTEMPTS or isinstance(lost, TooLong)):
                     raise
                 continue
@@ -108,12 +110,6 @@ class Workers:
             worker = Worker(self.module)
             self.all.add(worker)
             return worker
-
-    def drop(self, worker: Worker) -> None:
-        """It will not be asked again."""
-        worker.end()
-        with self.lock:
-            self.all.discard(worker)
 
     def end(self) -> None:
         """End all children; whoever waits for one, and asks from now on, gets `Cancelled`."""

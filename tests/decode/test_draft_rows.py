@@ -54,6 +54,8 @@ def drafted(draw: st.DrawFn) -> tuple[State, int]:
             positions = []
         for i, position in enumerate(positions):
             state.chain[:, slot, i] = torch.tensor([position, 300 + position])
+        for i in range(len(positions), config.max_chain):  # of earlier steps
+            state.chain[:, slot, i] = torch.tensor([draw(st.integers(0, end - 1)), 400 + i])
         state.drafts[slot] = len(positions)
         state.branches[slot] = max(1, -(-len(positions) // config.drafts))
         for branch in range(1, config.max_branches):
@@ -114,8 +116,10 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
 def test_rows_hold_and_see_what_the_definition_says(case: tuple[State, int]) -> None:
     state, ranks = case
     host = state.to_host()
+    known = {0, MASK, *state.canvas.flatten().tolist(), *state.chain[1].flatten().tolist()}
     for rank in range(ranks):
         batch = layout(state, host, rank, ranks)
+        assert set(batch.tokens.tolist()) <= known, "rows that are not used run, too: of tokens that the model has"
         assert (batch.drafts is None) == bool((host.drafts < 2).all())
         if batch.drafts is not None:
             for g in np.nonzero(batch.branch >= 0)[0].tolist():

@@ -32,9 +32,17 @@ def confidence_of(probabilities: Tensor, kind: str) -> float:
 
 
 def close(value: float, others: list[float]) -> bool:
-    """Whether others differ from it, but by no more than rounding may: of probabilities near 0 or 1, that is less."""
+    """Whether others differ from it by no more than rounding may: of probabilities near 0 or 1, that is less.
+
+    Equal ones count: what is equal here may differ by a bit where it is computed in another order.
+    """
     most = LOGITS_DIFFER * (min(value, 1 - value) if 0 <= value <= 1 else abs(value)) + 2e-7
-    return any(0 < abs(value - other) < most for other in others)
+    return any(abs(value - other) < most for other in others)
+
+
+def any_close(values: list[float], bounds: tuple[float, ...] = ()) -> bool:
+    """Whether a value is close to another one, or to one of `bounds`."""
+    return any(close(value, [*values[:i], *bounds]) for i, value in enumerate(values))
 
 
 class Naive:
@@ -192,8 +200,9 @@ class Naive:
             oracle.step(records, verified)
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]
             if self.config.verify == "confidence":
-                self.near_tie |= close(max(oracle.last_scores), oracle.last_scores)
-            self.near_tie |= any(close(confidence, [*ranked, *self.thresholds]) for confidence in ranked)
+                best, *others = sorted(oracle.last_scores, reverse=True)
+                self.near_tie |= close(best, others)
+            self.near_tie |= any_close(ranked, self.thresholds)
             if commits:
                 kept = [(k[:count], v[:count]) for k, v in caches[oracle.wins[-1]]]
                 old = [(k[: first + size], v[: first + size]) for k, v in self.cache or kept]

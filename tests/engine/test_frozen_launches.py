@@ -32,9 +32,9 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from tests.engine.test_loop import BASE, random_requests
 
-TWO_FORMS = ("norm", "rope", "swiglu", "record_head", "virtual_gemm", "quantized")  # of `lopa_dist.kernels`
+TWO_FORMS = ("rows", "rope", "record_head", "virtual_gemm", "quantized")  # of `lopa_dist.kernels`
 LAUNCHED = (
-    "norm_triton.add_rms_norm_kernel", "rope_triton.rope_and_store_kernel", "swiglu_triton.swiglu_kernel",
+    "rows_triton.add_rms_norm_kernel", "rope_triton.rope_and_store_kernel", "rows_triton.swiglu_kernel",
     "record_head_triton.tile_sums_kernel", "record_head_triton.share_sums_kernel", "meta_kernels.attend_kernel",
     "meta_kernels.merge_kernel", "virtual_gemm_triton.vgemm_kernel",
 )  # fmt: skip

@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 
 def test_files_are_read_at_once_and_weights_when_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    load = build.load
-    monkeypatch.setattr(build, "load", lambda *of: (calls.append(of), load(*of))[1])
+    load = build.load_model
+    monkeypatch.setattr(build, "load_model", lambda *of: (calls.append(of), load(*of))[1])
     builder = EngineBuilder(ModelOptions(pattern="d2f"), CPU)
     assert builder.folder == EMBEDDED
     assert (builder.shape.family, builder.dtype, builder.pattern.cache) == ("Dream", "fp32", "block")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.jobs.charts import Point, Scatter, bars, front, histogram, overlap
+from lopa_dist.jobs.page import Point, Scatter, bars, front, histogram, overlap
 
 
 def test_bars_are_as_high_as_their_share_of_the_highest() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.journal import Journal, Writer, difference, merge, request_id
-from lopa_dist.jobs.request_ids import RequestIds
 from lopa_dist.parallel.launcher import Start
+from tests.jobs.test_packed import ids_of
 
 SETTINGS: dict[str, Any] = {"decode": {"branches": 3}, "seed": 0}
 
@@ -45,7 +45,7 @@ def test_lines_come_in_input_order_with_rejected_ones_between(tmp_path: Path) ->
     append(tmp_path, 1, 0, entry("c"), entry("a"))
     append(tmp_path, 1, 1, entry("b"), {"statistics": {}, "replica": 1, "at": 2.0})
     figures, replicas = merge(
-        journal, tmp_path, RequestIds(["a", None, "b", "c"]), lambda i: {"custom_id": "bad"}, range(4, 12, 2)
+        journal, tmp_path, ids_of("a", None, "b", "c"), lambda i: {"custom_id": "bad"}, range(4, 12, 2)
     )
     assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [("a", 4), ("bad", 6), ("b", 8), ("c", 10)]
     assert list(results(tmp_path)[0]) == ["custom_id", "index", "text"]
@@ -62,15 +62,15 @@ def test_a_torn_line_is_no_line(tmp_path_factory: pytest.TempPathFactory, cut: i
     whole = part.read_bytes()
     kept = whole[: max(0, len(whole) - cut)]
     part.write_bytes(kept)
-    assert journal.done(RequestIds(["a", "b", None])) == bytearray([kept.count(b"\n") >= 1, kept.count(b"\n") == 2, 0])
+    assert journal.done(ids_of("a", "b", None)) == bytearray([kept.count(b"\n") >= 1, kept.count(b"\n") == 2, 0])
     assert journal.next_attempt() == 2
     append(
         folder,
         2,
         0,
-        *(entry(n, "new") for n, d in zip("ab", journal.done(RequestIds(["a", "b"])), strict=True) if not d),
+        *(entry(n, "new") for n, d in zip("ab", journal.done(ids_of("a", "b")), strict=True) if not d),
     )
-    merge(journal, folder, RequestIds(["a", "b"]), lambda i: {}, range(2))
+    merge(journal, folder, ids_of("a", "b"), lambda i: {}, range(2))
     assert [r["custom_id"] for r in results(folder)] == ["a", "b"]
 
 
@@ -79,7 +79,7 @@ def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
     append(tmp_path, 1, 0, entry("a", "first"))
     append(tmp_path, 10, 0, entry("a", "later"))
     append(tmp_path, 2, 0, entry("a", "second"))
-    merge(journal, tmp_path, RequestIds(["a"]), lambda i: {}, range(1))
+    merge(journal, tmp_path, ids_of("a"), lambda i: {}, range(1))
     assert [r["text"] for r in results(tmp_path)] == ["first"]
     assert journal.next_attempt() == 11
 
@@ -93,7 +93,7 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     started(tmp_path)  # the same ones go on
     fresh = Journal(tmp_path)
     fresh.open(changed, "new", Start())
-    assert fresh.done(RequestIds(["a"])) == bytearray([0])
+    assert fresh.done(ids_of("a")) == bytearray([0])
     assert (tmp_path / "journal.old" / "001-0.jsonl").exists()
     fresh.open(SETTINGS, "new", Start())
     assert (tmp_path / "journal.old.2").exists()
@@ -119,7 +119,7 @@ def test_a_restart_goes_on_whatever_its_command_line_says(
     journal.open(SETTINGS, "new", first)
     append(tmp_path, 1, 0, entry("a"))
     journal.open(SETTINGS, "new", second)
-    assert journal.done(RequestIds(["a"])) == bytearray([again])
+    assert journal.done(ids_of("a")) == bytearray([again])
     assert len(list(tmp_path.glob("journal.old*"))) == (1 if again else 2)
 
 

@@ -28,10 +28,10 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.judging import Answer, Judges
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.tasks import make_task
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import SIGNALS, Stopped
 from lopa_dist.tasks.humaneval import HumanEval
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item, Score
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
@@ -179,7 +179,7 @@ def test_programs_that_hang_take_no_time_from_decoding(tmp_path: Path, monkeypat
         report = run(config, tmp_path, World("python"))
     assert report["wall_s"] - report["decode_s"] > 3.0
     assert report["tokens_per_s"]["job"] == report["completion_tokens"] / report["decode_s"]
-    task = make_task(config)
+    task = make_task(config.task)
     found = lines(tmp_path)
     for item, line in zip(task.items(), found, strict=True):
         score = task.score(Item(item.custom_id, prompt=item.prompt, reference=item.reference), line["text"])

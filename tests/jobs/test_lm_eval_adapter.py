@@ -92,9 +92,9 @@ def test_unknown_arguments_and_long_prompts(model: LopaDist) -> None:
         model.encode(0, "Tom has 3 apples . " * 200, 64)
     with pytest.raises(NotImplementedError, match="likelihood"):
         model.loglikelihood([])
-    assert model.generation_arguments({"temperature": 0.7}).temperature == 0.7
-    assert model.generation_arguments({"temperature": 0.7, "do_sample": False}).temperature == 0
-    assert model.generation_arguments({"until": "a"}).until == ("a",)
+    assert model.generation_arguments({"temperature": 0.7})[2].temperature == 0.7
+    assert model.generation_arguments({"temperature": 0.7, "do_sample": False})[2].temperature == 0
+    assert model.generation_arguments({"until": "a"})[0] == ("a",)
 
 
 # answers in which the two readings of GSM8K differ from each other and from the gold; {n} is the gold number

@@ -6,13 +6,19 @@ import math
 
 import pytest
 
-from lopa_dist.jobs.columns import Columns
-from lopa_dist.jobs.request_ids import LENGTH, RequestIds
+from lopa_dist.jobs.packed import LENGTH, Columns, RequestIds
+
+
+def ids_of(*names: str | None) -> RequestIds:
+    ids = RequestIds()
+    for name in names:
+        ids.append(name)
+    return ids
 
 
 def test_ids_are_found_where_they_are() -> None:
     names = ["b" * LENGTH, None, "a", "c" * 20, None]
-    ids = RequestIds(names)
+    ids = ids_of(*names)
     assert [ids[n] for n in range(len(ids))] == names
     assert ids.find(["a", "c" * 20, "b" * LENGTH]).tolist() == [2, 3, 0]
     assert ids.find(["x", "", "b" * (LENGTH + 1), "ä"]).tolist() == [-1] * 4

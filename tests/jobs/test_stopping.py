@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.stopping import finished_text
+from lopa_dist.jobs.results import finished_text
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from lopa_dist.jobs.stopping import finished_text
     [
         ([], "Tom has 3 apples . #### 3", "length"),
         (["####", "apples"], "Tom has 3 ", "stop"),
+        (["3 apples", "apples"], "Tom has ", "stop"),
         (["3"], "Tom has ", "stop"),
         (["Tom"], "", "stop"),
         (["pples ."], "Tom has 3 a", "stop"),

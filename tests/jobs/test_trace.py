@@ -18,8 +18,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.trace import BONUS, LOOKAHEAD, Recorder, Trace, result, show, trace
-from lopa_dist.jobs.trace_page import write_trace_page
+from lopa_dist.jobs.trace import BONUS, LOOKAHEAD, Recorder, Trace, result, show, trace, write_trace_page
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World

@@ -35,23 +35,21 @@ def step(rows: int, scratch: int, slots: int) -> None:
     """The kernels of a forward, with the widths of small models; all that differs between steps is an argument."""
     from lopa_dist.kernels import (
         meta_attention,
-        norm_triton,
-        quantized_triton,
         record_head_triton,
         rope_triton,
-        swiglu_triton,
+        rows_triton,
         virtual_gemm_triton,
     )  # fmt: skip
     from lopa_dist.kernels.sampling import Sampling
 
     real = zeros(1, dtype=torch.int32)
-    norm_triton.add_rms_norm(zeros(rows, 256), zeros(rows, 256), zeros(256), 1e-6)
+    rows_triton.add_rms_norm(zeros(rows, 256), zeros(rows, 256), zeros(256), 1e-6)
     keys, values = zeros(2, slots, 2, 64)
     for wide in (torch.bfloat16, torch.float32):
         table = zeros(rows, 64, dtype=wide)
         rope_triton.rope_and_store(zeros(rows, 8 * 64), table, table, keys, values, scratch, real, None, 1e-6)
-    swiglu_triton.swiglu(zeros(rows, 2 * 512))
-    quantized_triton.quantize_rows(zeros(rows, 256))
+    rows_triton.swiglu(zeros(rows, 2 * 512))
+    rows_triton.quantize_rows(zeros(rows, 256))
     virtual_gemm_triton.vgemm(zeros(rows, 256), zeros(512, 256), real)
     int8, scale = zeros(512, 256, dtype=torch.int8), zeros(512, dtype=torch.float32)
     virtual_gemm_triton.vgemm(zeros(rows, 256), int8, real, None, scale)

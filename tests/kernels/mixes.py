@@ -120,11 +120,16 @@ def tensors(mix: Mix, kv_heads: int, group: int, dim: int, seed: int = 0) -> tup
 
 
 def poisoned(mix: Mix, *qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same tensors with NaN in rows of no segment, and in slots that nobody sees."""
+    """The same tensors with NaN in rows of no segment, and in slots that nobody sees.
+
+    Slots of a segment's own rows hold numbers even where nobody sees them, as those of verification rows: the forward
+    has computed them.
+    """
     q, keys, values = (x.clone() for x in qkv)
     views = seen_slots(mix.segments)
     q[[row for row in range(mix.rows) if row not in views]] = torch.nan
     unseen = torch.ones(mix.slots, dtype=torch.bool)
     unseen[[slot for slots in views.values() for slot in slots]] = False
+    unseen[[mix.scratch + row for row in views]] = False
     keys[unseen], values[unseen] = torch.nan, torch.nan
     return q, keys, values

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
-from lopa_dist.kernels.norm import add_rms_norm, add_rms_norm_plain
-from lopa_dist.kernels.rope import rope_and_store, rope_and_store_plain, rope_table
-from lopa_dist.kernels.swiglu import swiglu, swiglu_plain
+from lopa_dist.kernels.rope import rope_and_store, rope_table
+from lopa_dist.kernels.rows import add_rms_norm, swiglu
 from tests.kernels.cross_compile import Variant, compile_all
+from tests.kernels.forms import plain
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,27 +38,27 @@ def real(count: int) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(1, 192), (17, 48), (64, 200)])
 def test_residual_norm(dtype: torch.dtype, rows: int, size: int) -> None:
-    from lopa_dist.kernels import norm_triton
+    from lopa_dist.kernels import rows_triton
 
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
     weight = random(size, dtype=dtype, seed=2)
-    normed, total = norm_triton.add_rms_norm(x, residual, weight, 1e-5)
-    wanted, summed = add_rms_norm_plain(x, residual, weight, 1e-5)
+    normed, total = rows_triton.add_rms_norm(x, residual, weight, 1e-5)
+    wanted, summed = plain(add_rms_norm, x, residual, weight, 1e-5)
     assert close(normed, wanted)
     assert close(total, summed)
     if dtype != torch.bfloat16:
         assert torch.equal(total, summed)
     x[1:] = torch.nan  # of pad rows
-    assert torch.equal(norm_triton.add_rms_norm(x, residual, weight, 1e-5)[0][0], normed[0])
+    assert torch.equal(rows_triton.add_rms_norm(x, residual, weight, 1e-5)[0][0], normed[0])
 
 
 def test_the_sum_is_rounded_before_it_is_normalised() -> None:
-    from lopa_dist.kernels import norm_triton
+    from lopa_dist.kernels import rows_triton
 
     x, residual = random(4, 64, dtype=torch.float16) * 30, random(4, 64, dtype=torch.float16, seed=1) * 0.01
     weight = torch.ones(64, dtype=torch.float16, device=DEVICE)
-    normed, _ = norm_triton.add_rms_norm(x, residual, weight, 1e-6)
-    assert (normed == add_rms_norm_plain(x, residual, weight, 1e-6)[0]).float().mean() > 0.99
+    normed, _ = rows_triton.add_rms_norm(x, residual, weight, 1e-6)
+    assert (normed == plain(add_rms_norm, x, residual, weight, 1e-6)[0]).float().mean() > 0.99
     unrounded = x.float() + residual.float()
     unrounded = (unrounded * torch.rsqrt(unrounded.square().mean(1, keepdim=True) + 1e-6)).half()
     assert (normed != unrounded).any()
@@ -67,10 +67,10 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(1, 48), (17, 3000), (64, 24)])
 def test_swiglu(dtype: torch.dtype, rows: int, size: int) -> None:
-    from lopa_dist.kernels import swiglu_triton
+    from lopa_dist.kernels import rows_triton
 
     gate_up = random(rows, 2 * size, dtype=dtype) * 4
-    assert close(swiglu_triton.swiglu(gate_up), swiglu_plain(gate_up))
+    assert close(rows_triton.swiglu(gate_up), plain(swiglu, gate_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -95,9 +95,7 @@ def test_rotation_and_store(
     for table in ((cos, sin), (cos[..., : dim // 2], sin[..., : dim // 2])):
         tables = tuple(x.flatten(1) for x in table)
         q = rope_triton.rope_and_store(qkv, *tables, *pools[:2], SCRATCH, real(count), norms, 1e-6)
-        wanted = rope_and_store_plain(
-            qkv, cos.flatten(1), sin.flatten(1), *pools[2:], SCRATCH, real(count), norms, 1e-6
-        )
+        wanted = plain(rope_and_store, qkv, cos, sin, *pools[2:], SCRATCH, real(count), norms, 1e-6)
         assert q.shape == wanted.shape == (rows, q_heads, dim)
         assert close(q[:count], wanted[:count])
         for found, right in zip(pools[:2], pools[2:], strict=True):
@@ -120,8 +118,8 @@ def test_plain_forms_serve_where_there_is_no_gpu() -> None:
     assert not fused(x)
     normed, total = add_rms_norm(x, x, weight, 1e-6)
     assert torch.equal(total, 2 * x)
-    assert torch.equal(normed, add_rms_norm_plain(x, x, weight, 1e-6)[0])
-    assert torch.equal(swiglu(x), swiglu_plain(x))
+    assert torch.equal(normed, plain(add_rms_norm, x, x, weight, 1e-6)[0])
+    assert torch.equal(swiglu(x), plain(swiglu, x))
     keys, values = torch.zeros(5, 1, 4), torch.zeros(5, 1, 4)
     cos, sin = rope_table(torch.arange(3), 4, 1e4, torch.float32)
     q = rope_and_store(x, cos, sin, keys, values, 1, torch.tensor([2], dtype=torch.int32))
@@ -137,11 +135,11 @@ def variants(arch: int) -> list[Variant]:
         names = ("x", "residual", "weight", "normed", "total")
         types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
         sizes = {"SIZE": size, "BLOCK": 4096}
-        kernel = "lopa_dist.kernels.norm_triton:add_rms_norm_kernel"
+        kernel = "lopa_dist.kernels.rows_triton:add_rms_norm_kernel"
         found.append(Variant(kernel, types, sizes, names, arch, {"num_warps": 8}))
     for size in (18944, 12288):
         names = ("gate_up", "out")
-        kernel = "lopa_dist.kernels.swiglu_triton:swiglu_kernel"
+        kernel = "lopa_dist.kernels.rows_triton:swiglu_kernel"
         sizes = {"SIZE": size, "BLOCK": 2048}
         found.append(Variant(kernel, dict.fromkeys(names, "*bf16"), sizes, names, arch, {"num_warps": 4}))
     for heads, kv_heads, norm in ((28, 4, False), (32, 32, True)):

@@ -17,13 +17,12 @@ from lopa_dist.kernels.quantized import (
     SMALLEST,
     fp8_linear,
     int8_linear,
-    int8_linear_plain,
     quantize_fp8,
     quantize_int8,
     quantize_rows,
     quantize_rows_plain,
 )
-from lopa_dist.kernels.virtual_gemm import vgemm_plain
+from lopa_dist.kernels.virtual_gemm import vgemm
 from tests.kernels.cross_compile import Variant, compile_all
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -93,17 +92,17 @@ def test_a_broken_weight_is_refused(quantize: object, bad: float) -> None:
 @pytest.mark.parametrize(("rows", "size"), [(1, 48), (17, 300), (64, 128)])
 def test_rows_to_fp8(dtype: torch.dtype, rows: int, size: int) -> None:
     """The interpreter's own cast to fp8 forgets to carry, so what the cast gets is compared, cast by torch."""
-    from lopa_dist.kernels import quantized_triton
+    from lopa_dist.kernels import rows_triton
 
     x = torch.randn(rows, size, generator=torch.Generator().manual_seed(0)).to(dtype).to(DEVICE)
     x[rows // 2] *= 1e-3
     if rows > 3:
         x[1] = 0
-    wide, scale = quantized_triton.quantize_rows(x, torch.float32)
+    wide, scale = rows_triton.quantize_rows(x, torch.float32)
     wanted, wanted_scale = quantize_rows_plain(x)
     assert torch.equal(scale, wanted_scale)
     assert torch.equal(wide.to(FP8).view(torch.uint8), wanted.view(torch.uint8))
-    eight, _ = quantized_triton.quantize_rows(x)
+    eight, _ = rows_triton.quantize_rows(x)
     if DEVICE.type == "cuda":
         assert torch.equal(eight.view(torch.uint8), wanted.view(torch.uint8))
     else:
@@ -112,7 +111,7 @@ def test_rows_to_fp8(dtype: torch.dtype, rows: int, size: int) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_broken_row_breaks_alone(bad: float) -> None:
-    from lopa_dist.kernels import quantized_triton
+    from lopa_dist.kernels import rows_triton
 
     weight, scale = quantize_fp8(torch.randn(16, 32, generator=torch.Generator().manual_seed(0)))
     x = torch.randn(6, 32, generator=torch.Generator().manual_seed(1))
@@ -122,7 +121,7 @@ def test_a_broken_row_breaks_alone(bad: float) -> None:
     assert found[2].isnan().all()
     others = torch.arange(6) != 2
     assert torch.equal(found[others], whole[others])
-    scales = quantized_triton.quantize_rows(x.to(DEVICE))[1].cpu()
+    scales = rows_triton.quantize_rows(x.to(DEVICE))[1].cpu()
     assert scales.isnan().tolist() == [False, False, True, False, False, False]
     assert torch.equal(scales[others], quantize_rows(x)[1][others])
 
@@ -157,11 +156,7 @@ def test_int8_is_the_plain_product_of_the_scaled_weight() -> None:
     eight, scale = quantize_int8(weight)
     wanted = x @ (eight.float() * scale[:, None]).T
     rows = torch.tensor([9], dtype=torch.int32)
-    for found in (
-        int8_linear(x, eight, scale),
-        int8_linear_plain(x, eight, scale),
-        vgemm_plain(x, eight, rows, None, scale),
-    ):
+    for found in (int8_linear(x, eight, scale), vgemm(x, eight, rows, None, scale)):
         assert torch.allclose(found, wanted, atol=1e-5)
 
 
@@ -203,7 +198,7 @@ def test_the_gpus_product_is_called_as_torch_wants_it(rows: int, bias: bool, dty
 def test_cross_compiled() -> None:
     """Down projections' rows of 18,944 numbers stay in registers; the cast is the hardware's, which saturates."""
     types = {"x": "*bf16", "out": "*fp8e4nv", "scale": "*fp32"}
-    kernel = "lopa_dist.kernels.quantized_triton:quantize_rows_kernel"
+    kernel = "lopa_dist.kernels.rows_triton:quantize_rows_kernel"
     variants = [
         Variant(kernel, types, {"SIZE": size, "BLOCK": block}, tuple(types), 90, {"num_warps": warps})
         for size, block, warps in ((3584, 4096, 4), (18944, 32768, 16))

@@ -15,10 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_dist.kernels import random, record_head_triton
-from lopa_dist.kernels.record_head import SHARES, WHOLE, Shard, fused_records, record_head
+from lopa_dist.kernels.record_head import SHARES, WHOLE, Shard, record_head
 from lopa_dist.kernels.record_head_triton import HeadTile, config, gumbel, share_sums
 from lopa_dist.kernels.sampling import Sampling
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
+from tests.kernels.forms import by_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RULES = (
@@ -50,7 +51,7 @@ def agree(found: Tensor, wanted: Tensor) -> None:
 @pytest.mark.parametrize(("rows", "size", "vocabulary"), [(1, 96, 1000), (17, 50, 203), (70, 32, 520)])
 def test_against_the_plain_head(sampling: Sampling, rows: int, size: int, vocabulary: int) -> None:
     hidden, weight, keys = inputs(rows, size, vocabulary)
-    found = fused_records(hidden, weight, 7, keys, sampling, WHOLE, None)
+    found = by_triton(record_head, hidden, weight, 7, keys, sampling, WHOLE, None)
     agree(found, record_head(hidden.cpu(), weight.cpu(), 7, keys.cpu(), sampling).to(DEVICE))
 
 
@@ -59,7 +60,7 @@ def test_against_the_plain_head(sampling: Sampling, rows: int, size: int, vocabu
 def test_two_byte_numbers_and_both_heights(dtype: torch.dtype, rows: int) -> None:
     hidden, weight, keys = inputs(rows, 72, 300, dtype)
     for sampling in RULES[:1] + RULES[-1:]:
-        found = fused_records(hidden, weight, 299, keys, sampling, WHOLE, None)
+        found = by_triton(record_head, hidden, weight, 299, keys, sampling, WHOLE, None)
         wanted = record_head(hidden.float().cpu(), weight.float().cpu(), 299, keys.cpu(), sampling)
         agree(found, wanted.to(DEVICE))
 
@@ -68,7 +69,7 @@ def test_two_byte_numbers_and_both_heights(dtype: torch.dtype, rows: int) -> Non
 def test_a_last_tile_with_nothing_but_the_mask(sampling: Sampling) -> None:
     hidden, weight, keys = inputs(3, 32, 65)  # tiles of fp32 are 64 tokens wide
     agree(
-        fused_records(hidden, weight, 64, keys, sampling, WHOLE, None),
+        by_triton(record_head, hidden, weight, 64, keys, sampling, WHOLE, None),
         record_head(hidden.cpu(), weight.cpu(), 64, keys.cpu(), sampling).to(DEVICE),
     )
 
@@ -78,7 +79,7 @@ def test_of_equal_logits_the_lower_id_wins_and_the_mask_never() -> None:
     weight[[3, 70, 71, 130, 399]] = 1.0
     hidden = torch.ones(2, 16, device=DEVICE)
     for sampling in RULES[:2]:
-        records = fused_records(hidden, weight, 3, None, sampling, WHOLE, None)
+        records = by_triton(record_head, hidden, weight, 3, None, sampling, WHOLE, None)
         assert records[:, 0].tolist() == [70, 70]
     assert not records[:, 2].any()  # no margin at all
 
@@ -87,7 +88,7 @@ def test_of_equal_logits_the_lower_id_wins_and_the_mask_never() -> None:
 def test_tensor_ranks_get_the_bits_of_one(sampling: Sampling) -> None:
     hidden, weight, keys = inputs(9, 40, SHARES * 75)
     hidden = hidden + torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    whole = fused_records(hidden, weight, 301, keys, sampling, WHOLE, None)
+    whole = by_triton(record_head, hidden, weight, 301, keys, sampling, WHOLE, None)
     for size in (2, 4):
         parts = weight.chunk(size)
         shares = SHARES // size
@@ -96,7 +97,7 @@ def test_tensor_ranks_get_the_bits_of_one(sampling: Sampling) -> None:
         )
         for rank, part in enumerate(parts):
             shard = Shard(rank, size, lambda own, rank=rank, sums=sums: check_own(own, rank, sums))
-            assert torch.equal(fused_records(hidden, part, 301, keys, sampling, shard, None), whole)
+            assert torch.equal(by_triton(record_head, hidden, part, 301, keys, sampling, shard, None), whole)
 
 
 def check_own(own: Tensor, rank: int, sums: Tensor) -> Tensor:
@@ -109,28 +110,30 @@ def check_own(own: Tensor, rank: int, sums: Tensor) -> Tensor:
 def test_pad_rows_take_no_part(sampling: Sampling) -> None:
     hidden, weight, keys = inputs(150, 40, 200)
     hidden += torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    whole = fused_records(hidden, weight, 5, keys, sampling, WHOLE, None)
+    whole = by_triton(record_head, hidden, weight, 5, keys, sampling, WHOLE, None)
     for count in (1, 64, 77):
         padded = hidden.clone()
         padded[count:] = torch.nan
         rows = torch.tensor([count], dtype=torch.int32, device=DEVICE)
-        found = fused_records(padded, weight, 5, keys, sampling, WHOLE, rows)
+        found = by_triton(record_head, padded, weight, 5, keys, sampling, WHOLE, rows)
         assert torch.equal(found[:count], whole[:count])
-        assert torch.equal(fused_records(hidden[:count], weight, 5, keys[:count], sampling, WHOLE, None), found[:count])
+        assert torch.equal(
+            by_triton(record_head, hidden[:count], weight, 5, keys[:count], sampling, WHOLE, None), found[:count]
+        )
 
 
 def test_a_row_of_nan_still_gives_a_token() -> None:
     hidden, weight, keys = inputs(3, 32, 130)
     hidden[1] = torch.nan
     for sampling in RULES:
-        tokens = fused_records(hidden, weight, 5, keys, sampling, WHOLE, None)[:, 0]
+        tokens = by_triton(record_head, hidden, weight, 5, keys, sampling, WHOLE, None)[:, 0]
         assert tokens.ge(0).all()
         assert tokens.lt(130).all()
 
 
 def test_no_rows_give_no_records() -> None:
     hidden, weight, keys = inputs(0, 32, 130)
-    assert fused_records(hidden, weight, 5, keys, RULES[0], WHOLE, None).shape == (0, 3)
+    assert by_triton(record_head, hidden, weight, 5, keys, RULES[0], WHOLE, None).shape == (0, 3)
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from lopa_dist.kernels.norm import rms_norm
 from lopa_dist.kernels.rope import apply_rope, rope_table
+from lopa_dist.kernels.rows import rms_norm
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.1])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.gpu_attention import real
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Split, Tiles, capacity, real, spent, stacks, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
 from tests.kernels.mixes import Mix, mixes, seen_slots, subset
 
 SPLITS = [None, Split(2, 8), Split(6, 8), Split(30, 24)]
@@ -159,6 +160,13 @@ def test_tile_heights(group: int, stack: int, rows: int) -> None:
 def test_too_many_heads() -> None:
     with pytest.raises(ValueError, match="at most 128"):
         tile_rows_for(129, 32)
+
+
+def spent(tiles: Tiles, heads_per_kv: int, column_tile: int) -> int:
+    """Score elements that the tiles work out, per K/V head: whole matrices of rows and columns."""
+    height = matrix_rows(tiles.tile_rows, heads_per_kv)
+    columns = tiles.table[:, 3] + tiles.table[:, 5] + tiles.table[:, 7] - tiles.table[:, 6]
+    return int((-(-columns.astype(np.int64) // column_tile) * column_tile).sum()) * height
 
 
 @pytest.mark.parametrize(("tile_rows", "waste"), [(32, 1.08), (64, 1.22), (128, 1.54)])

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from lopa_dist.kernels import virtual_gemm_triton
 from lopa_dist.kernels.quantized import quantize_int8
-from lopa_dist.kernels.virtual_gemm import vgemm, vgemm_plain
+from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, GemmTile, config
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
+from tests.kernels.forms import plain
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SENTINEL = 7.0
@@ -55,7 +56,7 @@ def test_against_the_plain_product(
     x[count:] = torch.nan
     out = torch.full((rows, wide), SENTINEL, dtype=dtype, device=DEVICE)
     virtual_gemm_triton.vgemm(x, weight, real(count), added, scale, out=out)
-    wanted = vgemm_plain(x, weight, real(count), added, scale)
+    wanted = plain(vgemm, x, weight, real(count), added, scale)
     steps = 8 * torch.finfo(dtype).eps
     assert torch.allclose(out[:count].float(), wanted[:count].float(), rtol=steps, atol=steps * deep**0.5)
     assert out[count:].eq(SENTINEL).all()

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.roofline import projections
 from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.fused import Cache, FusedTransformer, projections
+from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from tests.models.small_checkpoints import KINDS, reference, weights_of, write
 

@@ -13,7 +13,7 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.loading import load
+from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.models import checkpoint
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
@@ -77,8 +77,8 @@ def test_what_a_gpu_cannot_multiply_is_refused_before_weights_are_read(
 @pytest.mark.parametrize(("kind", "warnings"), [("fp8", 1), ("int8", 0), ("none", 0)])
 def test_a_cpu_says_that_it_emulates(kind: str, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lopa_dist"):
-        load(ModelOptions(quantization=kind), CPU, warn=True)
-        load(ModelOptions(quantization=kind), CPU, warn=False)
+        EngineBuilder(ModelOptions(quantization=kind), CPU).load(warn=True)
+        EngineBuilder(ModelOptions(quantization=kind), CPU).load(warn=False)
     assert [r.message for r in caplog.records].count(
         "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
         "it shows what fp8 does to the texts, and nothing of its speed"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lopa_dist.models.files import EMBEDDED
-from lopa_dist.models.revision import PROBE_BYTES, PROBES, revision
+from lopa_dist.models.files import EMBEDDED, PROBE_BYTES, PROBES, revision
 
 
 def test_a_copy_has_the_same_and_a_change_another(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lopa_dist.parallel import progress_counters
-from lopa_dist.parallel.progress_counters import NAMES, ProgressCounters
+from lopa_dist.parallel import counters
+from lopa_dist.parallel.counters import NAMES, ProgressCounters
 
 
 def test_a_single_replica_counts_by_itself() -> None:
@@ -16,12 +16,12 @@ def test_a_single_replica_counts_by_itself() -> None:
 
 
 def test_replicas_add_up_on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_counters, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(counters, "INTERVAL_S", 0.0)
     store = HashStore()
     first, second = ProgressCounters(store, 2, 0), ProgressCounters(store, 2, 1)
     first.add(done=1)
     second.add(done=1, tokens=5)
-    monkeypatch.setattr(progress_counters, "INTERVAL_S", float("inf"))
+    monkeypatch.setattr(counters, "INTERVAL_S", float("inf"))
     second.add(tokens=2)  # too early to be written
     assert first.add()["tokens"] == 5
     second.add()

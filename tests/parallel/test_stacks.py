@@ -7,18 +7,19 @@ import subprocess
 import sys
 import threading
 
-from lopa_dist.parallel.stacks import main_thread
+from lopa_dist.parallel.failures import main_thread
 
 PROGRAM = """
 import sys
-from lopa_dist.parallel.stacks import print_stacks_at_signal
+from types import SimpleNamespace
+from lopa_dist.__main__ import main
 
 def waits_for_a_line():
     print("ready", flush=True)
     return sys.stdin.readline()
 
-print_stacks_at_signal()
-print("went on with", waits_for_a_line())
+sys.modules["lopa_dist.cli"] = SimpleNamespace(main=lambda: print("went on with", waits_for_a_line()))
+main()
 """
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.counters import WorkQueue
 from lopa_dist.parallel.failures import Failures
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.stop import Stop
-from lopa_dist.parallel.work_queue import WorkQueue
 
 
 def queue(store: HashStore, replicas: int, is_leader: bool = True, heard: list[Tensor] | None = None) -> WorkQueue:

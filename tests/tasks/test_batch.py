@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.batch_line import items_of
 from lopa_dist.tasks.rows import parse
-from lopa_dist.tasks.stop import cut
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -196,20 +195,6 @@ def test_2000_mutated_lines_give_one_record_each(lines: list[bytes], tmp_path_fa
 def test_deep_and_huge_json_are_refused() -> None:
     for text in ("[" * 100_000, '{"prompt": ' + "9" * 10_000 + "}", '{"a":' * 50_000):
         assert parse(text, 1).error.startswith("line 1: not JSON")
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "expected"),
-    [
-        ("abcabc", ["c", "b"], "a"),
-        ("abc", ["x"], None),
-        ("abc", [], None),
-        ("abc", ["a"], ""),
-        ("aXYb", ["XY", "Y"], "a"),
-    ],
-)
-def test_cut_at_the_earliest_stop(text: str, stops: list[str], expected: str | None) -> None:
-    assert cut(text, stops) == expected
 
 
 def test_null_fields_count_as_not_given(tmp_path: Path) -> None:

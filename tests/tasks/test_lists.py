@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.config import TaskConfig, composed
-from lopa_dist.jobs.tasks import make_task
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.lists import Lists
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.word_problems import HELD_OUT_SHARE, Split, split_of
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -175,7 +175,7 @@ def test_the_task_gives_different_problems_and_judges_them() -> None:
 
 
 def test_a_job_makes_the_task() -> None:
-    task = make_task(composed(["task=lists", "task.limit=3", "task.problem_seed=2"]))
+    task = make_task(composed(["task=lists", "task.limit=3", "task.problem_seed=2"]).task)
     assert isinstance(task, Lists)
     assert (task.limit, task.split, task.seed) == (3, "held_out", 2)
     with pytest.raises(ValueError, match="limit"):

@@ -1,8 +1,9 @@
-"""Root-mean-square normalisation, alone and with the residual sum in front of it."""
+"""What lies between products, row by row: norms, alone and with the residual sum in front, and SwiGLU's gate."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
@@ -21,13 +22,18 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     The sum is rounded to x's dtype before it is normalised, in both forms. All three have one dtype.
     """
     if fused(x):
-        from lopa_dist.kernels import norm_triton
+        from lopa_dist.kernels import rows_triton
 
-        return norm_triton.add_rms_norm(x, residual, weight, eps)
-    return add_rms_norm_plain(x, residual, weight, eps)
-
-
-def add_rms_norm_plain(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The oracle of `add_rms_norm`."""
+        return rows_triton.add_rms_norm(x, residual, weight, eps)
     total = residual + x
     return rms_norm(total, weight, eps), total
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of one projection's ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``."""
+    if fused(gate_up):
+        from lopa_dist.kernels import rows_triton
+
+        return rows_triton.swiglu(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up

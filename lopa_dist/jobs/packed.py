@@ -1,0 +1,89 @@
+"""What a job keeps of each of many requests: ids and figures, packed into a few bytes of memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lopa_dist.ragged import Ints
+
+LENGTH = 24  # hexadecimal digits of an id
+NAN = float("nan")
+
+
+class RequestIds:
+    """By input index, a request's id, or null where the item was rejected: 24 bytes each, 32 more when looked up."""
+
+    def __init__(self) -> None:
+        self.packed = bytearray()
+
+    def append(self, name: str | None) -> None:
+        """Add the next one; when all are there, the first look-up sorts them."""
+        self.packed += (name or "").encode().ljust(LENGTH, b"\0")
+
+    def __len__(self) -> int:
+        return len(self.packed) // LENGTH
+
+    def __getitem__(self, index: int) -> str | None:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.packed[index * LENGTH : (index + 1) * LENGTH].rstrip(b"\0").decode() or None
+
+    @cached_property
+    def order(self) -> tuple[NDArray[Any], Ints]:
+        """All ids in ascending order, and their indices."""
+        ids = np.frombuffer(self.packed, f"S{LENGTH}")
+        order = np.argsort(ids, kind="stable")
+        return ids[order], order
+
+    def find(self, names: Sequence[str]) -> Ints:
+        """The indices of some ids; -1 for those that are not there."""
+        if not len(self) or not names:
+            return np.full(len(names), -1)
+        ids, order = self.order
+        wanted = np.array([name.encode() for name in names])
+        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        return np.where((ids[at] == wanted) & (wanted != b""), order[at], -1)
+
+
+class Columns:
+    """Rows of numbers by name, kept as columns. What a row has not, or has as null, is nan in its column."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, array[float]] = {}
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row; what it has below a name counts as ``name.below``."""
+        for name, value in row.items():
+            if isinstance(value, Mapping):
+                for below, number in value.items():
+                    self.put(f"{name}.{below}", number)
+            else:
+                self.put(name, value)
+        self.count += 1
+
+    def put(self, name: str, value: float | None) -> None:
+        """Set a number of the row that is being added."""
+        column = self.columns.setdefault(name, array("d"))
+        column.extend([NAN] * (self.count - len(column)))
+        column.append(NAN if value is None else value)
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        found = np.full(self.count, NAN)
+        column = self.columns.get(name, array("d"))
+        found[: len(column)] = column
+        return found
+
+    def given(self, name: str) -> NDArray[np.float64]:
+        """A column without nan."""
+        column = self[name]
+        return column[~np.isnan(column)]
