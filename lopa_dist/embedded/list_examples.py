@@ -18,7 +18,7 @@ class ListExamples:
     """A seeded source of examples over `tokenizer`."""
 
     lengths: tuple[int, ...] = (32, 64, 96, 160)
-    period = None
+    period: int | None = None
     right = 0.4
     near = 6.0
 
