@@ -15,7 +15,7 @@ from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder, Rejection
 from lopa_dist.jobs.resolve import resolve, resolve_decode, sequences_of_replica

@@ -14,7 +14,7 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
-from lopa_dist.jobs.loading import choose_dtype
+from lopa_dist.jobs.device import choose_dtype
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
 from lopa_dist.models.families import training_pattern

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from lopa_dist.checks import UserError
 from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, with_own_model
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.resolve import (
     PROFILE,
     Found,

@@ -27,7 +27,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.prompts import common_prefix
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.jobs.results import finished_text

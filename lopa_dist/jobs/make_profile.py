@@ -8,7 +8,7 @@ from rich.table import Table
 from lopa_dist.config import composed
 from lopa_dist.engine.profile import measure
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.profiles import keep, subject
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.parallel.launcher import World

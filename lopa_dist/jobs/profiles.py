@@ -15,7 +15,7 @@ import torch
 
 from lopa_dist.config import Config
 from lopa_dist.engine.profile import Profile
-from lopa_dist.jobs.loading import choose_dtype
+from lopa_dist.jobs.device import choose_dtype
 from lopa_dist.models.files import find, revision
 from lopa_dist.whole import whole
 

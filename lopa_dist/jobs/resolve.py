@@ -13,7 +13,7 @@ from lopa_dist.config import AUTO_BRANCHES, Config
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.profile import usual_window
-from lopa_dist.jobs.loading import choose_dtype
+from lopa_dist.jobs.device import choose_dtype
 from lopa_dist.jobs.profiles import profile_of
 from lopa_dist.kernels.attention import suited
 from lopa_dist.models.config import ModelConfig

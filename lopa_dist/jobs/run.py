@@ -20,10 +20,10 @@ from lopa_dist.jobs.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.device import choose_device, threads
 from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.journal import Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
-from lopa_dist.jobs.loading import choose_device, threads
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.packed import Columns
 from lopa_dist.jobs.progress import ProgressDisplay

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.loading import choose_device
+from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.page import write_page
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, settings
