@@ -10,8 +10,11 @@ from lopa_dist.embedded.noise import UNIT, TrainingExample
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import Split, split_of
 
-CANVAS = 128  # tokens of the longest answer, its end-of-text included
+CANVAS = 80  # tokens of the longest answer, its end-of-text and a block of filler included
 CURRICULUM = ((0.08, 8), (0.25, 16), (0.45, 30))  # until this share of the training, lists have at most so many items
+WEIGHTS = {"copy": 1, "reverse": 1, "sort": 2, "shuffle": 4, "insert": 2, "remove": 1, "replace": 2, "latin": 2}
+"""How often each family comes, for what is harder to learn is seen more often."""
+SHORT, FEW = 0.4, 9  # so many of the examples have no more items than this, however far the training is
 
 
 class ListExamples:
@@ -31,8 +34,11 @@ class ListExamples:
     def draw(self, progress: float) -> TrainingExample:
         """One example; `progress` (0 to 1) is the share of the training that is over."""
         longest = next((items for until, items in CURRICULUM if progress < until), lp.LONGEST)
+        if self.rng.random() < SHORT:
+            longest = min(longest, FEW)
+        family = self.rng.choices([*WEIGHTS], WEIGHTS.values())[0]
         while True:
-            problem = lp.random_problem(self.rng, self.rng.choice(lp.FAMILIES), longest)
+            problem = lp.random_problem(self.rng, family, longest)
             if split_of(problem.question) == self.split:
                 return self.example(problem)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.list_examples import CANVAS, CURRICULUM, ListExamples
+from lopa_dist.embedded.list_examples import CANVAS, CURRICULUM, WEIGHTS, ListExamples
 from lopa_dist.embedded.noise import UNIT, masked_batch
 from lopa_dist.embedded.train import TrainConfig, source_of, tokenizer_of, train
 from lopa_dist.tasks import list_problems as lp
@@ -39,6 +39,11 @@ def test_examples_are_what_the_chat_template_and_the_tokenizer_make() -> None:
         assert example.canvas % UNIT == 0
         assert example.canvas <= CANVAS
         assert len(example.tokens) == len(example.fact) == example.prompt + example.canvas <= source.lengths[-1]
+
+
+def test_every_family_is_seen() -> None:
+    assert set(WEIGHTS) == set(lp.FAMILIES)
+    assert min(WEIGHTS.values()) > 0
 
 
 def test_lists_are_short_at_first_and_of_the_right_split() -> None:

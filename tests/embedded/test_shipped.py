@@ -1,10 +1,11 @@
-"""The model in the package: its format, and that it solves its problems."""
+"""The models in the package: their format, and that they solve their problems."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -15,34 +16,47 @@ from lopa_dist.embedded.tokenizer import build
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.files import SHIPPED, find
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.tasks import list_problems
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 
-def test_format() -> None:
-    config = json.loads((EMBEDDED / "config.json").read_text())
+@pytest.mark.parametrize("name", SHIPPED)
+def test_format(name: str) -> None:
+    folder = find(name)
+    config = json.loads((folder / "config.json").read_text())
     assert config["model_type"] == "Dream"
-    assert sum(f.stat().st_size for f in EMBEDDED.iterdir()) <= 12 * 2**20
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= 12 * 2**20
     reference = Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in config.items() if k != "model_type"}))
-    missing, unexpected = reference.load_state_dict(load_file(EMBEDDED / "model.safetensors"), strict=False)
+    missing, unexpected = reference.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     assert (missing, unexpected) == ([], [])
 
 
-def test_other_projects_find_what_they_ask_for(embedded_model: Transformer) -> None:
+@pytest.mark.parametrize("name", SHIPPED)
+def test_other_projects_find_what_they_ask_for(name: str) -> None:
     """Dream's own code refuses a folder without generation_config.json."""
-    for name, wanted in (("config", dream_config), ("generation_config", generation_config)):
-        assert json.loads((EMBEDDED / f"{name}.json").read_text()) == wanted(embedded_model.config)
-    assert GenerationConfig.from_pretrained(EMBEDDED).eos_token_id == embedded_model.config.eos_ids[0]
+    folder, shape = find(name), read_config(find(name))
+    for file, wanted in (("config", dream_config), ("generation_config", generation_config)):
+        assert json.loads((folder / f"{file}.json").read_text()) == wanted(shape)
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == shape.eos_ids[0]
 
 
-def test_tokenizer_is_the_one_that_the_code_builds(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
-    text = "<|user|> Wendy has 12 apples, <0x41> ü 😀<|assistant|> 3 + 4 = 7 ."
-    built = build()
-    assert embedded_tokenizer.get_vocab() == built.get_vocab()
-    assert embedded_tokenizer(text).input_ids == built(text).input_ids
-    assert embedded_tokenizer.chat_template == built.chat_template
+@pytest.mark.parametrize(
+    ("name", "words", "text"),
+    [
+        ("embedded", None, "<|user|> Wendy has 12 apples, <0x41> ü 😀<|assistant|> 3 + 4 = 7 ."),
+        ("lists", list_problems.vocabulary(), "<|user|> insert 7 anywhere : 12 3, ü<|assistant|> 12 7 3"),
+    ],
+)
+def test_tokenizer_is_the_one_that_the_code_builds(name: str, words: list[str] | None, text: str) -> None:
+    shipped, built = load_tokenizer(find(name)), build(words)
+    assert shipped.get_vocab() == built.get_vocab()
+    assert shipped(text).input_ids == built(text).input_ids
+    assert shipped.chat_template == built.chat_template
 
 
 def test_it_solves_its_problems(embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast) -> None:
