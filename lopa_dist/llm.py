@@ -52,7 +52,7 @@ class Output:
 
     text: str
     tokens: list[int]  # of the text, up to the first end-of-text, which is left out
-    finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as were allowed
+    finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as were allowed; or "error"
     prompt_tokens: int
     forwards: int  # passes through the model, prefill included; the branches of a step count as one
     drafts: int  # tokens that its forwards verified (decode.verify=agreement)

@@ -6,10 +6,11 @@ from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.decode.layout import layout, unpack
 from lopa_dist.decode.lopa import spawn, verify
 from lopa_dist.decode.prefill import SharedPrefixes
-from lopa_dist.decode.state import Admitted, HostState, Records, State, Vocabulary
+from lopa_dist.decode.state import FAILED, Admitted, HostState, Records, State, Vocabulary
 from lopa_dist.decode.winner import Winner
 
 __all__ = [
+    "FAILED",
     "Admitted",
     "DecodeConfig",
     "ForwardBatch",

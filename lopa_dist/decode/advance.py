@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import Records, State, arange
+from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.winner import Winner
 
 
@@ -34,6 +34,7 @@ def advance(state: State, winner: Winner) -> None:
     # what the winner brings becomes the sequence's tokens
     window = write(window, winner.position - state.complete[:, None], winner.token)
     masked = (window == mask_id) & inside
+    failed = ((records.probability + records.confidence).isnan() & masked).any(1)
 
     total = block_lengths(config, end, span)
     full = active_blocks(config, masked, total, running)
@@ -70,6 +71,7 @@ def advance(state: State, winner: Winner) -> None:
     if config.stop_at_eos:
         done |= (is_eos & (span < first[:, None])).any(1)
     state.done |= done
+    state.done.masked_fill_(failed, FAILED)
     state.step += running
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:

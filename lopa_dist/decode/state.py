@@ -74,6 +74,9 @@ class Window(NamedTuple):
     masked: Tensor  # bool: inside and not filled
 
 
+FAILED = 2  # what `HostState.done` is of a sequence whose predictions were not numbers
+
+
 class HostState(NamedTuple):
     """What the host knows of every sequence: integers, numpy [S]. Rows of `State.integers`, in this order.
 
@@ -92,7 +95,7 @@ class HostState(NamedTuple):
     drafts: Ints  # tokens that the next forward verifies, of all branches together (verify=agreement)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
-    done: Ints  # 1 if the slot is empty or its sequence is finished
+    done: Ints  # 1 if the slot is empty or its sequence is finished, FAILED if its predictions were not numbers
     step: Ints  # forwards so far
 
     def take(self, slots: Ints) -> HostState:

@@ -27,7 +27,7 @@ class Generation:
 
     request: Request
     tokens: list[int]  # up to the first EOS, which is left out
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length", or "error": its predictions were not numbers, so it has no tokens
     forwards: int  # passes through the model, prefill included
     seconds: float
     first_step_seconds: float

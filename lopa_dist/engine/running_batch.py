@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode import Admitted, ForwardBatch, HostState, SharedPrefixes, State
+from lopa_dist.decode import FAILED, Admitted, ForwardBatch, HostState, SharedPrefixes, State
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
@@ -162,17 +162,21 @@ class RunningBatch:
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)
             self.scheduler.leave(slot)
-            found.append(self.generation(self.running.pop(slot), tokens, int(self.host.step[slot]), now))
+            failed = bool(self.host.done[slot] == FAILED)
+            found.append(self.generation(self.running.pop(slot), tokens, failed, int(self.host.step[slot]), now))
         return found
 
-    def generation(self, admission: Admission, tokens: list[int], forwards: int, now: float) -> Generation:
-        """Return what the user gets: the tokens up to the first EOS."""
+    def generation(
+        self, admission: Admission, tokens: list[int], failed: bool, forwards: int, now: float
+    ) -> Generation:
+        """Return what the user gets: the tokens up to the first EOS; none where the sequence failed."""
         vocabulary = self.state.vocabulary
+        tokens = [] if failed else tokens
         stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]
         return Generation(
             request=admission.request,
             tokens=tokens[: stops[0]] if stops else tokens,
-            finish_reason="stop" if stops else "length",
+            finish_reason="error" if failed else "stop" if stops else "length",
             forwards=forwards,
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,

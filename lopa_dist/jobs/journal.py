@@ -162,13 +162,22 @@ class Writer:
         self.file.close()
 
 
+@dataclass(frozen=True)
+class Merged:
+    """What the journal's entries come to."""
+
+    figures: Columns  # of the finished requests, in input order
+    failed: int  # requests that ended with an error, of which there are no figures
+    replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
+
+
 def merge(
     journal: Journal,
     folder: Path,
     ids: RequestIds,
     rejected: Callable[[int], dict[str, Any]],
     numbers: Sequence[int],
-) -> tuple[Columns, list[dict[str, Any]]]:
+) -> Merged:
     """Write `results.jsonl` in input order, atomically, from what is done.
 
     The texts stay on disk until their turn comes; in memory is only where they stand.
@@ -177,9 +186,6 @@ def merge(
         ids: by input index, the request's id, or null where the item was rejected.
         rejected: the line of a rejected item, by its index.
         numbers: by input index, the place in the whole input, which becomes the line's `index`.
-
-    Returns:
-        The figures of the finished requests in input order, and the entry that each replica wrote at its end.
     """
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
@@ -191,7 +197,7 @@ def merge(
                 replicas.append(entry | {"attempt": attempt_of(where.part)})
             if index >= 0 and not length[index]:  # the first counts
                 part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures = Columns()
+    figures, failed = Columns(), 0
     with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         sources = [files.enter_context(part.open("rb")) for part in parts]
         for index in range(len(ids)):
@@ -200,11 +206,14 @@ def merge(
                 source.seek(offset[index])
                 entry = json.loads(source.read(length[index]))
                 write_line(out, numbers[index], entry["line"])
+                if "figures" not in entry:
+                    failed += 1
+                    continue
                 attempt = attempt_of(parts[part_of[index]])
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None:
                 write_line(out, numbers[index], rejected(index))
-    return figures, replicas
+    return Merged(figures, failed, replicas)
 
 
 def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:

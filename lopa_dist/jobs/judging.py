@@ -45,9 +45,12 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         self.pool.shutdown(cancel_futures=True)
 
     def submit(self, answer: Answer) -> None:
-        """Judge this, now or later."""
+        """Judge this, now or later; there is no verdict on what ended with an error."""
         future: Future[Score | None]
-        if self.slow:
+        if answer.generation.finish_reason == "error":
+            future = Future()
+            future.set_result(None)
+        elif self.slow:
             future = self.pool.submit(self.slow.score, answer.item, answer.text)
         else:
             future = Future()

@@ -30,7 +30,7 @@ from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.prompts import common_prefix
 from lopa_dist.jobs.resolve import resolve_decode
-from lopa_dist.jobs.results import finished_text
+from lopa_dist.jobs.results import NOT_NUMBERS, finished_text
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.parallel.launcher import LaunchError, detect
 
@@ -112,6 +112,8 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
                 engine = self.builder.engine(config, self.engine)
                 for generation in engine.generate(group):
                     index = generation.request.index
+                    if generation.finish_reason == "error":
+                        log.warning("WARNING: the answer to %s is empty: %s", requests[index].task_name, NOT_NUMBERS)
                     generation, texts[index] = finished_text(self.tokenizer, generation, asked[index][0])
                     self.tokens += len(generation.tokens)
                     self.forwards += generation.forwards

@@ -60,8 +60,14 @@ def generation_line(
     return line
 
 
+NOT_NUMBERS = (
+    "the model's predictions are not numbers; fp16 overflows in many models: use model.dtype=bf16 or fp32, or shorten "
+    "or leave out this prompt"
+)
+
+
 def error_line(item: Item, message: str) -> dict[str, Any]:
-    """The line of a request that could not run."""
+    """The line of a request that could not run, or not to its end."""
     return {
         "custom_id": item.custom_id,
         "text": "",

@@ -30,7 +30,7 @@ from lopa_dist.jobs.progress import ProgressDisplay
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
 from lopa_dist.jobs.resolve import resolve, sequences_of_replica
-from lopa_dist.jobs.results import finished_text, generation_line
+from lopa_dist.jobs.results import NOT_NUMBERS, error_line, finished_text, generation_line
 from lopa_dist.jobs.run_page import write_run_page
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
@@ -207,6 +207,10 @@ class Job:
             for answer, score in verdicts:
                 generation, figures = answer.generation, Figures.of(answer.generation, score)
                 name, token_ids = id_of(answer.item, generation.request), self.config.logging.token_ids
+                if generation.finish_reason == "error":
+                    entries.append({"id": name, "at": answer.at, "line": error_line(answer.item, NOT_NUMBERS)})
+                    amounts.update(done=1)
+                    continue
                 line = generation_line(answer.item, generation, answer.text, score, token_ids)
                 entries.append({"id": name, "at": answer.at, "figures": asdict(figures), "line": line})
                 amounts.update(done=1, tokens=figures.tokens, forwards=figures.forwards)
@@ -226,11 +230,12 @@ class Job:
     ) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        figures, replicas = merge(self.attempt.journal, folder, self.input.ids, self.input.rejection, self.numbers)
-        complete = len(figures) + sum(self.input.rejected) == len(self.input)
+        merged = merge(self.attempt.journal, folder, self.input.ids, self.input.rejection, self.numbers)
+        figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(self.input.rejected)
+        complete = len(figures) + errors == len(self.input)
         if not complete and not stopped:
             raise RuntimeError(
-                f"{len(figures) + sum(self.input.rejected)} result lines of {len(self.input)} requests in {folder}; "
+                f"{len(figures) + errors} result lines of {len(self.input)} requests in {folder}; "
                 "is it one folder for all ranks?"
             )
         if complete:
@@ -240,7 +245,7 @@ class Job:
         for replica in replicas:
             if replica["attempt"] == self.attempt.number and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
-        errors, decode_s = sum(self.input.rejected), generation_s(figures, replicas)
+        decode_s = generation_s(figures, replicas)
         wall_s = time.perf_counter() - self.began
         report = build_report(config, figures, errors, statistics, traffic, self.group, decode_s, wall_s)
         report |= {

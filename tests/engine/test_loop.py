@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.request import Generation, Request, request_key
 from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -139,6 +140,34 @@ def test_exact_plain_steps_give_plain_decodings_text_in_fewer_forwards(
     assert sum(forwards for _, forwards in found.values()) < sum(forwards for _, forwards in wanted.values())
     subset = texts(embedded_model, replace(exact, verify="plain_subset"), requests)
     assert sum(forwards for _, forwards in subset.values()) <= sum(forwards for _, forwards in found.values())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}, {"cache": "none", "branches": 0}], ids=str
+)
+@pytest.mark.parametrize("attention", ["torch", "meta"])
+def test_a_request_whose_predictions_are_not_numbers_ends_alone(
+    small_model: Transformer, options: dict[str, Any], attention: str
+) -> None:
+    """Its slot and its K/V space, NaN in them, go to others, whose texts are what they would have been."""
+    requests = random_requests(9, 6, 18)
+    requests = [replace(r, prompt=[min(token, 44) for token in r.prompt]) for r in requests]
+    model = copy.deepcopy(small_model)
+    model.model.embed_tokens.weight[45] = torch.nan
+    bad = [replace(r, prompt=[*r.prompt[:-1], 45]) if r.index == 1 else r for r in requests]
+    config = replace(BASE, **options)
+
+    def found(requests: list[Request], comm: Communicator) -> dict[int, Generation]:
+        engine = Engine(model, config, comm, EngineConfig(2, attention=attention))
+        return {g.request.index: g for g in engine.generate(requests)}
+
+    wanted = {i: g.tokens for i, g in found(requests, Solo()).items()}
+    for size in (1, 2):
+        for answers in on_mesh(size, 1, lambda comm, _: found(bad, comm)):
+            failed = answers.pop(1)
+            assert (failed.finish_reason, failed.tokens) == ("error", [])
+            assert {i: g.tokens for i, g in answers.items()} == {i: wanted[i] for i in wanted if i != 1}
+            assert {g.finish_reason for g in answers.values()} <= {"stop", "length"}
 
 
 @pytest.mark.parametrize("options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}], ids=str)

@@ -42,15 +42,16 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 def test_lines_come_in_input_order_with_rejected_ones_between(tmp_path: Path) -> None:
     journal = started(tmp_path)
-    append(tmp_path, 1, 0, entry("c"), entry("a"))
+    failed = {name: content for name, content in entry("d").items() if name != "figures"}
+    append(tmp_path, 1, 0, entry("c"), failed, entry("a"))
     append(tmp_path, 1, 1, entry("b"), {"statistics": {}, "replica": 1, "at": 2.0})
-    figures, replicas = merge(
-        journal, tmp_path, ids_of("a", None, "b", "c"), lambda i: {"custom_id": "bad"}, range(4, 12, 2)
-    )
-    assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [("a", 4), ("bad", 6), ("b", 8), ("c", 10)]
+    merged = merge(journal, tmp_path, ids_of("a", None, "b", "c", "d"), lambda i: {"custom_id": "bad"}, range(4, 14, 2))
+    assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [
+        ("a", 4), ("bad", 6), ("b", 8), ("c", 10), ("d", 12),
+    ]  # fmt: skip
     assert list(results(tmp_path)[0]) == ["custom_id", "index", "text"]
-    assert len(figures) == 3
-    assert [replica["replica"] for replica in replicas] == [1]
+    assert (len(merged.figures), merged.failed) == (3, 1)
+    assert [replica["replica"] for replica in merged.replicas] == [1]
     assert not (tmp_path / "results.partial").exists()
 
 

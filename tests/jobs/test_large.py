@@ -72,10 +72,10 @@ def test_resuming_and_ending_hold_places_not_texts(read: tuple[JobInput, float, 
     done, _, most = bytes_a_request(lambda: journal.done(job_input.ids))
     assert sum(done) == COUNT
     assert most < 250
-    (figures, _), held, most = bytes_a_request(
+    merged, held, most = bytes_a_request(
         lambda: merge(journal, tmp_path, job_input.ids, job_input.rejection, range(COUNT))
     )
-    assert len(figures) == COUNT
+    assert len(merged.figures) == COUNT
     assert held < 150  # of which 64 are figures
     assert most < 350
     write = lambda: write_batch_output(tmp_path, lambda: map(line_of, job_input.items), "m")  # noqa: E731

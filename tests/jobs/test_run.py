@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import wandb
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.compare import compare, settings_distinguish, short_names
+from lopa_dist.jobs.results import NOT_NUMBERS
 from lopa_dist.jobs.run import Job, run
+from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
 
@@ -346,3 +352,24 @@ def test_what_may_be_longest_begins_first(tmp_path: Path) -> None:
     ]
     finished = [entry["line"]["custom_id"] for entry in journal if "line" in entry]
     assert finished == ["line-2", "line-4", "line-3", "line-1", "line-5"]
+
+
+def test_what_the_model_cannot_number_ends_as_an_error_of_its_request(tmp_path: Path) -> None:
+    """The others are answered, and an attempt that follows has nothing to do."""
+    model = tmp_path / "model"
+    shutil.copytree(EMBEDDED, model)
+    weights = load_file(model / "model.safetensors")
+    token = load_tokenizer(EMBEDDED).convert_tokens_to_ids("▁Sam")
+    weights["model.embed_tokens.weight"][token] = torch.nan
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    prompts = tmp_path / "prompts.jsonl"
+    texts = [f"{name} has 4 books ." for name in ("Ann", "Sam", "Tom")]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    asked = config(TaskConfig(name="batch", input=str(prompts)), drafts=4, verify="agreement", branches=0)
+    asked = replace(asked, model=ModelOptions(path=str(model), pattern="d2f"))
+    report = run(asked, tmp_path / "run", World("python"))
+    assert (report["requests"], report["errors"]) == (3, 1)
+    first, failed, last = lines(tmp_path / "run")
+    assert (failed["finish_reason"], failed["error"]) == ("error", NOT_NUMBERS)
+    assert {first["finish_reason"], last["finish_reason"]} <= {"stop", "length"}
+    assert run(asked, tmp_path / "run", World("python")) == report
