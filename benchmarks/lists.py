@@ -42,6 +42,13 @@ SETTINGS: dict[str, Setting] = {
     "verified, 7 branches": drafted(7, 1),
     "verified, k = 1, 8 drafts": drafted(1, 8),
     "verified throughout, 10 drafts": drafted(0, 10, tau_conf=1.0),
+    "verified, 10 drafts above 0.3": drafted(0, 10, tau_look=0.3),
+    "verified, 10 drafts above 0.5": drafted(0, 10, tau_look=0.5),
+    "verified, 10 drafts above 0.7": drafted(0, 10, tau_look=0.7),
+    "verified, 10 drafts above 0.8": drafted(0, 10, tau_look=0.8),
+    "verified, 7 branches above 0.5": drafted(7, 1, tau_look=0.5),
+    "verified, 7 branches above 0.7": drafted(7, 1, tau_look=0.7),
+    "verified, 6 drafts above 0.7, one block": drafted(0, 6, tau_look=0.7, **ONE_BLOCK),
     "plain, one block": ONE_BLOCK,
     "control +1, one block": {"extra_fill": 1, **ONE_BLOCK},
     "control +2, one block": {"extra_fill": 2, **ONE_BLOCK},
@@ -115,11 +122,11 @@ def main() -> None:
     parser.add_argument("--model", default="lists", help="lists, or a checkpoint folder")
     parser.add_argument("--problems", type=int, default=800)
     parser.add_argument("--seed", type=int, default=1, help="2 is the final test")
-    parser.add_argument("--only", choices=list(SETTINGS), help="one setting")
+    parser.add_argument("--only", choices=list(SETTINGS), action="append", help="one setting; may be repeated")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     console = Console()
-    names = [options.only] if options.only else list(SETTINGS)
+    names = options.only or list(SETTINGS)
     jobs = [(options.model, name, options.problems, options.seed) for name in names]
     for table in shown(run(jobs, options.processes, console)):
         console.print(table)
