@@ -36,7 +36,7 @@ class ListExamples:
         longest = next((items for until, items in CURRICULUM if progress < until), lp.LONGEST)
         if self.rng.random() < SHORT:
             longest = min(longest, FEW)
-        family = self.rng.choices([*WEIGHTS], WEIGHTS.values())[0]
+        family = self.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
         while True:
             problem = lp.random_problem(self.rng, family, longest)
             if split_of(problem.question) == self.split:

@@ -86,10 +86,8 @@ def test_the_list_model_solves_its_problems() -> None:
     torch.set_num_threads(1)
     folder, task = find("lists"), Lists(64, "held_out", 1)
     model, tokenizer = load_model(folder, torch.float32, torch.device("cpu")), load_tokenizer(folder)
-    items, render = (
-        list(task.items()),
-        partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True),
-    )
+    render = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    items = list(task.items())
     texts = [render(item.messages) for item in items]
     requests = [Request(i, tokenizer(t, add_special_tokens=False).input_ids, 80, i) for i, t in enumerate(texts)]
     config = DecodeConfig(branches=0, block_size=16, max_new_tokens=80)
