@@ -209,11 +209,11 @@ def main() -> None:
     for sequences in options.sequences:
         show_measured([r for r in rows if r["sequences"] == sequences], console)
     projections = []
-    for name, chosen in (("measured (Gloo, this machine)", link), ("assumed (NVLink)", ASSUMED)):
+    for kind, chosen in (("measured (Gloo, this machine)", link), ("assumed (NVLink)", ASSUMED)):
         for branches, sequences in ((8, 1), (64, 1), (64, 16)):
             projected = project(chosen, branches, sequences)
-            show_projected(name, chosen, projected, console)
-            projections.append({"link": name, **asdict(chosen), "rows": projected})
+            show_projected(kind, chosen, projected, console)
+            projections.append({"link": kind, **asdict(chosen), "rows": projected})
     cores = len(os.sched_getaffinity(0))
     report = {
         "machine": platform.processor() or platform.machine(),
