@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 from torch import Tensor
 
 from lopa_dist.checks import require
@@ -256,15 +256,8 @@ def train(config: TrainConfig) -> Path:
             loss, right = loss_of(*tensors, *tables[batch.inputs.shape[1]])
         return loss, right, torch.from_numpy(batch.numbers[:, 1:]).to(device)
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     tokens, mean_loss, interval = 0, 0.0, time.monotonic()
-    with Progress(*columns) as display, log_file.open("a") as log:
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[status]}")) as display, log_file.open("a") as log:
         bar = display.add_task("training", total=1.0, status="")
         while True:
             elapsed = time.monotonic() - began

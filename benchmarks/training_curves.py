@@ -1,4 +1,4 @@
-"""The training curves of a run folder as one picture: ``python -m lopa_dist.embedded.curves FOLDER PNG``."""
+"""The training curves of a run folder as one picture: ``python -m benchmarks.training_curves FOLDER PNG``."""
 
 from __future__ import annotations
 
