@@ -257,7 +257,8 @@ def train(config: TrainConfig) -> Path:
         return loss, right, torch.from_numpy(batch.numbers[:, 1:]).to(device)
 
     tokens, mean_loss, interval = 0, 0.0, time.monotonic()
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[status]}")) as display, log_file.open("a") as log:
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[status]}"))
+    with Progress(*columns) as display, log_file.open("a") as log:
         bar = display.add_task("training", total=1.0, status="")
         while True:
             elapsed = time.monotonic() - began
