@@ -106,9 +106,7 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
         "chain": (sequence * config.max_chain + branch * m)[of_all] + draft,  # each draft's cell in `State.chain`
         "moved": moved,
         "mask_row": mask_row,
-        "mask_window": (start - structure.first)[
-            of_mask
-        ],  # plus its position: the mask's row in the order of positions
+        "mask_window": start[of_mask] - structure.first[of_mask],  # plus its position: its row in their order
         "drafts_into": np.append(token_row, check_row),
         "reported": np.flatnonzero(reported),
         "check_head": check_row[reported],

@@ -34,7 +34,7 @@ from lopa_dist.jobs.resolve import (
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import PATTERNS
-from lopa_dist.models.files import SHIPPED, find
+from lopa_dist.models.files import find, local
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
 
@@ -146,8 +146,7 @@ def resolved(config: Config) -> Found:
 def shape_of(config: Config) -> ModelConfig | None:
     """The model's configuration, if its files are on this machine."""
     path = config.model.path
-    folder = Path(path).expanduser()
-    if path in SHIPPED or folder.is_dir() or folder.is_absolute() or path.startswith("."):
+    if local(path) is not None:
         return read_config(find(path))
     cached = try_to_load_from_cache(path, "config.json")
     return read_config(Path(cached).parent) if isinstance(cached, str) else None

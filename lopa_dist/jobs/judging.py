@@ -47,14 +47,12 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
     def submit(self, answer: Answer) -> None:
         """Judge this, now or later; there is no verdict on what ended with an error."""
         future: Future[Score | None]
-        if answer.generation.finish_reason == "error":
-            future = Future()
-            future.set_result(None)
-        elif self.slow:
+        failed = answer.generation.finish_reason == "error"
+        if self.slow and not failed:
             future = self.pool.submit(self.slow.score, answer.item, answer.text)
         else:
             future = Future()
-            future.set_result(self.task.score(answer.item, answer.text))
+            future.set_result(None if failed else self.task.score(answer.item, answer.text))
         self.open[future] = answer
         future.add_done_callback(self.finished.put)
 

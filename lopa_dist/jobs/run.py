@@ -205,15 +205,16 @@ class Job:
         amounts = Counter[str]()
         try:
             for answer, score in verdicts:
-                generation, figures = answer.generation, Figures.of(answer.generation, score)
-                name, token_ids = id_of(answer.item, generation.request), self.config.logging.token_ids
+                generation = answer.generation
+                entry = {"id": id_of(answer.item, generation.request), "at": answer.at}
+                amounts.update(done=1)
                 if generation.finish_reason == "error":
-                    entries.append({"id": name, "at": answer.at, "line": error_line(answer.item, NOT_NUMBERS)})
-                    amounts.update(done=1)
+                    entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
                     continue
+                figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids)
-                entries.append({"id": name, "at": answer.at, "figures": asdict(figures), "line": line})
-                amounts.update(done=1, tokens=figures.tokens, forwards=figures.forwards)
+                entries.append(entry | {"figures": asdict(figures), "line": line})
+                amounts.update(tokens=figures.tokens, forwards=figures.forwards)
                 if figures.correct is not None:
                     amounts.update(judged=1, right=int(figures.correct))
         finally:  # also where judging one of them failed

@@ -28,13 +28,11 @@ def find(path: str, key: str = "model.path") -> Path:
     Raises:
         CheckpointError: nothing is there; the message begins with `key`, the option that named it.
     """
-    if path in SHIPPED:
-        return ASSETS / path
-    folder = Path(path).expanduser()
-    if folder.is_dir():
+    folder = local(path)
+    if folder is not None:
+        if not folder.is_dir():
+            raise CheckpointError(f"{key}={path}: no such folder")
         return folder
-    if folder.is_absolute() or path.startswith("."):
-        raise CheckpointError(f"{key}={path}: no such folder")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -44,6 +42,14 @@ def find(path: str, key: str = "model.path") -> Path:
         raise CheckpointError(
             f"{key}={path}: neither a folder here nor a model that the Hugging Face hub gave out ({error})"
         ) from error
+
+
+def local(path: str) -> Path | None:
+    """The folder that `path` names on this machine, which may not be there; null where it can only be a hub id."""
+    if path in SHIPPED:
+        return ASSETS / path
+    folder = Path(path).expanduser()
+    return folder if folder.is_dir() or folder.is_absolute() or path.startswith(".") else None
 
 
 def read_json(file: Path) -> dict[str, Any]:
