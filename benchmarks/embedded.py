@@ -19,7 +19,6 @@ model's weights, and only what is missing is run.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import time
@@ -31,6 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kept import Kept
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
@@ -234,35 +234,21 @@ def key(setting: Setting, problems: int, seed: int) -> str:
     return json.dumps([{**BASE, **setting}, problems, seed], sort_keys=True)
 
 
-def model_hash() -> str:
-    """The weights that the results belong to."""
-    return hashlib.sha256((EMBEDDED / "model.safetensors").read_bytes()).hexdigest()[:16]
-
-
-def load() -> dict[str, Any]:
+def load() -> Kept:
     """Kept results of the present weights."""
-    file = RESULTS / "embedded.json"
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    if kept.get("model") != model_hash():
-        kept = {"model": model_hash(), "results": {}}
-    return kept
+    return Kept(RESULTS / "embedded.json", EMBEDDED)
 
 
 def run(jobs: list[tuple[str, Setting, int, int]], processes: int, console: Console) -> dict[str, Any]:
     """Measure what is missing; every result is kept as soon as it is there."""
     kept = load()
-    missing = [j for j in jobs if key(j[1], j[2], j[3]) not in kept["results"]]
-    RESULTS.mkdir(exist_ok=True)
+    missing = [j for j in jobs if key(j[1], j[2], j[3]) not in kept.results]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for i, (name, setting, result) in enumerate(pool.imap_unordered(work, missing), 1):
-            kept["results"][key(setting, result["problems"], result["seed"])] = {
-                "name": name,
-                "setting": setting,
-                **result,
-            }
-            (RESULTS / "embedded.json").write_text(json.dumps(kept, indent=1) + "\n")
+            found = {"name": name, "setting": setting, **result}
+            kept.put(key(setting, result["problems"], result["seed"]), found)
             console.print(f"[{i}/{len(missing)}] {name} {setting}: {result['accuracy']:.1%}, TPF {result['tpf']:.2f}")
-    return kept
+    return kept.results
 
 
 def show(rows: Iterable[dict[str, Any]], title: str, console: Console) -> None:
@@ -386,12 +372,12 @@ def main() -> None:
         ]
         if options.most_branches is not None:
             jobs = [j for j in jobs if j[1].get("branches", 0) <= options.most_branches]
-        kept = run(jobs, options.processes, console)["results"]
+        kept = run(jobs, options.processes, console)
         rows = [{**kept[key(s, n, seed)], "name": label} for label, s, n, seed in jobs]
         show(rows, f"{name}: {options.problems} held-out problems, seed {seed}", console)
         if name == "verified":
             console.print(f"picture: {RESULTS / comparison(rows)}")
-    everything = list(load()["results"].values())
+    everything = list(load().results.values())
     if {"plain", "control", "nested"} <= {r["name"] for r in everything}:
         console.print(f"picture: {RESULTS / picture(everything)}")
 

@@ -12,16 +12,17 @@ only what is missing is run.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import multiprocessing
+import sys
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.embedded import LEFT_TO_RIGHT, RESULTS, Setting, drafted, figures_of
+from benchmarks.kept import Kept
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.build import EngineBuilder
@@ -81,18 +82,13 @@ def key(job: Job) -> str:
 
 def run(jobs: list[Job], processes: int, console: Console) -> dict[str, dict[str, Any]]:
     """Measure what is missing; returns the figures of each setting, by family."""
-    file = RESULTS / "lists.json"
-    weights = hashlib.sha256((find(jobs[0][0], "--model") / "model.safetensors").read_bytes()).hexdigest()[:16]
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    if kept.get("model") != weights:
-        kept = {"model": weights, "results": {}}
-    missing = [job for job in jobs if key(job) not in kept["results"]]
+    kept = Kept(RESULTS / "lists.json", find(jobs[0][0], "--model"))
+    missing = [job for job in jobs if key(job) not in kept.results]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for job, families in zip(missing, pool.imap(work, missing), strict=True):
-            kept["results"][key(job)] = {"name": job[1], "problems": job[2], "seed": job[3], "families": families}
-            file.write_text(json.dumps(kept, indent=1) + "\n")
+            kept.put(key(job), {"name": job[1], "problems": job[2], "seed": job[3], "families": families})
             console.print(f"{job[1]}: {mean(families, 'accuracy'):.1%}")
-    return {job[1]: kept["results"][key(job)]["families"] for job in jobs}
+    return {job[1]: kept.results[key(job)]["families"] for job in jobs}
 
 
 def mean(families: dict[str, Any], figure: str) -> float:
@@ -108,7 +104,7 @@ def shown(results: dict[str, dict[str, Any]]) -> list[Table]:
         ("tpf", "tokens per forward", "{:.2f}"),
         ("rows_per_token", "rows per token", "{:.1f}"),
     ):
-        table = Table("decoding", *FAMILIES, "mean", title=title)
+        table = Table(Column("decoding", no_wrap=True), *FAMILIES, "mean", title=title)
         for name, families in results.items():
             cells = [*(families[family][figure] for family in FAMILIES), mean(families, figure)]
             table.add_row(name, *(form.format(cell) for cell in cells))
@@ -125,7 +121,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(SETTINGS), action="append", help="one setting; may be repeated")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     names = options.only or list(SETTINGS)
     jobs = [(options.model, name, options.problems, options.seed) for name in names]
     for table in shown(run(jobs, options.processes, console)):
