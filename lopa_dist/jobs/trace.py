@@ -120,7 +120,7 @@ def trace(folder: Path, which: str) -> Trace:
     if config.task.input == "-":
         raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")
     if line["finish_reason"] == "error":
-        raise ValueError(f"{line['custom_id']} never ran: {line['error']}")
+        raise ValueError(f"{line['custom_id']} has no answer to trace: {line['error']}")
     item = next(islice(make_task(config.task).items(), line["index"], None), None)
     if item is None or item.custom_id != line["custom_id"]:
         raise ValueError(

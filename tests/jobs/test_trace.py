@@ -106,7 +106,7 @@ def test_index_and_custom_id_name_the_same(folder: Path, found: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "message"), [("nobody", "no request 'nobody'"), ("bad", "never ran: line 3: prompt must be")]
+    ("which", "message"), [("nobody", "no request 'nobody'"), ("bad", "has no answer to trace: line 3: prompt must be")]
 )
 def test_what_cannot_be_traced_says_why(folder: Path, which: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
