@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ GPUS = (8, 64, 256, 1024)
 PROMPTS = (1, 1000, 1_000_000)
 TRIED = 256  # requests a replica, of a job that is too large to be simulated with every mesh
 SKEWED, REPLICAS = 20_000, (8, 32, 128, 512)
+SPREAD = ((1319, 4), (1319, 8), (1319, 32), (5000, 8), (5000, 64))  # prompts, as many as GSM8K's or more, and replicas
 JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting of so many branch ranks
 POLICIES = {  # order, tail
     "input order": ("input", "wait"),
@@ -116,12 +118,19 @@ def moving(tokens: int) -> float:
     return ASSUMED.alpha + ASSUMED.beta * tokens * Model().kv_bytes
 
 
-def requests_of(count: int, skewed: bool = False) -> Requests:
-    """Prompts of one length; answers of half to one and a half times `ANSWER`, skewed: one in twenty 8 times longer."""
+def requests_of(count: int, lengths: str = "even") -> Requests:
+    """Prompts of one length, and answers.
+
+    - even: of half to one and a half times `ANSWER`;
+    - skewed: the same, but one in twenty 8 times longer;
+    - spread: log-normal, as of a model that ends its answers itself: a median of 150 tokens, one in seven above 400.
+    """
     random = np.random.default_rng(0)
     answer = random.integers(ANSWER // 2, ANSWER * 3 // 2 + 1, count) if count > 1 else np.array([ANSWER])
-    if skewed:
+    if lengths == "skewed":
         answer = np.where(random.random(count) < 0.05, 8 * answer, answer)
+    elif lengths == "spread":
+        answer = np.clip(random.lognormal(np.log(150), 0.9, count), 10, 2048).astype(np.int64)
     return Requests(np.full(count, PROMPT), answer)
 
 
@@ -168,13 +177,15 @@ def best_plans(settings: dict[str, Measured], pool: Any) -> list[dict[str, Any]]
     return [{"what": what, **found[plan, gpus, prompts]} for (prompts, gpus, what), plan in chosen.items()]
 
 
-def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]:
-    """Simulate the skewed job (settings, sequences in flight, replicas, policy)."""
-    settings, sequences, replicas, policy = job
+def run_policy(job: tuple[dict[str, Measured], int, str, int, int, str]) -> dict[str, Any]:
+    """Simulate a job (settings, prompts, lengths, sequences in flight, replicas, policy)."""
+    settings, prompts, lengths, sequences, replicas, policy = job
     kinds = {size: gpu_kind(settings[name], size) for size, name in JOINED.items()}
-    outcome = simulate(requests_of(SKEWED, skewed=True), Cluster(replicas, kinds, sequences, *POLICIES[policy], moving))
+    cluster = Cluster(replicas, kinds, sequences, *POLICIES[policy], moving)
+    outcome = simulate(requests_of(prompts, lengths), cluster)
     busy = float(outcome.busy.mean())
     told = {
+        "prompts": prompts,
         "in_flight": sequences,
         "replicas": replicas,
         "policy": policy,
@@ -187,15 +198,17 @@ def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]
 def project(settings: dict[str, Measured]) -> dict[str, Any]:
     """All of the projection."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        policies = pool.map(
-            run_policy, [(settings, *case) for case in product((IN_FLIGHT, FEWER), REPLICAS, POLICIES)], 1
-        )
+        skewed = product((settings,), (SKEWED,), ("skewed",), (IN_FLIGHT, FEWER), REPLICAS, POLICIES)
+        policies = pool.map(run_policy, list(skewed), 1)
+        jobs = [(settings, n, "spread", IN_FLIGHT, replicas, policy) for n, replicas in SPREAD for policy in POLICIES]
+        spread = pool.map(run_policy, jobs, 1)
         best = best_plans(settings, pool)
     return {
         "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens a forward of the embedded model",
         "assumed": {"model": asdict(Model()), "link": asdict(ASSUMED), "prompt": PROMPT, "answer": ANSWER},
         "plans": best,
         "policies": policies,
+        "spread": spread,
     }
 
 
@@ -211,8 +224,9 @@ def table_of(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def faster(policies: Sequence[dict[str, Any]]) -> list[float]:
     """How many times faster than in the order of the input each of these jobs is."""
-    base = {(r["in_flight"], r["replicas"]): r["seconds"] for r in policies if r["policy"] == "input order"}
-    return [base[r["in_flight"], r["replicas"]] / r["seconds"] for r in policies]
+    size = itemgetter("prompts", "in_flight", "replicas")
+    base = {size(r): r["seconds"] for r in policies if r["policy"] == "input order"}
+    return [base[size(r)] / r["seconds"] for r in policies]
 
 
 def show(kept: dict[str, Any], console: Console) -> None:
@@ -226,16 +240,19 @@ def show(kept: dict[str, Any], console: Console) -> None:
     ]  # fmt: skip
     head = ("prompts", "GPUs", "", "data x branch x tensor", "setting", "seconds to the last answer", "tokens/s")
     console.print(table_of(kept["label"], head, rows))
-    gained = faster(kept["policies"])
-    rows = [
-        [
-            str(r["in_flight"]), str(r["replicas"]), r["policy"], f"{r['seconds']:,.2f}", f"{times:.2f}",
-            f"{r['mean_busy_s'] / r['seconds']:.0%}",
-        ]
-        for r, times in zip(kept["policies"], gained, strict=True)
-    ]  # fmt: skip
-    columns = ("in flight", "replicas", "policy", "seconds", "times faster than in input order", "replicas busy")
-    console.print(table_of(f"PROJECTION: {SKEWED:,} prompts, one answer in twenty 8 times longer", columns, rows))
+    columns = ("prompts", "in flight", "replicas", "policy", "seconds", "times faster than in input order", "busy")
+    for policies, lengths in (
+        (kept["policies"], "one answer in twenty 8 times longer"),
+        (kept["spread"], "log-normal"),
+    ):
+        rows = [
+            [
+                f"{r['prompts']:,}", str(r["in_flight"]), str(r["replicas"]), r["policy"], f"{r['seconds']:,.2f}",
+                f"{times:.2f}", f"{r['mean_busy_s'] / r['seconds']:.0%}",
+            ]
+            for r, times in zip(policies, faster(policies), strict=True)
+        ]  # fmt: skip
+        console.print(table_of(f"PROJECTION: {lengths}", columns, rows))
 
 
 def picture(kept: dict[str, Any]) -> str:
