@@ -23,6 +23,10 @@ class EngineConfig:
     `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;
     ``always`` takes the same fixed buffers on a CPU, without a graph (slower, for tests).
 
+    `prefill_chunk`: long prompts are computed in chunks, one between two steps, so that other sequences never wait for
+    a whole one. That is exact, and needs `decode.prompt_attention=blocks` and a prefix cache; elsewhere a prompt is
+    computed at once. `max_rows` does not bound chunks.
+
     `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has them
     anyway. On a GPU all products are then computed on real rows only (`vgemm`), no tile of attention holds rows of two
     segments, and no tile's columns are split, since padding, tiles and splits depend on the batch.
@@ -47,6 +51,9 @@ class EngineConfig:
     prefix_cache: str = option(
         "exact", "whose keys and values serve several requests", ("exact", "approximate", "none")
     )
+    prefill_chunk: int | None = option(
+        2048, "prompt tokens computed at a time, where prompts are read block by block; null: a whole prompt at once"
+    )
     reproducible: bool = option(
         False, "on a GPU, too, the same text in any batch and at any world size, bit for bit; slower"
     )
@@ -56,8 +63,9 @@ class EngineConfig:
         self.max_rows = number(self.max_rows)
         if self.max_rows is not None:
             require_count("engine.max_rows", self.max_rows, auto=True)
-        if self.kv_tokens is not None:
-            require_count("engine.kv_tokens", self.kv_tokens)
+        for key in ("kv_tokens", "prefill_chunk"):
+            if (value := getattr(self, key)) is not None:
+                require_count(f"engine.{key}", value)
         check_choices("engine", self)
 
     @property

@@ -35,7 +35,12 @@ class PrefixEntry:
     tokens: int
     hidden_slot: int  # where the hidden state of its last row is kept: -1, -2, ..., counted from the end
     ref_count: int = 1  # running sequences that use it
-    stored: bool = False  # its K/V were computed
+    computed: int = 0  # first tokens whose K/V were computed
+
+    @property
+    def stored(self) -> bool:
+        """Whether the K/V of all of it were computed."""
+        return self.computed == self.tokens
 
 
 class KVPool:
@@ -151,7 +156,8 @@ class KVPool:
 
     def store_prefix(self, sequence: int) -> None:
         """Note that the K/V of a sequence's prefix were computed."""
-        self.prefixes[self.prefix_of[sequence]].stored = True
+        entry = self.prefixes[self.prefix_of[sequence]]
+        entry.computed = entry.tokens
 
     def slots(self, sequence: Ints, token: Ints) -> Ints:
         """Return the slots of sequences' tokens, given by their absolute positions."""

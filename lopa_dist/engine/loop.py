@@ -23,11 +23,13 @@ from lopa_dist.decode import (
 )
 from lopa_dist.decode.draft_rows import drafts_with_rows
 from lopa_dist.engine import memory
+from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.memory import Plan, kv_budget, sizes
+from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.room import Room
 from lopa_dist.engine.runners import Runners
@@ -78,6 +80,7 @@ class Engine:
         self.device = model.head_weight.device
         self.runners = Runners(model, config, self.options, self.tensor, comm.size)
         self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
+        self.rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
@@ -130,8 +133,9 @@ class Engine:
         room = self.room if self.room is not None and self.prepared is requests else self.prepare(requests)
         self.prepared = None
         state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
-        scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.options.prefix_cache)
-        parts = state, room.pool, room.runner, scheduler, self.sampling, self.statistics
+        scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
+        chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
+        parts = state, room.pool, room.runner, scheduler, chunks, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts)
         self.statistics.start()
         return self.batch
@@ -156,7 +160,7 @@ class Engine:
         self.room = None  # with its K/V, before there are others
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         budget = kv_budget(needs, asked, kv_tokens)
-        plan = self.plan(needs, asked, local, longest)
+        plan = self.plan(requests, needs, asked, local, longest)
         if plan.sequences < asked:
             budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
@@ -166,10 +170,13 @@ class Engine:
         self.room = Room(asked, longest, plan, pool, runner)
         return self.room
 
-    def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest_prompt: int) -> Plan:
+    def plan(
+        self, requests: Sequence[Request], needs: Ints, sequences: int, model: ModelConfig, longest_prompt: int
+    ) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
 
         Args:
+            requests: all of them.
             needs: K/V tokens of the requests, in descending order.
             sequences: that should run at once.
             model: with this rank's share of the K/V heads.
@@ -183,7 +190,8 @@ class Engine:
         if free is None:
             return Plan(sequences, options.row_limit)
         free = self.lockstep.least(free, self.device)
-        rows, element = self.runners.most_rows(longest_prompt), self.model.head_weight.element_size()
+        rows = self.runners.most_rows(self.rules.most_rows(requests, longest_prompt))
+        element = self.model.head_weight.element_size()
         plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
         log.info(
             "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, ForwardBatch, HostState, SharedPrefixes, State
+from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
@@ -31,6 +32,7 @@ class Admission:
 
     request: Request
     began: float
+    chunks: int  # forwards that compute its prompt before its first step, whoever else has that prompt, too
     first_step: float = 0.0  # seconds until its first step was over
     drafts: int = 0  # that its forwards verified
     accepted: int = 0  # of those
@@ -64,7 +66,7 @@ class RunningBatch:
     Args:
         requests: all of them.
         next_requests: hands out positions in `requests`.
-        state, pool, runner, scheduler: made for these requests.
+        state, pool, runner, scheduler, chunks: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
         statistics: records phases' times and of prompts.
     """
@@ -77,6 +79,7 @@ class RunningBatch:
         pool: KVPool,
         runner: Runner,
         scheduler: Scheduler,
+        chunks: ChunkedPrefill,
         sampling: Sampling,
         statistics: Statistics,
     ) -> None:
@@ -86,7 +89,7 @@ class RunningBatch:
             sampling,
             statistics,
         )
-        self.state, self.pool, self.runner, self.scheduler = state, pool, runner, scheduler
+        self.state, self.pool, self.runner, self.scheduler, self.chunks = state, pool, runner, scheduler, chunks
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
         self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
@@ -106,8 +109,10 @@ class RunningBatch:
                 self.runner.request_sampling[slot] = sampling
             sampled = sampling.temperature > 0
             admitted.append(Admitted(slot, request.prompt, request.max_new_tokens, request.key, sampled))
-            self.running[slot] = Admission(request, time.perf_counter())
+            chunks = self.chunks.rules.chunks(int(self.pool.prefix_length[slot]))
+            self.running[slot] = Admission(request, time.perf_counter(), chunks)
             self.statistics.admitted += 1
+            self.statistics.forwards += chunks
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
         self.statistics.lap("host")
@@ -116,11 +121,25 @@ class RunningBatch:
         """Choose the sequences of the next step."""
         few = self.state.config.one_block_from
         self.state.one_block = few is not None and len(self.running) >= few
-        slots = self.scheduler.choose(self.state, self.host)
+        slots = self.scheduler.choose(self.state, self.host, self.compute_chunk())
         if slots is None:
             return Step(None, self.state, self.host, self.shared_prefixes(None, self.host), self.host)
         before = self.host.take(slots)
         return Step(slots, self.state.take(slots), before, self.shared_prefixes(slots, before), before)
+
+    def compute_chunk(self) -> list[int]:
+        """Compute a chunk of a long prompt, or more where nobody could run before; returns the slots that still wait.
+
+        So a step waits for at most one chunk, however long the prompts are that others were admitted with.
+        """
+        while waiting := self.chunks.waiting():
+            self.statistics.lap("host")
+            self.chunks.compute(waiting[0])
+            self.statistics.lap("forward")
+            waiting = self.chunks.waiting()
+            if len(waiting) < len(self.running):
+                return waiting
+        return []
 
     def to_host(self, step: Step, extra: Tensor) -> Ints:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
@@ -144,8 +163,10 @@ class RunningBatch:
         prefill = (host.committed < 0) & (host.branches > 0)
         if not prefill.any():
             return None
-        prefixes = self.pool.shared_prefixes(np.arange(self.state.slots) if slots is None else slots, prefill)
-        computed = prefixes.source == np.arange(len(prefill))
+        slots = np.arange(self.state.slots) if slots is None else slots
+        prefixes = self.pool.shared_prefixes(slots, prefill)
+        computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, self.chunks.computed)
+        self.chunks.computed.clear()
         self.statistics.prompt_tokens += int((host.prompt + host.known)[prefill].sum())
         self.statistics.prompt_reused += int(prefixes.length[prefill & ~computed].sum())
         return prefixes
@@ -177,7 +198,7 @@ class RunningBatch:
             request=admission.request,
             tokens=tokens[: stops[0]] if stops else tokens,
             finish_reason="error" if failed else "stop" if stops else "length",
-            forwards=forwards,
+            forwards=admission.chunks + forwards,
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
             filled=sum(t != vocabulary.mask_id for t in tokens),

@@ -13,8 +13,8 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
+from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.engine.scheduler import cuts_prefix
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.tasks.task import DEFAULT, Item

@@ -1,0 +1,77 @@
+"""Long prompts are prefilled in chunks, one between two steps, so that decoding never waits for a whole one.
+
+Chunked prefill (Sarathi, arXiv 2308.16369; XY-Serve, section 2) is exact where a prompt is block-causal: a chunk is a
+number of whole blocks, which see those before them in the cache. Chunks begin at the same tokens whatever else is
+running, so they change no text from batch to batch. A chunk is a forward of its own: it keeps a device busy, and
+windows beside it would gain nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
+from lopa_dist.decode.prefill import Prefill
+from lopa_dist.engine.kv_pool import KVPool, PrefixEntry, Tokens
+from lopa_dist.engine.prefix_rules import PrefixRules
+from lopa_dist.engine.runner import Runner
+from lopa_dist.ragged import to_device
+
+
+class ChunkedPrefill:
+    """Computes the shared prefixes that are longer than a chunk, into the pool.
+
+    Args:
+        pool: has space for the prefixes.
+        runner: runs the chunks.
+        rules: how long chunks are.
+    """
+
+    def __init__(self, pool: KVPool, runner: Runner, rules: PrefixRules) -> None:
+        self.pool, self.runner, self.rules = pool, runner, rules
+        self.computed: list[int] = []  # slots for whose sequences a prefix was computed, until they are counted
+
+    def waiting(self) -> list[int]:
+        """Return the slots whose sequences cannot run before their prefix is computed, the first admitted first."""
+        if self.rules.chunk is None:
+            return []
+        chunks, prefixes = self.rules.chunks, self.pool.prefixes
+        return [s for s, prefix in self.pool.prefix_of.items() if chunks(len(prefix)) and not prefixes[prefix].stored]
+
+    def compute(self, slot: int) -> None:
+        """Compute the next chunk of the prefix of the sequence in `slot`."""
+        pool, prefix = self.pool, self.pool.prefix_of[slot]
+        entry = pool.prefixes[prefix]
+        prepared = self.runner.prepare(self.batch(prefix, entry), np.array([slot]))
+        self.runner.forward(prepared)
+        count = int(prepared.batch.rows[0])
+        pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
+        entry.computed += count
+        if entry.stored:
+            self.computed.append(slot)
+
+    def batch(self, prefix: Tokens, entry: PrefixEntry) -> ForwardBatch:
+        """Return a forward of the next chunk alone, in which no prediction is wanted."""
+        size, first = self.rules.config.block_size, entry.computed
+        tokens = prefix[first : first + (self.rules.chunk or 0)]
+        count, device = len(tokens), self.pool.keys.device
+        rows, padded = np.arange(count), -(-count // ROW_TILE) * ROW_TILE
+        ids, positions = np.zeros((2, padded), np.int64)
+        ids[:count], positions[:count] = tokens, first + rows
+        one, none = np.array([count]), np.zeros(0, np.int64)
+        start = one - count
+        last = first + count == len(prefix)
+        prefill = Prefill(
+            sequence=start, first=start + first - len(prefix), behind=start + first + count - len(prefix),
+            num_prefixes=1, waiting=one > 0, prefix_row=start - 1, suffix_row=start - 1,
+            hidden_to_keep=(one - 1, start + entry.hidden_slot) if last else None,
+        )  # fmt: skip
+        nothing = torch.zeros(0, dtype=torch.long, device=device)
+        return ForwardBatch(
+            sequence=start, branch=start - 1, start=start, rows=one, shared=start + first, first=prefill.first,
+            lo=0 * rows, hi=np.minimum((rows // size + 1) * size, count), tail=None, begin=start, stop=start,
+            prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
+            head_rows=nothing, head_slots=nothing, head_sequence=none, head_keys=None, local_branches=1, columns=0,
+            where=nothing, width=size, stale=None, drafts=None,
+        )  # fmt: skip
