@@ -5,8 +5,9 @@
     python -m benchmarks.lists --seed 2                         # the final test
 
 Counting is as in `benchmarks.embedded`: tokens up to the first EOS, every forward of a sequence, prefill included. The
-families are run one after the other. Results are kept in benchmarks/results/lists.json, by the model's weights, and
-only what is missing is run.
+families are run one after the other. Each setting is compared with plain decoding that makes as many tokens a forward,
+by its own `tau_conf`: whatever fills more at a time must do better than a lower threshold. Results are kept in
+benchmarks/results/lists.json, by the model's weights, and only what is missing is run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import multiprocessing
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Column, Table
@@ -32,9 +34,13 @@ from lopa_dist.tasks.lists import Lists
 
 BASE: Setting = {"block_size": 16, "max_new_tokens": 80, "branches": 0}
 ONE_BLOCK: Setting = {"max_active_blocks": 1}
+PLAIN: dict[str, Setting] = {
+    f"plain, tau_conf {tau}": {"tau_conf": tau} for tau in (0.95, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
+}
 SETTINGS: dict[str, Setting] = {
     "left to right": dict(LEFT_TO_RIGHT),
     "plain": {},
+    **PLAIN,
     "control +1": {"extra_fill": 1},
     "control +2": {"extra_fill": 2},
     "LoPA, k = 7": {"branches": 7},
@@ -42,11 +48,21 @@ SETTINGS: dict[str, Setting] = {
     "verified, 16 drafts": drafted(0, 16),
     "verified, 7 branches": drafted(7, 1),
     "verified, k = 1, 8 drafts": drafted(1, 8),
+    "verified, k = 2, 2 drafts above 0.5": drafted(2, 2, tau_look=0.5),
+    "verified, k = 3, 1 draft above 0.5": drafted(3, 1, tau_look=0.5),
+    "verified, k = 3, 2 drafts above 0.5": drafted(3, 2, tau_look=0.5),
+    "verified, k = 3, 2 drafts above 0.7": drafted(3, 2, tau_look=0.7),
+    "verified, k = 3, 4 drafts above 0.5": drafted(3, 4, tau_look=0.5),
     "verified throughout, 10 drafts": drafted(0, 10, tau_conf=1.0),
     "verified, 10 drafts above 0.3": drafted(0, 10, tau_look=0.3),
     "verified, 10 drafts above 0.5": drafted(0, 10, tau_look=0.5),
     "verified, 10 drafts above 0.7": drafted(0, 10, tau_look=0.7),
     "verified, 10 drafts above 0.8": drafted(0, 10, tau_look=0.8),
+    "verified above 0.5, 10 drafts": drafted(0, 10, tau_verify=0.5),
+    "verified above 0.7, 10 drafts above 0.5": drafted(0, 10, tau_look=0.5, tau_verify=0.7),
+    "verified above 0.7, k = 2, 2 drafts above 0.5": drafted(2, 2, tau_look=0.5, tau_verify=0.7),
+    "verified above 0.7, k = 3, 2 drafts above 0.5": drafted(3, 2, tau_look=0.5, tau_verify=0.7),
+    "verified above 0.7, 7 branches above 0.5": drafted(7, 1, tau_look=0.5, tau_verify=0.7),
     "verified, 7 branches above 0.5": drafted(7, 1, tau_look=0.5),
     "verified, 7 branches above 0.7": drafted(7, 1, tau_look=0.7),
     "verified, 6 drafts above 0.7, one block": drafted(0, 6, tau_look=0.7, **ONE_BLOCK),
@@ -98,7 +114,7 @@ def mean(families: dict[str, Any], figure: str) -> float:
 
 def shown(results: dict[str, dict[str, Any]]) -> list[Table]:
     """One table for each figure: settings by families."""
-    tables = []
+    tables = [summary(results)]
     for figure, title, form in (
         ("accuracy", "accuracy", "{:.1%}"),
         ("tpf", "tokens per forward", "{:.2f}"),
@@ -110,6 +126,20 @@ def shown(results: dict[str, dict[str, Any]]) -> list[Table]:
             table.add_row(name, *(form.format(cell) for cell in cells))
         tables.append(table)
     return tables
+
+
+def summary(results: dict[str, dict[str, Any]]) -> Table:
+    """Means over the families, and how many points a setting is above plain decoding of the same tokens a forward."""
+    plain = sorted((mean(results[n], "tpf"), mean(results[n], "accuracy")) for n in ("plain", *PLAIN) if n in results)
+    speeds, accuracies = [tpf for tpf, _ in plain], [accuracy for _, accuracy in plain]
+    columns = "accuracy", "tokens a forward", "rows a token", "points above plain"
+    table = Table(Column("decoding", no_wrap=True), *columns, title="means")
+    for name, families in results.items():
+        accuracy, tpf, rows = (mean(families, figure) for figure in ("accuracy", "tpf", "rows_per_token"))
+        known = len(plain) > 1 and speeds[0] <= tpf <= speeds[-1]
+        above = f"{100 * (accuracy - float(np.interp(tpf, speeds, accuracies))):+.1f}" if known else ""
+        table.add_row(name, f"{accuracy:.1%}", f"{tpf:.2f}", f"{rows:.1f}", above)
+    return table
 
 
 def main() -> None:

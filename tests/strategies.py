@@ -18,6 +18,7 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
     options: dict[str, Any] = {"branches": branches, "verify": verify, "lookahead": "nested"}
     if verify == "agreement":
         options["drafts"] = draw(st.sampled_from(DRAFTS))
+        options["tau_verify"] = draw(st.sampled_from([0.0, 0.0, 0.03, 0.25, 0.5]))
     elif verify == "confidence":
         options["lookahead"] = draw(st.sampled_from(["single", "nested"]))
         options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))

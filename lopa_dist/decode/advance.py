@@ -40,7 +40,9 @@ def advance(state: State, winner: Winner) -> None:
     full = active_blocks(config, masked, total, running)
 
     # fill
-    stuck = None if winner.accepted is None else (winner.position < 0).all(1)  # with drafts, one token is brought
+    stuck = (
+        None if winner.accepted is None else (winner.position < 0).all(1)
+    )  # else a draft's position is filled already
     chosen = fill(config, records, state.fillable(masked), full, stuck)
     if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
         # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)

@@ -32,7 +32,8 @@ class DecodeConfig:
     - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
-      the first draft that was not accepted. Only what `fill` adds to it is unverified.
+      the first draft that was not accepted. Only what `fill` adds to it is unverified. With `tau_verify`, a token that
+      is less probable there is not accepted, and does not replace a draft either.
     - plain_subset, plain_exact: of nested branches, the deepest one that steps of plain decoding would have reached. A
       branch adds a part of what such a step fills (subset), or all of it (exact) (FreeDave, arXiv 2510.00294).
 
@@ -83,6 +84,7 @@ class DecodeConfig:
         ("single", "nested"),
     )
     tau_look: float = option(0.0, "least probability of a lookahead token")
+    tau_verify: float = option(0.0, "least probability of a token that verify=agreement fills, where it is verified")
     alpha: float = option(0.0, "weight of the lookahead token's own confidence in the branch score")
     score: str = option(
         "mean",
@@ -147,7 +149,7 @@ class DecodeConfig:
         for key in ("max_active_blocks", "one_block_from"):
             if (value := getattr(self, key)) is not None and value < 1:
                 raise ValueError(f"decode.{key}={value}: must be at least 1, or null")
-        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "alpha", "score_fraction", "top_p"):
+        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "tau_verify", "alpha", "score_fraction", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
         if not 0 <= self.fill_level < math.inf:
@@ -173,6 +175,10 @@ class DecodeConfig:
         if self.verify != "agreement" and self.drafts:
             raise ValueError(
                 f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole branches"
+            )
+        if self.verify != "agreement" and self.tau_verify:
+            raise ValueError(
+                f"decode.tau_verify={self.tau_verify} needs decode.verify=agreement: {self.verify} verifies no token"
             )
         if self.verify.startswith("plain") and self.lookahead != "nested":
             raise ValueError(

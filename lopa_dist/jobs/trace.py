@@ -45,7 +45,7 @@ class TraceStep:
     filled: dict[int, str] = field(default_factory=dict)  # by position: LOOKAHEAD, BONUS or RECORD
     drafts: int = 0  # that were verified
     accepted: int = 0
-    rejected: tuple[int, str] | None = None  # position and text of the draft that gave way to the bonus
+    rejected: tuple[int, str] | None = None  # position and text of the draft that failed
 
 
 @dataclass
@@ -194,9 +194,9 @@ def show(found: Trace, console: Console) -> None:
         console.print(Text(head, style="bold"))
         if step.rejected:
             position, text = step.rejected
-            console.print(
-                Text(f"  rejected: {text.strip()!r}; the model said {found.texts[position].strip()!r}", style="dim")
-            )
+            instead = found.texts[position].strip()
+            why = f"the model said {instead!r}" if position in step.filled else "too improbable for now"
+            console.print(Text(f"  rejected: {text.strip()!r}; {why}", style="dim"))
         line = Text()
         for position in range(step.end):
             kind = step.filled.get(position)

@@ -42,6 +42,7 @@ class OracleConfig:
     tau_conf: float = 0.9
     lookahead: str = "single"  # single | nested
     tau_look: float = 0.0
+    tau_verify: float = 0.0
     alpha: float = 0.0
     score: str = "mean"  # mean | lowest_fraction | sliding_window | gain
     score_fraction: float = 0.5
@@ -215,7 +216,7 @@ class Oracle:
         self._activate()
 
         # 6. Fill from the winner's records. All choices are made before anything is written.
-        chosen = self._choose_fill(record, forced=not self.chain)  # with drafts, a token is filled already
+        chosen = self._choose_fill(record, forced=not (self.chain and brought))  # or a token is filled already
         first = self.complete  # where the cache now ends
         if self.config.boundary == "fill" and self.config.shift and committing and self.masked(first):
             chosen = [first]  # Fast-dLLM: the forward that fills the cache decides the next token, and nothing else
@@ -262,13 +263,15 @@ class Oracle:
         self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
     ) -> tuple[int, dict[int, int]]:
         """The branch with the context of the first draft that fails, and the tokens it brings: the accepted drafts,
-        and in place of the one that failed what the model predicts there."""
+        and in place of the one that failed what the model predicts there, unless that is improbable."""
         brought: dict[int, int] = {}
         for number, (pos, draft) in enumerate(self.chain):
             branch, nth = divmod(number, self.config.drafts)
-            predicted = (verified[branch, nth] if (branch, nth) in verified else seen[branch][pos])[0]
-            brought[pos] = predicted
-            if predicted != draft:
+            predicted, probability, _ = verified[branch, nth] if (branch, nth) in verified else seen[branch][pos]
+            probable = probability >= self.config.tau_verify
+            if probable:
+                brought[pos] = predicted
+            if predicted != draft or not probable:
                 self.accepted.append(number)
                 return branch, brought
         self.accepted.append(len(self.chain))
@@ -320,7 +323,7 @@ class Oracle:
                     enough = max(0.0, sum(p) - (n - 1)) - (1 - p[-1]) > config.fill_level
                 most = n if enough else most
             chosen = sorted(ranked[:most])
-        if not forced:  # drafts were verified: at least one token is filled already
+        if not forced:  # drafts were verified, and at least one token is filled already
             pass
         elif config.force == "block":  # each fully active block without a fill; semi-active never
             for i, block in enumerate(self._blocks()):

@@ -50,8 +50,9 @@ def scripted_drafts(
             packed[:, slot, number] = own
             if nth and rng.random() < 0.9:  # else as where no row was computed for it
                 said = int(token[slot, number]) if rng.random() < 0.8 else int(rng.integers(0, 50))
-                packed[0, slot, number] = said
-                verified[slot][branch, nth] = (said, 0.5, -0.5)
+                probability = int(rng.integers(0, 9)) / 8
+                packed[:2, slot, number] = torch.tensor([said, np.float32(probability).view(np.int32)])
+                verified[slot][branch, nth] = (said, probability, -0.5)
     return Records(packed)
 
 

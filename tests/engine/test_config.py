@@ -24,6 +24,7 @@ def test_auto_is_for_jobs() -> None:
         ("max_sequences", 0, "an integer of at least 1"),
         ("max_rows", "many", "an integer of at least 1 or 'auto'"),
         ("kv_tokens", -1, "an integer of at least 1"),
+        ("prefill_chunk", 0, "an integer of at least 1"),
         ("attention", "flash", "one of auto, torch, meta, plain"),
         ("graphs", "yes", "one of auto, always, never"),
         ("prefix_cache", "on", "one of exact, approximate, none"),
