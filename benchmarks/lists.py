@@ -3,6 +3,7 @@
     python -m benchmarks.lists                                  # 800 held-out problems a setting
     python -m benchmarks.lists --model outputs/lists/checkpoint --problems 80 --only plain
     python -m benchmarks.lists --seed 2                         # the final test
+    python -m benchmarks.lists --problems 1600 --items 30 --block-size 8      # long lists: answers of 4 to 8 blocks
 
 Counting is as in `benchmarks.embedded`: tokens up to the first EOS, every forward of a sequence, prefill included. The
 families are run one after the other. Each setting is compared with plain decoding that makes as many tokens a forward,
@@ -16,6 +17,7 @@ import argparse
 import json
 import multiprocessing
 import sys
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,9 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.models.files import find
-from lopa_dist.tasks.list_problems import FAMILIES
+from lopa_dist.tasks.list_problems import BLANK, FAMILIES
 from lopa_dist.tasks.lists import Lists
+from lopa_dist.tasks.task import Item
 
 BASE: Setting = {"block_size": 16, "max_new_tokens": 80, "branches": 0}
 ONE_BLOCK: Setting = {"max_active_blocks": 1}
@@ -72,39 +75,56 @@ SETTINGS: dict[str, Setting] = {
     "verified, 6 drafts, one block": drafted(0, 6, **ONE_BLOCK),
     "verified, 10 drafts, one block": drafted(0, 10, **ONE_BLOCK),
 }
-Job = tuple[str, str, int, int]
-"""The model's path, a setting's name, the number of problems and their seed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement. `items` is the least number of items in a list; with it, there are no other problems."""
+
+    path: str
+    name: str
+    problems: int
+    seed: int
+    block_size: int
+    items: int
+
+    @property
+    def setting(self) -> Setting:
+        """What is decoded with."""
+        return {**BASE, **SETTINGS[self.name], "block_size": self.block_size}
+
+    @property
+    def key(self) -> str:
+        """What identifies the result, besides the weights."""
+        lists = [self.problems, self.seed, *([self.items] if self.items else [])]
+        return json.dumps([self.setting, *lists], sort_keys=True)
+
+    def takes(self, item: Item) -> bool:
+        """Whether a problem is asked; squares have no items."""
+        _, _, question = item.reference.partition(" : ")
+        return not self.items or (BLANK not in question and len(question.split()) >= self.items)
 
 
 def work(job: Job) -> dict[str, dict[str, Any]]:
     """Run one setting in this process, on one thread; returns the figures of each family."""
-    path, name, problems, seed = job
     torch.set_num_threads(1)
-    builder = EngineBuilder(ModelOptions(path=path, pattern="d2f", dtype="fp32"), torch.device("cpu"))
+    builder = EngineBuilder(ModelOptions(path=job.path, pattern="d2f", dtype="fp32"), torch.device("cpu"))
     builder.load(warn=False)
-    task, config = Lists(problems, "held_out", seed), DecodeConfig(**{**BASE, **SETTINGS[name]})
-    items = list(task.items())
-    return {
-        family: figures_of(builder, config, task, [item for item in items if item.custom_id.endswith(f"-{family}")])
-        for family in FAMILIES
-    }
-
-
-def key(job: Job) -> str:
-    """What identifies a result, besides the weights."""
-    _, name, problems, seed = job
-    return json.dumps([{**BASE, **SETTINGS[name]}, problems, seed], sort_keys=True)
+    task, config = Lists(job.problems, "held_out", job.seed), DecodeConfig(**job.setting)
+    items = [item for item in task.items() if job.takes(item)]
+    families = {family: [item for item in items if item.custom_id.endswith(f"-{family}")] for family in FAMILIES}
+    return {family: figures_of(builder, config, task, asked) for family, asked in families.items() if asked}
 
 
 def run(jobs: list[Job], processes: int, console: Console) -> dict[str, dict[str, Any]]:
     """Measure what is missing; returns the figures of each setting, by family."""
-    kept = Kept(RESULTS / "lists.json", find(jobs[0][0], "--model"))
-    missing = [job for job in jobs if key(job) not in kept.results]
+    kept = Kept(RESULTS / "lists.json", find(jobs[0].path, "--model"))
+    missing = [job for job in jobs if job.key not in kept.results]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for job, families in zip(missing, pool.imap(work, missing), strict=True):
-            kept.put(key(job), {"name": job[1], "problems": job[2], "seed": job[3], "families": families})
-            console.print(f"{job[1]}: {mean(families, 'accuracy'):.1%}")
-    return {job[1]: kept.results[key(job)]["families"] for job in jobs}
+            kept.put(job.key, {**asdict(job), "families": families})
+            console.print(f"{job.name}: {mean(families, 'accuracy'):.1%}")
+    return {job.name: kept.results[job.key]["families"] for job in jobs}
 
 
 def mean(families: dict[str, Any], figure: str) -> float:
@@ -120,9 +140,10 @@ def shown(results: dict[str, dict[str, Any]]) -> list[Table]:
         ("tpf", "tokens per forward", "{:.2f}"),
         ("rows_per_token", "rows per token", "{:.1f}"),
     ):
-        table = Table(Column("decoding", no_wrap=True), *FAMILIES, "mean", title=title)
+        asked = next(iter(results.values()))
+        table = Table(Column("decoding", no_wrap=True), *asked, "mean", title=title)
         for name, families in results.items():
-            cells = [*(families[family][figure] for family in FAMILIES), mean(families, figure)]
+            cells = [*(families[family][figure] for family in asked), mean(families, figure)]
             table.add_row(name, *(form.format(cell) for cell in cells))
         tables.append(table)
     return tables
@@ -148,12 +169,15 @@ def main() -> None:
     parser.add_argument("--model", default="lists", help="lists, or a checkpoint folder")
     parser.add_argument("--problems", type=int, default=800)
     parser.add_argument("--seed", type=int, default=1, help="2 is the final test")
+    parser.add_argument("--items", type=int, default=0, help="only lists of at least so many")
+    parser.add_argument("--block-size", type=int, default=BASE["block_size"])
     parser.add_argument("--only", choices=list(SETTINGS), action="append", help="one setting; may be repeated")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 150)
     names = options.only or list(SETTINGS)
-    jobs = [(options.model, name, options.problems, options.seed) for name in names]
+    asked = options.problems, options.seed, options.block_size, options.items
+    jobs = [Job(options.model, name, *asked) for name in names]
     for table in shown(run(jobs, options.processes, console)):
         console.print(table)
 
