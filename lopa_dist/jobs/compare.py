@@ -18,8 +18,10 @@ FRONT = "front: no run beats these in both"
 
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """All reports under a folder, by the names of their run folders."""
+    """All reports under a folder, by the names of their run folders; of merged shards only what they became."""
     files = sorted(folder.rglob("report.json"))
+    runs = {file.parent for file in files}
+    files = [file for file in files if runs.isdisjoint(file.parent.parents)]
     if not files:
         raise ValueError(f"{folder}: no report.json in it or below it; name a run or sweep folder")
     reports = [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
@@ -125,16 +127,31 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [",".join(part for part in of if part not in common) or name for name, of in zip(names, parts, strict=True)]
 
 
+def growing(reports: Sequence[dict[str, Any]]) -> str | None:
+    """The setting that grows along a curve: the branches (the paper's Figure 4), or that with the most numbers."""
+    runs = [settings_by_name(report) for report in reports]
+    values = {key: {settings.get(key) for settings in runs} for key in differing(reports)}
+    numbers = {key: len(of) for key, of in values.items() if all(type(value) in (int, float) for value in of)}
+    return "branches" if "branches" in numbers else max(numbers, key=numbers.__getitem__, default=None)
+
+
+SYMBOLS = {"branches": "k", "drafts": "m"}
+
+
 def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run]]:
-    """Runs by all settings but the number of branches; along a curve only that grows (the paper's Figure 4)."""
-    keys = differing([r for _, r in named])
-    others = [k for k in keys if k != "branches"]
+    """Runs by all settings but one, which grows along each curve (`growing`)."""
+    reports = [report for _, report in named]
+    along, by_settings = growing(reports), settings_distinguish(named)
+    others = [key for key in differing(reports) if key != along]
+    found = []
+    for name, report in zip(short_names([name for name, _ in named]), reports, strict=True):
+        settings = settings_by_name(report)
+        value = 0 if along is None else settings[along]
+        label = "" if along is None else f"{SYMBOLS.get(along, along)}={value}"
+        curve = ", ".join(f"{key}={settings.get(key)}" for key in others)
+        found.append((value, label if by_settings else name, curve, report))
     curves: dict[str, list[Run]] = {}
-    by_settings = settings_distinguish(named)
-    short = zip(short_names([name for name, _ in named]), [report for _, report in named], strict=True)
-    for name, report in sorted(short, key=lambda pair: (pair[1]["decode"]["branches"], pair[0])):
-        curve = ", ".join(f"{k}={settings_by_name(report).get(k)}" for k in others)
-        label = f"k={report['decode']['branches']}" if by_settings else name
+    for _, label, curve, report in sorted(found, key=lambda run: run[:3]):
         curves.setdefault(curve, []).append((label, report))
     return curves
 
@@ -142,7 +159,7 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run
 def pareto(
     axes: Any, curves: dict[str, list[Run]], speed: Callable[[dict[str, Any]], float], axis: str, named_points: bool
 ) -> None:
-    """Draw accuracy against a speed: a curve over k for each setting, and the front of what nothing beats in both.
+    """Draw accuracy against a speed: a curve for each setting, and the front of what nothing beats in both.
 
     With `named_points` the names beside the points say what they are, and the legend leaves the settings out.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lopa_dist.config import TaskConfig
-from lopa_dist.jobs.compare import compare
+from lopa_dist.jobs.compare import compare, curves_of, load_reports
 from lopa_dist.jobs.run import run
 from lopa_dist.parallel.launcher import World
 from tests.jobs.test_run import config
@@ -57,6 +57,37 @@ def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report:
 def fronts(page: Page) -> list[bool]:
     """For each point, whether it is on the front."""
     return [attributes.get("class") == "best" for tag, attributes in page.tags if tag == "g"]
+
+
+def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Runs of a sweep with these decode settings."""
+    return [
+        (",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of})
+        for of in settings
+    ]
+
+
+def test_along_a_curve_one_number_grows(report: dict[str, Any]) -> None:
+    """The branches where they differ, else what has the most values; what is no number makes no curve."""
+
+    def labels(*settings: dict[str, Any]) -> dict[str, list[str]]:
+        return {curve: [label for label, _ in runs] for curve, runs in curves_of(named(report, *settings)).items()}
+
+    assert labels(*({"branches": k, "tau_conf": 0.9 - k / 8} for k in (3, 0))) == {
+        "tau_conf=0.9": ["k=0"],
+        "tau_conf=0.525": ["k=3"],
+    }
+    swept = [{"drafts": m, "tau_conf": tau} for m in (16, 4, 8) for tau in (0.9, 0.8)]
+    assert labels(*swept) == {f"tau_conf={tau}": ["m=4", "m=8", "m=16"] for tau in (0.8, 0.9)}
+    assert labels({"force": "block"}, {"force": "window"}) == {"force=block": [""], "force=window": [""]}
+
+
+def test_merged_shards_are_one_run(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name in ("array", "array/0", "array/1", "alone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+    assert [name for name, _ in load_reports(tmp_path)] == ["alone", "array"]
+    assert [name for name, _ in load_reports(tmp_path / "array")] == ["."]
 
 
 def test_runs_without_a_verdict_have_a_table_alone(tmp_path: Path, report: dict[str, Any]) -> None:
