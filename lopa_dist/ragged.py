@@ -10,6 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
+
+
+def padded(rows: int) -> int:
+    """Return a number of rows, rounded up to whole tiles."""
+    return -(-rows // ROW_TILE) * ROW_TILE
 
 
 def ragged_arange(counts: Ints) -> Ints:

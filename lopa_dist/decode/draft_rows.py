@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.forward_batch import ROW_TILE, DraftRows
+from lopa_dist.decode.forward_batch import DraftRows
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.decode.structure import DraftStructure, Structure
-from lopa_dist.ragged import Ints, ragged_arange, to_device
+from lopa_dist.ragged import Ints, padded, ragged_arange, to_device
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -151,8 +151,7 @@ def place_drafts(
         torch.cat([tokens[:in_order], token_rows, context]),
         torch.cat([positions[:in_order], token_position, (check_position - shift).clamp_(min=0)]),
     ]
-    padded = -(-len(into) // ROW_TILE) * ROW_TILE
-    packed = tokens.new_zeros(2, padded).index_copy_(1, into, torch.stack(rows))
+    packed = tokens.new_zeros(2, padded(len(into))).index_copy_(1, into, torch.stack(rows))
     return packed[0], packed[1], DraftRows(drafts.start, packed_row, on["where"], on["begin"])
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from lopa_dist.decode.prefill import Prefill
 from lopa_dist.ragged import Ints, to_device
 
-ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
-
 
 @dataclass
 class DraftRows:
@@ -45,7 +43,7 @@ class ForwardBatch:
     begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
     prefill: Prefill | None  # None where there are only windows
-    tokens: Tensor  # [R'] ids, R' = R rounded up to ROW_TILE
+    tokens: Tensor  # [R'] ids, R' = `padded` (R)
     positions: Tensor  # [R'] absolute
     head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept hidden states (`SharedPrefixes`)
     head_slots: Tensor  # [H] where in the record buffer the prediction goes

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.forward_batch import ROW_TILE
 from lopa_dist.decode.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
 from lopa_dist.decode.state import HostState, State
-from lopa_dist.ragged import Ints, ragged_arange
+from lopa_dist.ragged import Ints, padded, ragged_arange
 
 
 @dataclass
@@ -104,9 +103,9 @@ def window_structure(
 
     # rows: what a segment adds to the packed row number r gives its position and its cell
     total = int(rows.sum())
-    padded = -(-max(total, 1) // ROW_TILE) * ROW_TILE
+    height = padded(max(total, 1))
     position = np.arange(total) + (first - start).repeat(rows)
-    row_sequence, row_position, row_cell = np.zeros((3, padded + 1), np.int64)
+    row_sequence, row_position, row_cell = np.zeros((3, height + 1), np.int64)
     row_sequence[:total] = sequence.repeat(rows)
     row_position[:total] = position - origin[sequence].repeat(rows)
     row_cell[:total] = row_position[:total] + (sequence * state.canvas.shape[1] + state.origin).repeat(rows)

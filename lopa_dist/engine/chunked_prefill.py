@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
+from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.decode.prefill import Prefill
 from lopa_dist.engine.kv_pool import KVPool, PrefixEntry, Tokens
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.runner import Runner
-from lopa_dist.ragged import to_device
+from lopa_dist.ragged import padded, to_device
 
 
 class ChunkedPrefill:
@@ -56,8 +56,8 @@ class ChunkedPrefill:
         size, first = self.rules.config.block_size, entry.computed
         tokens = prefix[first : first + (self.rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
-        rows, padded = np.arange(count), -(-count // ROW_TILE) * ROW_TILE
-        ids, positions = np.zeros((2, padded), np.int64)
+        rows = np.arange(count)
+        ids, positions = np.zeros((2, padded(count)), np.int64)
         ids[:count], positions[:count] = tokens, first + rows
         one, none = np.array([count]), np.zeros(0, np.int64)
         start = one - count

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
+from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import on_device
@@ -21,7 +21,7 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import Ints, padded, to_device
 
 
 @dataclass
@@ -99,7 +99,9 @@ class Runner:
         wanted = rows.clamp(min=0)
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
-        hidden = self.model(batch.tokens, batch.positions, attend, F.pad(wanted, (0, -len(wanted) % ROW_TILE)))
+        hidden = self.model(
+            batch.tokens, batch.positions, attend, F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
+        )
         head = hidden[: len(rows)]
         if last is not None:
             self.prefix_hidden[last[1]] = hidden[len(rows) : len(wanted)]

@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.forward_batch import ROW_TILE
 from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -18,6 +17,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.ragged import padded
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections were merged: once, whatever engines use them."""
@@ -88,8 +88,7 @@ class Runners:
         """
         if not self.static:
             if scratch is not None:
-                rows = -(-scratch // ROW_TILE) * ROW_TILE
-                pool.reserve(rows, rows)
+                pool.reserve(padded(scratch), padded(scratch))
             return Runner(self.model, pool, sampling, self.attention, self.tensor)
         assert isinstance(self.attention, Meta)
         network = merged(self.model)

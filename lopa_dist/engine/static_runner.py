@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.forward_batch import ROW_TILE, ForwardBatch
+from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared, Runner
@@ -30,7 +30,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.ragged import Ints
+from lopa_dist.ragged import Ints, padded
 
 log = logging.getLogger("lopa_dist")
 
@@ -216,7 +216,7 @@ class StaticRunner(Runner):
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
         self.make_room(TOP)
-        most = bucket(rows) or -(-rows // ROW_TILE) * ROW_TILE
+        most = bucket(rows) or padded(rows)
         self.usual = min(most, TOP)
         pool.reserve(most, most)
         self.address = pool.keys.data_ptr()

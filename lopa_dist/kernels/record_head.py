@@ -18,11 +18,10 @@ from torch import Tensor
 from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.random import gumbel
 from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.ragged import ROW_TILE
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
 SHARES = 8  # a vocabulary is cut at every eighth, so that up to so many tensor ranks can have equal parts
-# see decode.forward_batch.ROW_TILE; a GPU's library is called for whole tiles of rows, and gives the same bits
-PAD_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,8 @@ def record_head(
         shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
         sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows)
         return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
-    count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else PAD_ROWS)
+    # a GPU's library gives a row the same bits where it is called for whole tiles of logits
+    count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
     if extra:  # reductions, too, may give a lone row other bits than a row among others
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []

@@ -267,7 +267,7 @@ def test_no_tile_is_larger_than_asked_for() -> None:
     tiles = {shape for shape in sizes.shapes if len(shape) == 2 and shape[1] > hidden.shape[1]}
     sums = -(-300 // 16)  # of so many tiles
     assert {shape[1] for shape in tiles} == {16, 300 % 16, sums}
-    assert max(shape[0] for shape in tiles if shape[1] != sums) <= module.PAD_ROWS
+    assert max(shape[0] for shape in tiles if shape[1] != sums) <= module.ROW_TILE
 
 
 def kept(logits: list[float], top_p: float = 1.0, top_k: int = 0) -> list[int]:
