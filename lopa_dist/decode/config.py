@@ -33,7 +33,7 @@ class DecodeConfig:
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
       the first draft that was not accepted. Only what `fill` adds to it is unverified. With `tau_verify`, a token that
-      is less probable there is not accepted, and does not replace a draft either.
+      is less probable there is not accepted, and does not replace a draft either; `fill` may still take it.
     - plain_subset, plain_exact: of nested branches, the deepest one that steps of plain decoding would have reached. A
       branch adds a part of what such a step fills (subset), or all of it (exact) (FreeDave, arXiv 2510.00294).
 
@@ -84,7 +84,9 @@ class DecodeConfig:
         ("single", "nested"),
     )
     tau_look: float = option(0.0, "least probability of a lookahead token")
-    tau_verify: float = option(0.0, "least probability of a token that verify=agreement fills, where it is verified")
+    tau_verify: float = option(
+        0.0, "verify=agreement: least probability of a draft or what replaces it, in the context that verifies it"
+    )
     alpha: float = option(0.0, "weight of the lookahead token's own confidence in the branch score")
     score: str = option(
         "mean",

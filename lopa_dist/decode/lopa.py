@@ -67,23 +67,19 @@ def by_agreement(state: State, records: Records) -> Winner:
     """Drafts are accepted as long as the model predicts their tokens in the context of the drafts before them.
 
     The first draft that fails gives way to what the model predicts instead. So every token of the chain is the model's
-    own choice in the context that it is placed into. The branch that has this context wins. Tokens that are less
-    probable there than `DecodeConfig.tau_verify` stay masked.
+    own choice in the context that it is placed into. The branch that has this context wins. It does not bring tokens
+    that are less probable there than `DecodeConfig.tau_verify`.
     """
     config = state.config
     slots, index = (arange(n, state.canvas.device) for n in (state.slots, config.max_chain))
     assert records.drafts is not None
     position, draft, predicted = *state.chain, records.drafts.token  # [S, C]
-    agrees = (predicted == draft) & (index < state.drafts[:, None])
-    probable = records.drafts.probability >= config.tau_verify if config.tau_verify else None
-    if probable is not None:
-        agrees &= probable
+    probable = records.drafts.probability >= config.tau_verify  # what is no number is not
+    agrees = (predicted == draft) & (index < state.drafts[:, None]) & probable
     accepted = agrees.cumprod(1).sum(1)  # [S]
     branch = torch.minimum(accepted // config.drafts, state.branches - 1).clamp(min=0)
     token = torch.where(index < accepted[:, None], draft, predicted)
-    brought = index <= torch.minimum(accepted, state.drafts - 1)[:, None]
-    if probable is not None:
-        brought &= probable
+    brought = (index <= torch.minimum(accepted, state.drafts - 1)[:, None]) & probable
     winner = Records(records.packed[:, slots, branch])
     return Winner(branch, winner, torch.where(brought, position, -1), token, accepted=accepted)
 

@@ -30,29 +30,34 @@ class ChunkedPrefill:
 
     def __init__(self, pool: KVPool, runner: Runner, rules: PrefixRules) -> None:
         self.pool, self.runner, self.rules = pool, runner, rules
-        self.computed: list[int] = []  # slots for whose sequences a prefix was computed, until they are counted
+        self.computed: set[int] = set()  # slots for whose sequences a prefix was computed, until they are counted
+        self.error: Exception | None = None  # that a chunk ended in, for the next forward to tell the other ranks
 
     def waiting(self) -> list[int]:
         """Return the slots whose sequences cannot run before their prefix is computed, the first admitted first."""
         if self.rules.chunk is None:
             return []
-        chunks, prefixes = self.rules.chunks, self.pool.prefixes
-        return [s for s, prefix in self.pool.prefix_of.items() if chunks(len(prefix)) and not prefixes[prefix].stored]
+        return [s for s, entry in self.pool.entry_of.items() if not entry.stored and self.rules.chunks(entry.tokens)]
 
     def compute(self, slot: int) -> None:
-        """Compute the next chunk of the prefix of the sequence in `slot`."""
-        pool, prefix = self.pool, self.pool.prefix_of[slot]
-        entry = pool.prefixes[prefix]
-        prepared = self.runner.prepare(self.batch(prefix, entry), np.array([slot]))
-        self.runner.forward(prepared)
-        count = int(prepared.batch.rows[0])
-        pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
+        """Compute the next chunk of the prefix of the sequence in `slot`; what goes wrong is kept as `error`."""
+        entry = self.pool.entry_of[slot]
+        batch = self.batch(self.pool.prefix_of[slot], entry)
+        count = int(batch.rows[0])
+        try:
+            self.runner.forward(self.runner.prepare(batch, np.array([slot])))
+            self.pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
+        except Exception as error:
+            self.error = self.error or error
         entry.computed += count
         if entry.stored:
-            self.computed.append(slot)
+            self.computed.add(slot)
 
     def batch(self, prefix: Tokens, entry: PrefixEntry) -> ForwardBatch:
-        """Return a forward of the next chunk alone, in which no prediction is wanted."""
+        """Return a forward of the next chunk alone, in which no prediction is wanted.
+
+        Positions in it are counted from the prompt's first token.
+        """
         size, first = self.rules.config.block_size, entry.computed
         tokens = prefix[first : first + (self.rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
@@ -63,7 +68,7 @@ class ChunkedPrefill:
         start = one - count
         last = first + count == len(prefix)
         prefill = Prefill(
-            sequence=start, first=start + first - len(prefix), behind=start + first + count - len(prefix),
+            sequence=start, first=start + first, behind=one + first,
             num_prefixes=1, waiting=one > 0, prefix_row=start - 1, suffix_row=start - 1,
             hidden_to_keep=(one - 1, start + entry.hidden_slot) if last else None,
         )  # fmt: skip

@@ -53,6 +53,7 @@ class KVPool:
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
         self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became so
         self.prefix_of: dict[int, Tokens] = {}  # by sequence
+        self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; none where its prefix is empty
         self.base = np.zeros(sequences, np.int64)  # slot of token 0, as if its prefix lay before the rest
         self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, where the prefix does lie
         self.prefix_length = np.zeros(sequences, np.int64)  # tokens of the prefix
@@ -86,6 +87,8 @@ class KVPool:
             hidden_slot = next(-i for i in range(1, self.most_prefixes + 1) if -i not in taken)
             found = self.prefixes[prefix] = PrefixEntry(begin, len(prefix), hidden_slot)
         self.prefix_of[sequence] = prefix
+        if found:
+            self.entry_of[sequence] = found
         self.ranges[sequence] = (begin + len(prefix), begin + tokens)
         self.base[sequence], self.prefix_length[sequence] = begin, len(prefix)
         self.prefix_base[sequence], self.prefix_hidden[sequence] = (
@@ -118,7 +121,7 @@ class KVPool:
         prefix = self.prefix_of.pop(sequence)
         if not prefix:
             return
-        entry = self.prefixes[prefix]
+        entry = self.entry_of.pop(sequence)
         entry.ref_count -= 1
         if entry.ref_count:
             return
@@ -131,7 +134,7 @@ class KVPool:
 
     def clear(self) -> None:
         """Free all ranges, and drop all prefixes."""
-        for held in (self.ranges, self.prefixes, self.prefix_of):
+        for held in (self.ranges, self.prefixes, self.prefix_of, self.entry_of):
             held.clear()
         for array in (self.base, self.prefix_base, self.prefix_length, self.prefix_hidden):
             array.fill(0)
@@ -142,21 +145,20 @@ class KVPool:
         `prefill` marks those whose prompt is not cached. Of several that need one prefix, the first computes it.
         """
         source = np.full(len(sequences), -1)
-        first: dict[Tokens, int] = {}
+        first: dict[int, int] = {}  # by where the prefix lies
         for at in np.nonzero(prefill & (self.prefix_length[sequences] > 0))[0].tolist():
-            prefix = self.prefix_of[int(sequences[at])]
-            if not self.prefixes[prefix].stored:
-                source[at] = first.setdefault(prefix, at)
+            entry = self.entry_of[int(sequences[at])]
+            if not entry.stored:
+                source[at] = first.setdefault(entry.begin, at)
         return SharedPrefixes(self.prefix_length[sequences], source, self.prefix_hidden[sequences])
 
     def stored(self, sequence: int) -> bool:
         """Return whether the K/V of a sequence's prefix were computed."""
-        prefix = self.prefix_of.get(sequence, ())
-        return bool(prefix) and self.prefixes[prefix].stored
+        return sequence in self.entry_of and self.entry_of[sequence].stored
 
     def store_prefix(self, sequence: int) -> None:
         """Note that the K/V of a sequence's prefix were computed."""
-        entry = self.prefixes[self.prefix_of[sequence]]
+        entry = self.entry_of[sequence]
         entry.computed = entry.tokens
 
     def slots(self, sequence: Ints, token: Ints) -> Ints:

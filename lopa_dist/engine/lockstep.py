@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lopa_dist.decode import ForwardBatch
 from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.engine.running_batch import Step
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.communicator import Communicator, PeerFailure
 from lopa_dist.parallel.failures import broken
@@ -46,18 +47,18 @@ class Lockstep:
                 value = int(comm.all_gather(torch.tensor([value], device=device)).min())
         return value
 
-    def forward(self, runner: Runner, batch: ForwardBatch, slots: Ints | None) -> Tensor:
+    def forward(self, runner: Runner, batch: ForwardBatch, step: Step) -> Tensor:
         """Run this rank's share of a forward, and return all ranks' records.
 
         Args:
             runner: runs it.
             batch: this rank's rows.
-            slots: of its sequences; None: all.
+            step: whose slots the batch's sequences have. An error that it brings counts as the forward's.
 
         Returns:
             ``[ranks, local_branches, columns, 3]`` int32.
         """
-        records, error = self.attempt(runner, batch, slots)
+        records, error = self.attempt(runner, batch, step)
         self.own_level = StopLevel.FAILED if error else self.requested()
         gathered = self.gather(records)
         if error:
@@ -65,10 +66,12 @@ class Lockstep:
         self.statistics.lap("all_gather")
         return gathered
 
-    def attempt(self, runner: Runner, batch: ForwardBatch, slots: Ints | None) -> tuple[Tensor, Exception | None]:
+    def attempt(self, runner: Runner, batch: ForwardBatch, step: Step) -> tuple[Tensor, Exception | None]:
         """Return the forward's records, or empty ones and the exception that it ended in."""
         try:
-            self.prepared = runner.prepare(batch, slots)
+            if step.error is not None:
+                raise step.error
+            self.prepared = runner.prepare(batch, step.slots)
             self.statistics.lap("host")
             records = runner.forward(self.prepared)
             self.statistics.lap("forward")

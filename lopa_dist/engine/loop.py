@@ -109,7 +109,7 @@ class Engine:
             with self.watched(False):  # all of it is queued; on a GPU nothing is waited for
                 step = batch.schedule()  # all sequences, or those that fit engine.max_rows
                 rows = layout(step.state, step.before, self.comm.rank, self.comm.size, step.prefixes)
-                gathered = self.lockstep.forward(batch.runner, rows, step.slots)  # of all ranks
+                gathered = self.lockstep.forward(batch.runner, rows, step)  # of all ranks
                 records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
                 winner = verify(step.state, records)  # LoPA: which branch wins
                 advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
@@ -160,7 +160,7 @@ class Engine:
         self.room = None  # with its K/V, before there are others
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         budget = kv_budget(needs, asked, kv_tokens)
-        plan = self.plan(requests, needs, asked, local, longest)
+        plan = self.plan(needs, asked, local, longest)
         if plan.sequences < asked:
             budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
@@ -170,13 +170,10 @@ class Engine:
         self.room = Room(asked, longest, plan, pool, runner)
         return self.room
 
-    def plan(
-        self, requests: Sequence[Request], needs: Ints, sequences: int, model: ModelConfig, longest_prompt: int
-    ) -> Plan:
+    def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest_prompt: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
 
         Args:
-            requests: all of them.
             needs: K/V tokens of the requests, in descending order.
             sequences: that should run at once.
             model: with this rank's share of the K/V heads.
@@ -190,7 +187,7 @@ class Engine:
         if free is None:
             return Plan(sequences, options.row_limit)
         free = self.lockstep.least(free, self.device)
-        rows = self.runners.most_rows(self.rules.most_rows(requests, longest_prompt))
+        rows = self.runners.most_rows(self.rules.at_once(longest_prompt))
         element = self.model.head_weight.element_size()
         plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
         log.info(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.prefill import prefill_apart
 from lopa_dist.decode.state import known_tokens
-from lopa_dist.engine.request import Request
 
 
 @dataclass(frozen=True)
 class PrefixRules:
     """What is shared, and how it is computed, follows from a request alone, never from what else is running.
 
-    So its text does not depend on that either.
+    So a request's text does not depend on the batch.
 
     Args:
         config: `cache`, `prompt_attention` and `block_size` are read.
@@ -31,19 +29,15 @@ class PrefixRules:
     prefill_chunk: int | None
 
     def __post_init__(self) -> None:
-        _ = self.cuts  # which checks
-
-    @cached_property
-    def cuts(self) -> bool:
-        """Whether a prompt's K/V are shared up to the end of its `Request.prefix`."""
-        return cuts_prefix(self.config, self.prefix_cache)
+        cuts_prefix(self.config, self.prefix_cache)  # which checks
 
     def shared(self, tokens: int, prefix: int) -> int:
         """Return how many first tokens of a prompt have K/V that other requests may use.
 
         What depends on nothing behind it may serve all prompts that begin alike: whole prompts that never see their
         answer, and whole blocks of prompts that are block-causal. Only an approximate cache cuts off a prefix that
-        would see the rest of its prompt.
+        would see the rest of its prompt. Where the rest is longer than a chunk, the whole prompt is shared, for only
+        what is shared is computed in chunks.
 
         Args:
             tokens: of the prompt.
@@ -53,17 +47,17 @@ class PrefixRules:
         if not config.keeps_kv or self.prefix_cache == "none":
             return 0
         prompt = tokens - known_tokens(config, tokens)
-        if not self.cuts:
+        if not cuts_prefix(config, self.prefix_cache):
             prefix = 0
         elif config.prompt_attention == "blocks":
             prefix -= prefix % config.block_size
-        if 0 < prefix < prompt:
+        if 0 < prefix < prompt and (self.chunk is None or prompt - prefix <= self.chunk):
             return prefix
         return prompt if prefill_apart(config) else 0
 
     @cached_property
     def chunk(self) -> int | None:
-        """How many tokens of a shared prefix are computed in a forward at most; null: all of them, however many.
+        """How many tokens of a shared prefix are computed in a forward at most; None: all of them, however many.
 
         Whole blocks, of prompts that are block-causal: what a forward computes then depends on nothing behind it.
         """
@@ -74,25 +68,18 @@ class PrefixRules:
         return max(size, self.prefill_chunk - self.prefill_chunk % size)
 
     def chunks(self, tokens: int) -> int:
-        """Return in how many chunks a shared prefix of so many tokens is computed; 0: with the rest of its prompt."""
+        """Return in how many chunks a shared prefix of so many tokens is computed; 0: at once, in its prompt's step."""
         return -(-tokens // self.chunk) if self.chunk is not None and tokens > self.chunk else 0
 
-    def most_rows(self, requests: Sequence[Request], longest: int) -> int:
+    def at_once(self, longest: int) -> int:
         """Return the most tokens of one prompt that go through the model at once.
 
+        These are a shared prefix that is no longer than a chunk, and the rest of the prompt, which is no longer either.
+
         Args:
-            requests: not empty.
             longest: tokens of the longest prompt.
         """
-        if self.chunk is None or longest <= self.chunk:
-            return longest
-
-        def rest(request: Request) -> int:
-            tokens = len(request.prompt)
-            shared = self.shared(tokens, request.prefix)
-            return tokens - shared if self.chunks(shared) else tokens
-
-        return max(self.chunk, *map(rest, requests))
+        return longest if self.chunk is None else min(longest, 2 * self.chunk)
 
 
 def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:

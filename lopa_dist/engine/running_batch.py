@@ -28,11 +28,11 @@ same."""
 
 @dataclass
 class Admission:
-    """When a slot's request was admitted."""
+    """What is known of a slot's request besides its state."""
 
     request: Request
-    began: float
-    chunks: int  # forwards that compute its prompt before its first step, whoever else has that prompt, too
+    began: float  # when it was admitted
+    chunks: int  # forwards before its first step, counted also where another request computes them
     first_step: float = 0.0  # seconds until its first step was over
     drafts: int = 0  # that its forwards verified
     accepted: int = 0  # of those
@@ -47,6 +47,7 @@ class Step:
     before: HostState  # what the host knew of them before it
     prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
+    error: Exception | None = None  # that a chunk of a prompt ended in before it
 
 
 @dataclass
@@ -112,7 +113,6 @@ class RunningBatch:
             chunks = self.chunks.rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
             self.statistics.admitted += 1
-            self.statistics.forwards += chunks
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
         self.statistics.lap("host")
@@ -121,11 +121,11 @@ class RunningBatch:
         """Choose the sequences of the next step."""
         few = self.state.config.one_block_from
         self.state.one_block = few is not None and len(self.running) >= few
-        slots = self.scheduler.choose(self.state, self.host, self.compute_chunk())
+        slots, error = self.scheduler.choose(self.state, self.host, self.compute_chunk()), self.chunks.error
         if slots is None:
-            return Step(None, self.state, self.host, self.shared_prefixes(None, self.host), self.host)
+            return Step(None, self.state, self.host, self.shared_prefixes(None, self.host), self.host, error)
         before = self.host.take(slots)
-        return Step(slots, self.state.take(slots), before, self.shared_prefixes(slots, before), before)
+        return Step(slots, self.state.take(slots), before, self.shared_prefixes(slots, before), before, error)
 
     def compute_chunk(self) -> list[int]:
         """Compute a chunk of a long prompt, or more where nobody could run before; returns the slots that still wait.
@@ -165,8 +165,8 @@ class RunningBatch:
             return None
         slots = np.arange(self.state.slots) if slots is None else slots
         prefixes = self.pool.shared_prefixes(slots, prefill)
-        computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, self.chunks.computed)
-        self.chunks.computed.clear()
+        computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, list(self.chunks.computed))
+        self.chunks.computed.difference_update(slots[prefill].tolist())
         self.statistics.prompt_tokens += int((host.prompt + host.known)[prefill].sum())
         self.statistics.prompt_reused += int(prefixes.length[prefill & ~computed].sum())
         return prefixes

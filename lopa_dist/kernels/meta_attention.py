@@ -150,7 +150,6 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
             own + plan.scratch,
         ])  # fmt: skip
         k, v = (x[slots].float().repeat_interleave(repeat, 1) for x in (keys, values))
-        v = v.where(v.isfinite(), 0)
         at = slice(q0, q0 + rows)
         seen = torch.ones(rows, len(slots), dtype=torch.bool, device=q.device)
         seen[:, s0 + s1 :] = (own >= plan.lo[at, None]) & (own < plan.hi[at, None])

@@ -89,7 +89,6 @@ def attend_kernel(
         seen = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
         scores = tl.where(seen, scores, float("-inf"))
         v = tl.load(values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        v = tl.where(v - v == 0, v, 0.0)  # what overflowed in a draft's row: 0 times it would be no number
         total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
 
     some = tl.where(norm > 0, norm, 1.0)

@@ -38,7 +38,7 @@ class Segments:
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
     """The oracle: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``; rows in no segment give 0.
 
-    What a row does not see does not reach it, though it be no number: a draft's row may overflow.
+    What a row does not see does not reach it, even if it is NaN or infinite: a draft's row may overflow.
     """
     out = torch.zeros_like(q)
     repeat = q.shape[1] // keys.shape[1]
@@ -49,11 +49,11 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
         ranges = (slice(base, base + shared), slice(tail_base, tail_base + tail), slice(own, own + n))
         k = torch.cat([keys[r] for r in ranges]).repeat_interleave(repeat, 1)
         v = torch.cat([values[r] for r in ranges]).repeat_interleave(repeat, 1)
-        v = v.where(v.isfinite(), 0)
         hi = torch.from_numpy(segments.hi[start : start + n]).to(q.device)[:, None]
         lo = 0 if segments.lo is None else torch.from_numpy(segments.lo[start : start + n]).to(q.device)[:, None]
         column = torch.arange(shared + tail + n, device=q.device) - shared - tail
         visible = (column < 0) | (column >= lo) & (column < hi)
+        v = v.where(v.isfinite() | visible.expand(n, -1).all(0)[:, None, None], 0)  # 0 times it would be no number
         scores = torch.einsum("rhd,chd->hrc", q[start : start + n].float(), k.float()) * q.shape[2] ** -0.5
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.float()).to(q.dtype)
@@ -67,7 +67,7 @@ class SegmentGroup:
     rows: Tensor  # [N, n] query rows
     columns: Tensor  # [N, C] pool slots
     visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool; one row of it where all are alike
-    drafts: Tensor | None = None  # [N, 1, C, 1] bool, the columns that no row of the window sees; None: there are none
+    draft_columns: Tensor | None = None  # [N, 1, C, 1] bool, those that no row of the window sees; None: there are none
 
 
 def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[SegmentGroup]:
@@ -116,9 +116,9 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
             visible = visible.take(stacked, 1)[:, None]
         group = SegmentGroup(*(torch.from_numpy(x).to(device) for x in (rows, at, visible)))
         if segments.lo is not None and (before := segments.lo[rows].max(1)).any():  # token rows, as many as come behind
-            own = c - cached[of, None]
-            drafts = (own >= 0) & ((own < before[:, None]) | (own >= n - before[:, None]))
-            group.drafts = torch.from_numpy(drafts[:, None, :, None]).to(device)
+            column = c - cached[of, None]
+            of_drafts = (column >= 0) & ((column < before[:, None]) | (column >= n - before[:, None]))
+            group.draft_columns = torch.from_numpy(of_drafts[:, None, :, None]).to(device)
         groups.append(group)
     return groups
 
@@ -132,8 +132,10 @@ def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Segment
         rows, columns = group.rows.view(-1), group.columns.view(-1)  # selected whole: indexing takes twice as long
         query = q.index_select(0, rows).view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
         k, v = (x.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2) for x in (keys, values))
-        if group.drafts is not None and keys.dtype == torch.float16:  # which may overflow: a weight of 0 hides no NaN
-            k, v = (torch.where(group.drafts, x.nan_to_num(0, 0, 0), x) for x in (k, v))
+        if group.draft_columns is not None and keys.dtype == torch.float16:
+            # what overflowed would reach all rows, whatever its weight. Later drafts of the chain do without it, too:
+            # should they be accepted, the next forward, in which it is part of the window, tells
+            k, v = (torch.where(group.draft_columns, x.nan_to_num(0, 0, 0), x) for x in (k, v))
         query = query.flatten(2, 3)
         stacked = query.shape[2]
         if stacked % ROW_TILE:

@@ -156,6 +156,21 @@ def test_what_is_improbable_where_it_is_verified_stays_masked(tau: float, expect
         assert int(state.answers[0, 20]) == 8
 
 
+def test_what_is_no_number_verifies_nothing() -> None:
+    """A draft's rows may overflow: neither the draft nor what was predicted there is written."""
+    state = started(replace(CONFIG, branches=0, verify="agreement", drafts=3))
+    found = records(state)
+    found.confidence[0, :, 9] = -0.1
+    found.drafts = Records(torch.zeros(3, 1, 3, dtype=torch.int32))
+    step(state, found)
+    again = records(state)
+    again.confidence[0, :, 20] = -0.05
+    probability = torch.full((1, 3), torch.nan)
+    again.drafts = Records.of(torch.zeros(1, 3, dtype=torch.int32), probability, probability)
+    step(state, again)
+    assert filled(state) == [9, 20]
+
+
 def test_ties_go_to_the_first_lookahead_and_to_the_anchor_last() -> None:
     state = started(CONFIG)
     step(state, records(state))

@@ -40,9 +40,7 @@ def run(
     """Texts and forwards, by request."""
     settings = EngineConfig(max_sequences, prefill_chunk=chunk, **options)  # type: ignore[arg-type]
     engine = Engine(model, config, comm or Solo(), settings)
-    found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
-    assert engine.statistics.forwards == sum(forwards for _, forwards in found.values())
-    return found
+    return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
 
 @pytest.fixture
@@ -145,13 +143,52 @@ def test_what_is_not_computed_in_chunks(small_model: Transformer) -> None:
     assert [rules.chunks(n * size) for n in (1, 4, 5, 8, 9)] == [0, 0, 2, 2, 3]
 
 
-def test_rows_of_the_longest_forward(small_model: Transformer) -> None:
-    """For the memory plan: a chunk, or what is left of a prompt whose shared prefix is short."""
+def test_rows_of_the_longest_forward(small_model: Transformer, forwards: list[tuple[int, int]]) -> None:
+    """A short common prefix is not cut off from a long rest, for that would be computed at once."""
     size = BASE.block_size
-    rules = PrefixRules(BLOCKS, "exact", 4 * size)
-    long, short = Request(0, [1] * (20 * size), 8, 0), Request(1, [1] * (3 * size), 8, 1)
-    assert rules.most_rows([short], 3 * size) == 3 * size
-    assert rules.most_rows([long, short], 20 * size) == 4 * size
-    cut = replace(long, prefix=2 * size)
-    assert rules.most_rows([cut, short], 20 * size) == 20 * size
-    assert PrefixRules(BLOCKS, "exact", None).most_rows([long], 20 * size) == 20 * size
+    rules = PrefixRules(BLOCKS, "exact", 2 * size)
+    assert [rules.shared(8 * size, prefix) for prefix in (2 * size, 5 * size, 6 * size)] == [
+        8 * size,
+        8 * size,
+        6 * size,
+    ]
+    assert rules.at_once(20 * size) == 4 * size
+    assert rules.at_once(3 * size) == 3 * size
+    assert PrefixRules(BLOCKS, "exact", None).at_once(20 * size) == 20 * size
+    requests = [Request(0, [1] * (8 * size), 8, 0, None, prefix) for prefix in (0, 2 * size, 5 * size, 6 * size)]
+    for request in requests:
+        run(small_model, BLOCKS, [request], 2 * size)
+    assert max(prompt for prompt, _ in forwards) == 2 * size
+
+
+def test_reused_tokens_are_those_that_others_computed(small_model: Transformer) -> None:
+    """Where few rows fit a step, a sequence may wait for it though its prompt was computed."""
+    requests = [Request(i, [i + 1] * 40, 8, i) for i in range(6)]
+    for max_rows in (None, 8, 20):
+        engine = Engine(small_model, BLOCKS, Solo(), EngineConfig(6, prefill_chunk=16, max_rows=max_rows))
+        assert len(list(engine.generate(requests))) == 6
+        assert (engine.statistics.prompt_tokens, engine.statistics.prompt_reused) == (6 * 40, 0)
+
+
+def test_a_chunk_that_fails_ends_all_ranks(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank whose chunk failed raises its error, and the others are told in the same step."""
+    run_one, ranks = Runner.run, iter([False, True])
+
+    def fails(self: Runner, prepared: Prepared) -> torch.Tensor:
+        if not hasattr(self, "bad"):
+            self.bad = next(ranks)  # type: ignore[attr-defined]
+        if self.bad and not (prepared.batch.branch >= 0).any():  # type: ignore[attr-defined]
+            raise RuntimeError("no memory")
+        return run_one(self, prepared)
+
+    monkeypatch.setattr(Runner, "run", fails)
+
+    def outcome(comm: Communicator) -> str:
+        try:
+            run(small_model, BLOCKS, [Request(0, [1] * 40, 8, 0)], 16, comm)
+        except Exception as error:
+            return str(error)
+        return "finished"
+
+    assert sorted("no memory" in said for said in on_ranks(2, outcome)) == [False, True]
+    monkeypatch.undo()

@@ -18,7 +18,7 @@ from lopa_dist.kernels.meta_attention import Launch, MetaPlan, attend_meta, atte
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.kernels.tiles import Capacity, Split, capacity, tile, tile_rows_for
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
-from tests.kernels.mixes import Mix, mixes, overflown, poisoned, subset, tensors
+from tests.kernels.mixes import Mix, mixes, poisoned, subset, tensors
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KV_HEADS = 2
@@ -103,16 +103,6 @@ def test_poison_is_never_read(mix: Mix, cut: Cut) -> None:
     clean = meta(plan, *qkv)
     assert clean.isfinite().all()
     assert torch.equal(meta(plan, *poisoned(mix, *qkv)), clean)
-
-
-@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
-@few
-def test_drafts_that_overflow_reach_no_window(mix: Mix, cut: Cut) -> None:
-    q, *kv = tensors(mix, KV_HEADS, 2, 16)
-    plan = plan_for(mix, 2, 16, cut)
-    *overflow, windows = overflown(mix.segments, *kv)
-    for attend in (lambda *kv: meta(plan, q, *kv), lambda *kv: attend_tiles_plain(q, *kv, plan)):
-        assert torch.equal(attend(*overflow)[windows], attend(*kv)[windows])
 
 
 @given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)

@@ -186,6 +186,17 @@ def test_drafts_that_overflow_reach_no_window(batch: tuple[Segments, int, int, l
         assert torch.equal(attend(q, *overflow, segments)[windows], attend(q, *kv, segments)[windows])
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_all_rows_see_is_never_hidden(bad: float) -> None:
+    """A cached value that is no number reaches every row: its request must end as an error."""
+    q, keys, values = tensors(8, 16, group=1)
+    zero = np.zeros(1, np.int64)
+    segments = Segments(zero, zero + 8, zero, zero + 4, zero + 8, np.full(8, 8))
+    values[2] = bad
+    for attend in (grouped, attend_plain):
+        assert not attend(q, keys, values, segments).isfinite().any()
+
+
 @given(batch=batches(), group=st.sampled_from([1, 2, 4]))
 @settings(max_examples=40, deadline=None)
 def test_bits_do_not_depend_on_the_other_segments(batch: tuple[Segments, int, int, list[bool]], group: int) -> None:
