@@ -38,6 +38,7 @@ from benchmarks.cluster_calibration import Measured, all_gains
 from benchmarks.cluster_simulator import Cluster, Kind, Requests, simulate
 from benchmarks.embedded import BASE, RESULTS
 from benchmarks.latency_model import Load, Model, exchange
+from lopa_dist.checks import require
 from lopa_dist.jobs.plots import draw
 
 FILE = RESULTS / "cluster.json"
@@ -127,6 +128,7 @@ def requests_of(count: int, lengths: str = "even") -> Requests:
     """
     random = np.random.default_rng(0)
     answer = random.integers(ANSWER // 2, ANSWER * 3 // 2 + 1, count) if count > 1 else np.array([ANSWER])
+    require("lengths", lengths, ("even", "skewed", "spread"))
     if lengths == "skewed":
         answer = np.where(random.random(count) < 0.05, 8 * answer, answer)
     elif lengths == "spread":

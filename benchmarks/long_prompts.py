@@ -3,8 +3,8 @@
     python -m benchmarks.long_prompts
 
 One of eight prompts has 8,192 tokens, the others 64, on a model of random weights (27M parameters) whose prompts are
-causal by blocks, on one thread. Each setting runs in a process of its own, whose largest memory is told. The table goes
-to benchmarks/results/long_prompts.json, too.
+causal by blocks, on one thread. Each run has a process of its own, whose peak memory is reported. The table goes to
+benchmarks/results/long_prompts.json, too.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def measure(chunk: int | None) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every setting three times in turn, and print and keep the medians."""
-    pool = multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1)
-    runs = pool.map(measure, CHUNKS * 3, chunksize=1)
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        runs = pool.map(measure, CHUNKS * 3, chunksize=1)
     figures = [name for name in runs[0] if name != "chunk"]
     rows = [
         {"chunk": chunk}

@@ -40,9 +40,8 @@ def advance(state: State, winner: Winner) -> None:
     full = active_blocks(config, masked, total, running)
 
     # fill
-    stuck = (
-        None if winner.accepted is None else (winner.position < 0).all(1)
-    )  # else a draft's position is filled already
+    # with drafts, a position is forced only where the winner brings none
+    stuck = None if winner.accepted is None else (winner.position < 0).all(1)
     chosen = fill(config, records, state.fillable(masked), full, stuck)
     if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
         # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ FRONT = "front: no run beats these in both"
 
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """All reports under a folder, by the names of their run folders; of merged shards only what they became."""
+    """All reports under a folder, by the names of their run folders.
+
+    Runs inside another run's folder are left out: they are shards that were merged into it.
+    """
     files = sorted(folder.rglob("report.json"))
     runs = {file.parent for file in files}
     files = [file for file in files if runs.isdisjoint(file.parent.parents)]
@@ -52,7 +56,7 @@ def rows_of(named: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], lis
     rows = []
     for name, report in named:
         accuracy = [f"{report['accuracy']:.1%}" if "accuracy" in report else "-"] if judged else []
-        knobs = [str(settings_by_name(report).get(k)) for k in keys]
+        knobs = [shown(settings_by_name(report).get(k)) for k in keys]
         speed = f"{report['tokens_per_s']['job']:.0f}"
         computed = f"{report['rows_per_token']:.1f}" if "rows_per_token" in report else "-"
         rows.append([name, *knobs, *accuracy, f"{report['tpf']:.2f}", computed, speed, str(report["requests"])])
@@ -68,7 +72,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
     head, rows = rows_of(named)
     title = ", ".join(sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named}))
     console = console or Console()
-    shown = Table(title=title)
+    printed = Table(title=title)
     by_settings = settings_distinguish(named)
     start = int(by_settings)  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
@@ -76,10 +80,10 @@ def compare(folder: Path, console: Console | None = None) -> None:
     # names that a person gave say more than settings, which are left out on a narrow terminal
     columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
     for i in columns:
-        shown.add_column(head[i], justify="left" if i == 0 else "right")
+        printed.add_column(head[i], justify="left" if i == 0 else "right")
     for row in brief:
-        shown.add_row(*(row[i] for i in columns))
-    console.print(shown)
+        printed.add_row(*(row[i] for i in columns))
+    console.print(printed)
     text = table(head, rows) + "\n"
     if all("accuracy" in report for _, report in named):
         from lopa_dist.jobs.plots import draw
@@ -128,14 +132,24 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def growing(reports: Sequence[dict[str, Any]]) -> str | None:
-    """The setting that grows along a curve: the branches (the paper's Figure 4), or that with the most numbers."""
-    runs = [settings_by_name(report) for report in reports]
-    values = {key: {settings.get(key) for settings in runs} for key in differing(reports)}
-    numbers = {key: len(of) for key, of in values.items() if all(type(value) in (int, float) for value in of)}
+    """The setting that grows along a curve: the branches (the paper's Figure 4), or the number with the most values.
+
+    Only decode settings do, and of equals the first; None where no number differs. A null comes behind all numbers.
+    """
+    numbers = {}
+    for key in differing(reports):
+        values = {report["decode"].get(key) for report in reports} - {None}
+        if key in reports[0]["decode"] and all(type(value) in (int, float) for value in values):
+            numbers[key] = len(values)
     return "branches" if "branches" in numbers else max(numbers, key=numbers.__getitem__, default=None)
 
 
 SYMBOLS = {"branches": "k", "drafts": "m"}
+
+
+def shown(value: Any) -> str:
+    """A setting's value, as it is given on the command line."""
+    return "null" if value is None else str(value)
 
 
 def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run]]:
@@ -146,10 +160,10 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run
     found = []
     for name, report in zip(short_names([name for name, _ in named]), reports, strict=True):
         settings = settings_by_name(report)
-        value = 0 if along is None else settings[along]
-        label = "" if along is None else f"{SYMBOLS.get(along, along)}={value}"
-        curve = ", ".join(f"{key}={settings.get(key)}" for key in others)
-        found.append((value, label if by_settings else name, curve, report))
+        value = None if along is None else settings[along]
+        label = "" if along is None else f"{SYMBOLS.get(along, along)}={shown(value)}"
+        curve = ", ".join(f"{key}={shown(settings.get(key))}" for key in others)
+        found.append((inf if value is None else value, label if by_settings else name, curve, report))
     curves: dict[str, list[Run]] = {}
     for _, label, curve, report in sorted(found, key=lambda run: run[:3]):
         curves.setdefault(curve, []).append((label, report))
@@ -169,8 +183,8 @@ def pareto(
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
         line = "-" if len(found) > 2 else ""  # two points make no curve
         color = "#1f2933" if named_points else None  # a colour without a legend would seem to mean something
-        shown = "_" if named_points else curve
-        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color, label=shown)
+        legend = "_" if named_points else curve
+        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color, label=legend)
         for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
             axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
     axes.set(xlabel=axis)

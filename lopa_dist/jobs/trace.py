@@ -195,7 +195,8 @@ def show(found: Trace, console: Console) -> None:
         if step.rejected:
             position, text = step.rejected
             instead = found.texts[position].strip()
-            why = f"the model said {instead!r}" if position in step.filled else "too improbable for now"
+            replaced = step.filled.get(position) == BONUS and instead != text.strip()
+            why = f"the model said {instead!r}" if replaced else "too improbable, where it was verified"
             console.print(Text(f"  rejected: {text.strip()!r}; {why}", style="dim"))
         line = Text()
         for position in range(step.end):

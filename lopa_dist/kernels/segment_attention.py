@@ -116,8 +116,8 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
             visible = visible.take(stacked, 1)[:, None]
         group = SegmentGroup(*(torch.from_numpy(x).to(device) for x in (rows, at, visible)))
         if segments.lo is not None and (before := segments.lo[rows].max(1)).any():  # token rows, as many as come behind
-            column = c - cached[of, None]
-            of_drafts = (column >= 0) & ((column < before[:, None]) | (column >= n - before[:, None]))
+            at_own = c - cached[of, None]
+            of_drafts = (at_own >= 0) & ((at_own < before[:, None]) | (at_own >= n - before[:, None]))
             group.draft_columns = torch.from_numpy(of_drafts[:, None, :, None]).to(device)
         groups.append(group)
     return groups

@@ -216,7 +216,7 @@ class Oracle:
         self._activate()
 
         # 6. Fill from the winner's records. All choices are made before anything is written.
-        chosen = self._choose_fill(record, forced=not (self.chain and brought))  # or a token is filled already
+        chosen = self._choose_fill(record, forced=not (self.chain and brought))  # unless a draft is filled
         first = self.complete  # where the cache now ends
         if self.config.boundary == "fill" and self.config.shift and committing and self.masked(first):
             chosen = [first]  # Fast-dLLM: the forward that fills the cache decides the next token, and nothing else

@@ -79,6 +79,9 @@ def test_along_a_curve_one_number_grows(report: dict[str, Any]) -> None:
     }
     swept = [{"drafts": m, "tau_conf": tau} for m in (16, 4, 8) for tau in (0.9, 0.8)]
     assert labels(*swept) == {f"tau_conf={tau}": ["m=4", "m=8", "m=16"] for tau in (0.8, 0.9)}
+    assert labels(*({"max_active_blocks": n} for n in (None, 4, 1))) == {
+        "": ["max_active_blocks=1", "max_active_blocks=4", "max_active_blocks=null"]
+    }
     assert labels({"force": "block"}, {"force": "window"}) == {"force=block": [""], "force=window": [""]}
 
 
