@@ -74,7 +74,7 @@ def by_agreement(state: State, records: Records) -> Winner:
     slots, index = (arange(n, state.canvas.device) for n in (state.slots, config.max_chain))
     assert records.drafts is not None
     position, draft, predicted = *state.chain, records.drafts.token  # [S, C]
-    probable = records.drafts.probability >= config.tau_verify  # what is no number is not
+    probable = records.drafts.probability >= config.tau_verify  # false where it is NaN
     agrees = (predicted == draft) & (index < state.drafts[:, None]) & probable
     accepted = agrees.cumprod(1).sum(1)  # [S]
     branch = torch.minimum(accepted // config.drafts, state.branches - 1).clamp(min=0)
