@@ -126,9 +126,9 @@ def requests_of(count: int, lengths: str = "even") -> Requests:
     - skewed: the same, but one in twenty 8 times longer;
     - spread: log-normal, as of a model that ends its answers itself: a median of 150 tokens, one in seven above 400.
     """
+    require("lengths", lengths, ("even", "skewed", "spread"))
     random = np.random.default_rng(0)
     answer = random.integers(ANSWER // 2, ANSWER * 3 // 2 + 1, count) if count > 1 else np.array([ANSWER])
-    require("lengths", lengths, ("even", "skewed", "spread"))
     if lengths == "skewed":
         answer = np.where(random.random(count) < 0.05, 8 * answer, answer)
     elif lengths == "spread":

@@ -13,7 +13,7 @@ import torch
 
 from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.decode.prefill import Prefill
-from lopa_dist.engine.kv_pool import KVPool, PrefixEntry, Tokens
+from lopa_dist.engine.kv_pool import KVPool, PrefixEntry
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.runner import Runner
 from lopa_dist.ragged import padded, to_device
@@ -42,7 +42,7 @@ class ChunkedPrefill:
     def compute(self, slot: int) -> None:
         """Compute the next chunk of the prefix of the sequence in `slot`; what goes wrong is kept as `error`."""
         entry = self.pool.entry_of[slot]
-        batch = self.batch(self.pool.prefix_of[slot], entry)
+        batch = self.batch(entry)
         count = int(batch.rows[0])
         try:
             self.runner.forward(self.runner.prepare(batch, np.array([slot])))
@@ -53,20 +53,20 @@ class ChunkedPrefill:
         if entry.stored:
             self.computed.add(slot)
 
-    def batch(self, prefix: Tokens, entry: PrefixEntry) -> ForwardBatch:
+    def batch(self, entry: PrefixEntry) -> ForwardBatch:
         """Return a forward of the next chunk alone, in which no prediction is wanted.
 
         Positions in it are counted from the prompt's first token.
         """
         size, first = self.rules.config.block_size, entry.computed
-        tokens = prefix[first : first + (self.rules.chunk or 0)]
+        tokens = entry.prefix[first : first + (self.rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
         rows = np.arange(count)
         ids, positions = np.zeros((2, padded(count)), np.int64)
         ids[:count], positions[:count] = tokens, first + rows
         one, none = np.array([count]), np.zeros(0, np.int64)
         start = one - count
-        last = first + count == len(prefix)
+        last = first + count == entry.tokens
         prefill = Prefill(
             sequence=start, first=start + first, behind=one + first,
             num_prefixes=1, waiting=one > 0, prefix_row=start - 1, suffix_row=start - 1,

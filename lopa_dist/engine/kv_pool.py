@@ -32,10 +32,15 @@ class PrefixEntry:
     """A shared prefix's range in the pool."""
 
     begin: int
-    tokens: int
+    prefix: Tokens
     hidden_slot: int  # where the hidden state of its last row is kept: -1, -2, ..., counted from the end
     ref_count: int = 1  # running sequences that use it
     computed: int = 0  # first tokens whose K/V were computed
+
+    @property
+    def tokens(self) -> int:
+        """Its length."""
+        return len(self.prefix)
 
     @property
     def stored(self) -> bool:
@@ -52,7 +57,6 @@ class KVPool:
         self.scratch = budget
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
         self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became so
-        self.prefix_of: dict[int, Tokens] = {}  # by sequence
         self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; none where its prefix is empty
         self.base = np.zeros(sequences, np.int64)  # slot of token 0, as if its prefix lay before the rest
         self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, where the prefix does lie
@@ -85,8 +89,7 @@ class KVPool:
         elif prefix:
             taken = {entry.hidden_slot for entry in self.prefixes.values()}
             hidden_slot = next(-i for i in range(1, self.most_prefixes + 1) if -i not in taken)
-            found = self.prefixes[prefix] = PrefixEntry(begin, len(prefix), hidden_slot)
-        self.prefix_of[sequence] = prefix
+            found = self.prefixes[prefix] = PrefixEntry(begin, prefix, hidden_slot)
         if found:
             self.entry_of[sequence] = found
         self.ranges[sequence] = (begin + len(prefix), begin + tokens)
@@ -118,23 +121,22 @@ class KVPool:
     def free(self, sequence: int) -> None:
         """Free a sequence's range. Its prefix is kept if it was computed and not too many are kept already."""
         del self.ranges[sequence]
-        prefix = self.prefix_of.pop(sequence)
-        if not prefix:
+        entry = self.entry_of.pop(sequence, None)
+        if entry is None:
             return
-        entry = self.entry_of.pop(sequence)
         entry.ref_count -= 1
         if entry.ref_count:
             return
-        del self.prefixes[prefix]
+        del self.prefixes[entry.prefix]
         if entry.stored:
-            self.prefixes[prefix] = entry  # the last to be dropped
+            self.prefixes[entry.prefix] = entry  # the last to be dropped
             idle = [key for key, entry in self.prefixes.items() if not entry.ref_count]
             for key in idle[: len(idle) - self.most_idle]:
                 del self.prefixes[key]
 
     def clear(self) -> None:
         """Free all ranges, and drop all prefixes."""
-        for held in (self.ranges, self.prefixes, self.prefix_of, self.entry_of):
+        for held in (self.ranges, self.prefixes, self.entry_of):
             held.clear()
         for array in (self.base, self.prefix_base, self.prefix_length, self.prefix_hidden):
             array.fill(0)

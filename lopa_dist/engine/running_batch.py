@@ -132,14 +132,15 @@ class RunningBatch:
 
         So a step waits for at most one chunk, however long the prompts are that others were admitted with.
         """
-        while waiting := self.chunks.waiting():
+        waiting = self.chunks.waiting()
+        while waiting:
             self.statistics.lap("host")
             self.chunks.compute(waiting[0])
             self.statistics.lap("forward")
             waiting = self.chunks.waiting()
             if len(waiting) < len(self.running):
-                return waiting
-        return []
+                break
+        return waiting
 
     def to_host(self, step: Step, extra: Tensor) -> Ints:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""

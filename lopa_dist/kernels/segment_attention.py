@@ -67,14 +67,15 @@ class SegmentGroup:
     rows: Tensor  # [N, n] query rows
     columns: Tensor  # [N, C] pool slots
     visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool; one row of it where all are alike
-    draft_columns: Tensor | None = None  # [N, 1, C, 1] bool, those that no row of the window sees; None: there are none
+    draft_columns: Tensor | None = None  # [N, 1, C, 1] bool, those to clear of what overflowed; None: there are none
 
 
-def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[SegmentGroup]:
+def plan(segments: Segments, heads_per_kv: int, device: torch.device, may_overflow: bool = False) -> list[SegmentGroup]:
     """Group segments by (rows, padded columns), once per forward; every layer uses the result.
 
     Padding columns point at a segment's own last slot, which always holds a number, and are never visible. The query
-    heads that share a K/V head are stacked as rows, so K/V are never repeated.
+    heads that share a K/V head are stacked as rows, so K/V are never repeated. Where K/V `may_overflow`, the columns of
+    drafts' rows, which no row of the window sees, are known for `attend_grouped` to clear.
     """
     if not len(segments.rows):
         return []
@@ -115,7 +116,8 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
                 visible &= behind >= segments.lo[rows].astype(np.int32)[..., None]
             visible = visible.take(stacked, 1)[:, None]
         group = SegmentGroup(*(torch.from_numpy(x).to(device) for x in (rows, at, visible)))
-        if segments.lo is not None and (before := segments.lo[rows].max(1)).any():  # token rows, as many as come behind
+        if may_overflow and segments.lo is not None:
+            before = segments.lo[rows].max(1)  # token rows; as many verification rows come behind
             at_own = c - cached[of, None]
             of_drafts = (at_own >= 0) & ((at_own < before[:, None]) | (at_own >= n - before[:, None]))
             group.draft_columns = torch.from_numpy(of_drafts[:, None, :, None]).to(device)
@@ -132,7 +134,7 @@ def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Segment
         rows, columns = group.rows.view(-1), group.columns.view(-1)  # selected whole: indexing takes twice as long
         query = q.index_select(0, rows).view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
         k, v = (x.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2) for x in (keys, values))
-        if group.draft_columns is not None and keys.dtype == torch.float16:
+        if group.draft_columns is not None:
             # what overflowed would reach all rows, whatever its weight. Later drafts of the chain do without it, too:
             # should they be accepted, the next forward, in which it is part of the window, tells
             k, v = (torch.where(group.draft_columns, x.nan_to_num(0, 0, 0), x) for x in (k, v))

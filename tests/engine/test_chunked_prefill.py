@@ -191,4 +191,3 @@ def test_a_chunk_that_fails_ends_all_ranks(small_model: Transformer, monkeypatch
         return "finished"
 
     assert sorted("no memory" in said for said in on_ranks(2, outcome)) == [False, True]
-    monkeypatch.undo()

@@ -79,7 +79,8 @@ def tensors(rows: int, slots: int, group: int, seed: int = 0, dim: int = DIM) ->
 
 
 def grouped(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
-    return attend_grouped(q, keys, values, plan(segments, q.shape[1] // keys.shape[1], CPU))
+    groups = plan(segments, q.shape[1] // keys.shape[1], CPU, may_overflow=q.dtype == torch.float16)
+    return attend_grouped(q, keys, values, groups)
 
 
 def only(segments: Segments, g: int) -> tuple[Segments, slice]:
