@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.prefill import Prefill
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import Ints, ragged_arange, to_device
 
 
 @dataclass
@@ -55,6 +57,14 @@ class ForwardBatch:
     width: int  # W, of the dense records
     stale: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; None: nobody's
     drafts: DraftRows | None  # the rows that verify drafts; None where there are none
+
+    def of_drafts(self) -> NDArray[np.bool_]:
+        """Return which packed rows are token and verification rows, ``[R']``."""
+        before = np.maximum.reduceat(self.lo, self.start).repeat(self.rows)  # token rows; as many lie behind the window
+        row = ragged_arange(self.rows)
+        of_drafts = np.zeros(len(self.tokens), bool)
+        of_drafts[: len(row)] = (row < before) | (row >= self.rows.repeat(self.rows) - before)
+        return of_drafts
 
     def packed(self, segment: Ints, offset: Ints) -> Ints | Tensor:
         """Return the packed rows of positions, given by their segments and their offsets there."""

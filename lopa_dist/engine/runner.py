@@ -16,6 +16,7 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import on_device
 from lopa_dist.kernels.record_head import record_head
+from lopa_dist.kernels.rope import without_overflow
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.tensor_parallel import head_shard
@@ -32,6 +33,7 @@ class Prepared:
     slots: Ints | None  # of the batch's sequences; None: all
     segments: Segments
     plan: Any  # what the attention's back end made of the segments
+    drafts: Tensor | None  # [R'] bool, rows whose K/V must be finite (`without_overflow`); None: it does not matter
 
     def slot(self, sequence: Ints) -> Ints:
         """Return the slots of sequences of the batch."""
@@ -51,6 +53,7 @@ class Runner:
     ) -> None:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.device = model.head_weight.device
+        self.may_overflow = pool.keys.dtype == torch.float16
         self.shard = head_shard(tensor or Solo())
         self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests that bring their own
         # hidden states of shared prefixes' last rows, which predict the first token behind a prompt
@@ -60,7 +63,8 @@ class Runner:
         """Find the batch's K/V in the pool; `slots` are those of its sequences, None: all."""
         self.pool.reserve(len(batch.tokens))
         segments = self.segments(batch, slots)
-        return Prepared(batch, slots, segments, self.attention.plan(segments, len(batch.tokens)))
+        plan = self.attention.plan(segments, len(batch.tokens))
+        return Prepared(batch, slots, segments, plan, self.draft_rows(batch))
 
     def segments(self, batch: ForwardBatch, slots: Ints | None) -> Segments:
         """Return the batch's segments with the pool's addresses."""
@@ -73,6 +77,12 @@ class Runner:
             tail = base + batch.tail[0], batch.tail[1]
         lo = None if batch.drafts is None else batch.lo
         return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail, lo)
+
+    def draft_rows(self, batch: ForwardBatch) -> Tensor | None:
+        """Return which of the batch's rows are drafts', ``[R']``, if there are any and their K/V can overflow."""
+        if batch.drafts is None or not self.may_overflow:
+            return None
+        return to_device(batch.of_drafts(), self.device)
 
     def warm_up(self) -> None:
         """Make what steps will need and takes long to make; here nothing."""
@@ -92,7 +102,7 @@ class Runner:
             return records.view(shape)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            pool.write(layer, k, v)
+            pool.write(layer, without_overflow(k, prepared.drafts), without_overflow(v, prepared.drafts))
             return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
         rows, last = batch.head_rows, self.last_rows(batch)

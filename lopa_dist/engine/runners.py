@@ -62,8 +62,7 @@ class Runners:
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
         stack_rows = (windows + 2 * config.extra_drafts) * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
-        dtype = model.head_weight.dtype
-        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device, dtype)
+        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device)
         possible = isinstance(self.attention, Meta) and tensor.size == 1
         if graphs == "always" and not possible:
             raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")

@@ -37,11 +37,11 @@ class Plain:
 class Grouped:
     """torch's own attention, over segments of one shape together; K/V are gathered."""
 
-    def __init__(self, heads_per_kv: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.heads_per_kv, self.device, self.may_overflow = heads_per_kv, device, dtype == torch.float16
+    def __init__(self, heads_per_kv: int, device: torch.device) -> None:
+        self.heads_per_kv, self.device = heads_per_kv, device
 
     def plan(self, segments: Segments, rows: int) -> list[segment_attention.SegmentGroup]:
-        return segment_attention.plan(segments, self.heads_per_kv, self.device, self.may_overflow)
+        return segment_attention.plan(segments, self.heads_per_kv, self.device)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[segment_attention.SegmentGroup]) -> Tensor:
         return attend_grouped(q, keys, values, plan)
@@ -75,14 +75,12 @@ NAMES = ("torch", "meta", "plain")
 """What `make` makes."""
 
 
-def make(
-    name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device, dtype: torch.dtype
-) -> AttentionKernel:
+def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> AttentionKernel:
     """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together."""
     if name == "plain":
         return Plain()
     if name == "torch":
-        return Grouped(heads // kv_heads, device, dtype)
+        return Grouped(heads // kv_heads, device)
     return Meta(heads, kv_heads, dim, stack_rows, device)
 
 

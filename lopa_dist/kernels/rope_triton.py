@@ -25,6 +25,7 @@ def rope_and_store(
     rows: Tensor,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
+    drafts: Tensor | None = None,
 ) -> Tensor:
     """As `rope.rope_and_store`, with `cos` and `sin` ``[R, D]``."""
     count, (kv_heads, dim) = len(qkv), keys.shape[1:]
@@ -35,11 +36,18 @@ def rope_and_store(
     q_norm, k_norm = (qkv, qkv) if norms is None else norms  # never read without norms
     if count:
         rope_and_store_kernel[(count, triton.cdiv(heads + 2 * kv_heads, at_once))](
-            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, scratch,
+            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, rows if drafts is None else drafts, scratch,
             qkv.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
-            H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None, num_warps=4, **OPTIONS,
+            H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None, CLEARS=drafts is not None,
+            num_warps=4, **OPTIONS,
         )  # fmt: skip
     return q
+
+
+@triton.jit
+def finite(x: tl.tensor, otherwise: tl.tensor) -> tl.tensor:
+    """`x`, and 0 where it is infinite or no number, unless `otherwise`."""
+    return tl.where((tl.abs(x.to(tl.float32)) < float("inf")) | otherwise, x, 0.0)
 
 
 @triton.jit(do_not_specialize=["scratch"])
@@ -53,6 +61,7 @@ def rope_and_store_kernel(
     keys: tl.tensor,  # [slots, KV, D]
     values: tl.tensor,  # [slots, KV, D]
     rows: tl.tensor,  # [1]
+    drafts: tl.tensor,  # [R], read where it CLEARS
     scratch: tl.tensor,
     qkv_stride: tl.tensor,
     cos_stride: tl.tensor,
@@ -66,6 +75,7 @@ def rope_and_store_kernel(
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    CLEARS: tl.constexpr,
 ) -> None:
     """Grid ``(R, tiles of HEADS heads)``."""
     row = tl.program_id(0)
@@ -81,8 +91,12 @@ def rope_and_store_kernel(
     source = qkv + row * qkv_stride + head * D + column
     raw_first, raw_second = tl.load(source, inside, 0), tl.load(source + half, inside, 0)
     is_value = head >= H + KV
-    tl.store(values + slot * values_stride + (head - H - KV) * D + column, raw_first, inside & is_value)
-    tl.store(values + slot * values_stride + (head - H - KV) * D + column + half, raw_second, inside & is_value)
+    first_value, second_value = raw_first, raw_second
+    if CLEARS:
+        of_window = tl.load(drafts + row) == 0
+        first_value, second_value = finite(raw_first, of_window), finite(raw_second, of_window)
+    tl.store(values + slot * values_stride + (head - H - KV) * D + column, first_value, inside & is_value)
+    tl.store(values + slot * values_stride + (head - H - KV) * D + column + half, second_value, inside & is_value)
 
     first, second = raw_first.to(tl.float32), raw_second.to(tl.float32)
     if NORM:
@@ -105,5 +119,9 @@ def rope_and_store_kernel(
     tl.store(target + half, turned_second.to(dtype), inside & (head < H))
     target = keys + slot * keys_stride + (head - H) * D + column
     is_key = inside & (head >= H) & (head < H + KV)
-    tl.store(target, turned_first.to(dtype), is_key)
-    tl.store(target + half, turned_second.to(dtype), is_key)
+    first_key, second_key = turned_first.to(dtype), turned_second.to(dtype)
+    if CLEARS:
+        of_window = tl.load(drafts + row) == 0
+        first_key, second_key = finite(first_key, of_window), finite(second_key, of_window)
+    tl.store(target, first_key, is_key)
+    tl.store(target + half, second_key, is_key)

@@ -36,10 +36,7 @@ class Segments:
 
 
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
-    """The oracle: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``; rows in no segment give 0.
-
-    What a row does not see does not reach it, even if it is NaN or infinite: a draft's row may overflow.
-    """
+    """The oracle: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``; rows in no segment give 0."""
     out = torch.zeros_like(q)
     repeat = q.shape[1] // keys.shape[1]
     for g, start in enumerate(segments.start):
@@ -53,7 +50,6 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
         lo = 0 if segments.lo is None else torch.from_numpy(segments.lo[start : start + n]).to(q.device)[:, None]
         column = torch.arange(shared + tail + n, device=q.device) - shared - tail
         visible = (column < 0) | (column >= lo) & (column < hi)
-        v = v.where(v.isfinite() | visible.expand(n, -1).all(0)[:, None, None], 0)  # 0 times it would be no number
         scores = torch.einsum("rhd,chd->hrc", q[start : start + n].float(), k.float()) * q.shape[2] ** -0.5
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.float()).to(q.dtype)
@@ -67,15 +63,13 @@ class SegmentGroup:
     rows: Tensor  # [N, n] query rows
     columns: Tensor  # [N, C] pool slots
     visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool; one row of it where all are alike
-    draft_columns: Tensor | None = None  # [N, 1, C, 1] bool, those to clear of what overflowed; None: there are none
 
 
-def plan(segments: Segments, heads_per_kv: int, device: torch.device, may_overflow: bool = False) -> list[SegmentGroup]:
+def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[SegmentGroup]:
     """Group segments by (rows, padded columns), once per forward; every layer uses the result.
 
     Padding columns point at a segment's own last slot, which always holds a number, and are never visible. The query
-    heads that share a K/V head are stacked as rows, so K/V are never repeated. Where K/V `may_overflow`, the columns of
-    drafts' rows, which no row of the window sees, are known for `attend_grouped` to clear.
+    heads that share a K/V head are stacked as rows, so K/V are never repeated.
     """
     if not len(segments.rows):
         return []
@@ -115,13 +109,7 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device, may_overfl
                 behind = np.where(column < 0, np.int32(2**31 - 1), column)
                 visible &= behind >= segments.lo[rows].astype(np.int32)[..., None]
             visible = visible.take(stacked, 1)[:, None]
-        group = SegmentGroup(*(torch.from_numpy(x).to(device) for x in (rows, at, visible)))
-        if may_overflow and segments.lo is not None:
-            before = segments.lo[rows].max(1)  # token rows; as many verification rows come behind
-            at_own = c - cached[of, None]
-            of_drafts = (at_own >= 0) & ((at_own < before[:, None]) | (at_own >= n - before[:, None]))
-            group.draft_columns = torch.from_numpy(of_drafts[:, None, :, None]).to(device)
-        groups.append(group)
+        groups.append(SegmentGroup(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
     return groups
 
 
@@ -134,10 +122,6 @@ def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Segment
         rows, columns = group.rows.view(-1), group.columns.view(-1)  # selected whole: indexing takes twice as long
         query = q.index_select(0, rows).view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
         k, v = (x.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2) for x in (keys, values))
-        if group.draft_columns is not None:
-            # what overflowed would reach all rows, whatever its weight. Later drafts of the chain do without it, too:
-            # should they be accepted, the next forward, in which it is part of the window, tells
-            k, v = (torch.where(group.draft_columns, x.nan_to_num(0, 0, 0), x) for x in (k, v))
         query = query.flatten(2, 3)
         stacked = query.shape[2]
         if stacked % ROW_TILE:

@@ -18,6 +18,7 @@ from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request, request_key
+from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -168,6 +169,40 @@ def test_a_request_whose_predictions_are_not_numbers_ends_alone(
             assert (failed.finish_reason, failed.tokens) == ("error", [])
             assert {i: g.tokens for i, g in answers.items()} == {i: wanted[i] for i in wanted if i != 1}
             assert {g.finish_reason for g in answers.values()} <= {"stop", "length"}
+
+
+@pytest.mark.parametrize(
+    ("attention", "graphs"), [("torch", "never"), ("plain", "never"), ("meta", "never"), ("meta", "always")]
+)
+@pytest.mark.parametrize("prompt_attention", ["self", "joint"])
+def test_drafts_that_overflow_reach_no_window(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, attention: str, graphs: str, prompt_attention: str
+) -> None:
+    """Whatever overflows in rows of drafts in fp16, the windows' records are the same bits."""
+    model = copy.deepcopy(small_model).half()
+    model.model.embed_tokens.weight[45] = torch.inf
+    config = replace(BASE, verify="agreement", drafts=4, branches=1, tau_conf=1.0, prompt_attention=prompt_attention)
+    forward, compared = Runner.forward, []
+
+    def twice(runner: Runner, prepared: Prepared) -> torch.Tensor:
+        batch = prepared.batch
+        if batch.drafts is None:
+            return forward(runner, prepared)
+        tokens, of_drafts = batch.tokens.clone(), torch.from_numpy(batch.of_drafts())
+        batch.tokens[of_drafts] = 45
+        overflown = forward(runner, prepared)
+        batch.tokens[:] = tokens
+        records = forward(runner, prepared)
+        windows = slice(0, len(batch.where))
+        assert torch.equal(overflown[:, windows], records[:, windows])
+        compared.append(not torch.equal(overflown, records))
+        return records
+
+    monkeypatch.setattr(Runner, "forward", twice)
+    requests = [replace(r, prompt=[min(token, 44) for token in r.prompt]) for r in random_requests(9, 4, 18)]
+    engine = Engine(model, config, Solo(), EngineConfig(2, attention=attention, graphs=graphs))
+    assert len(list(engine.generate(requests))) == 4
+    assert sum(compared) > 5
 
 
 @pytest.mark.parametrize("options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}], ids=str)

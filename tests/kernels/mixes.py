@@ -119,18 +119,6 @@ def tensors(mix: Mix, kv_heads: int, group: int, dim: int, seed: int = 0) -> tup
     return q, keys, values
 
 
-def overflown(segments: Segments, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """K/V with numbers that overflowed in all rows of drafts, and the rows of windows, which see none of those."""
-    keys, values = keys.clone(), values.clone()
-    windows: list[int] = []
-    for start, rows, own in zip(*(x.tolist() for x in (segments.start, segments.rows, segments.own_base)), strict=True):
-        t = 0 if segments.lo is None else int(segments.lo[start : start + rows].max())
-        for at in (slice(own, own + t), slice(own + rows - t, own + rows)):
-            keys[at], values[at] = torch.inf, torch.nan
-        windows += range(start + t, start + rows - t)
-    return keys, values, torch.tensor(windows)
-
-
 def poisoned(mix: Mix, *qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same tensors with NaN in rows of no segment, and in slots that nobody sees.
 

@@ -113,6 +113,38 @@ def test_values_are_stored_as_they_are() -> None:
     assert torch.equal(values[4:, 0], qkv[:, 24:])
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_drafts_that_overflow_are_stored_as_zeros(norm: bool) -> None:
+    """Of rows of drafts, what is no finite number; a window's row keeps it, for its request must end as an error."""
+    from lopa_dist.kernels import rope_triton
+
+    rows, dim = 6, 8
+    drafts = torch.tensor([True, False, True, True, False, True], device=DEVICE)
+    qkv = random(rows, 4 * dim, dtype=torch.float16)
+    qkv[:2, 16:], qkv[2, 16:18], qkv[3, 26] = torch.nan, torch.inf, -torch.inf
+    qkv[4, 16:24] = 6e4  # its rotation overflows
+    qkv[5, 16:24] = 6e4
+    cos, sin = rope_table(torch.arange(rows, device=DEVICE) * 7 + 1, dim, 1e4, torch.float32)
+    norms = (torch.ones(dim, dtype=torch.float16, device=DEVICE),) * 2 if norm else None
+    stores = {None: rope_triton.rope_and_store, "plain": rope_and_store}
+    found = {}
+    for name, store in stores.items():
+        tables = (cos, sin) if name else (cos.flatten(1), sin.flatten(1))
+        for given_drafts in (None, drafts):
+            pools = torch.zeros(2, rows, 1, dim, dtype=torch.float16, device=DEVICE)
+            arguments = (qkv, *tables, *pools, 0, real(rows), norms, 1e-6, given_drafts)
+            plain(store, *arguments) if name else store(*arguments)
+            found[name, given_drafts is not None] = pools
+    for cleared in (False, True):
+        kernel, wanted = found[None, cleared], found["plain", cleared]
+        assert torch.allclose(kernel.float(), wanted.float(), atol=1e-2, rtol=1e-2, equal_nan=True)
+    kept, cleared = found["plain", False], found["plain", True]
+    assert not kept[:, drafts].isfinite().all()
+    assert cleared[:, drafts].isfinite().all()
+    assert torch.equal(cleared[:, drafts], kept[:, drafts].nan_to_num(0, 0, 0))
+    assert torch.equal(cleared[:, ~drafts].nan_to_num(7, 8, 9), kept[:, ~drafts].nan_to_num(7, 8, 9))
+
+
 def test_plain_forms_serve_where_there_is_no_gpu() -> None:
     x, weight = torch.randn(3, 16), torch.ones(16)
     assert not fused(x)
@@ -143,13 +175,16 @@ def variants(arch: int) -> list[Variant]:
         sizes = {"SIZE": size, "BLOCK": 2048}
         found.append(Variant(kernel, dict.fromkeys(names, "*bf16"), sizes, names, arch, {"num_warps": 4}))
     for heads, kv_heads, norm in ((28, 4, False), (32, 32, True)):
-        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows")
+        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows", "drafts")
         strides = ("qkv_stride", "cos_stride", "sin_stride", "keys_stride", "values_stride")
         types = {**dict.fromkeys(names, "*bf16"), **dict.fromkeys(strides, "i32")}
-        types |= {"rows": "*i32", "scratch": "i32", "eps": "fp32"}
-        sizes = {"H": heads, "KV": kv_heads, "D": 128, "HALF": 64, "HEADS": 16, "NORM": norm}
-        kernel = "lopa_dist.kernels.rope_triton:rope_and_store_kernel"
-        found.append(Variant(kernel, types, sizes, names + strides, arch, {"num_warps": 4}))
+        types |= {"rows": "*i32", "drafts": "*i1", "scratch": "i32", "eps": "fp32"}
+        for clears in (False, True):
+            sizes = {"H": heads, "KV": kv_heads, "D": 128, "HALF": 64, "HEADS": 16, "NORM": norm, "CLEARS": clears}
+            kernel = "lopa_dist.kernels.rope_triton:rope_and_store_kernel"
+            number = "*fp16" if clears else "*bf16"
+            of_kind = {name: number if kind == "*bf16" else kind for name, kind in types.items()}
+            found.append(Variant(kernel, of_kind, sizes, names + strides, arch, {"num_warps": 4}))
     return found
 
 
