@@ -8,6 +8,7 @@
     python -m benchmarks.embedded --part baselines    # rules of others
     python -m benchmarks.embedded --part temperatures # sampled answers
     python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows a token
+    python -m benchmarks.embedded --part kept --problems 2000   # K/V of filled tokens kept within the window
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
@@ -141,12 +142,31 @@ def blocks() -> list[tuple[str, Setting]]:
     ]
 
 
+def kept() -> list[tuple[str, Setting]]:
+    """K/V of filled tokens kept within the window (cache=token), with many blocks, two, and one."""
+    many = [
+        ("verified, tokens kept", drafted(0, 10)),
+        ("plain, tokens kept", {"tau_conf": 0.9}),
+        ("control, tokens kept", {"extra_fill": 1}),
+        ("verified, branches, tokens kept", drafted(7, 1)),
+        ("LoPA, tokens kept", {"branches": 7}),
+    ]
+    few = [
+        ("verified, 2 blocks, tokens kept", drafted(0, 10, max_active_blocks=2)),
+        ("verified, 1 block, tokens kept", drafted(0, 6, max_active_blocks=1)),
+        ("plain, 1 block, tokens kept", {"tau_conf": 0.9, "max_active_blocks": 1}),
+        ("control, 1 block, tokens kept", {"extra_fill": 1, "max_active_blocks": 1}),
+    ]
+    return [(name, {**setting, "cache": "token"}) for name, setting in many + few]
+
+
 def final() -> list[tuple[str, Setting]]:
     """What the README quotes, on problems that no choice was made on."""
     return [
         ("left to right", dict(LEFT_TO_RIGHT)),
         ("plain", {"tau_conf": 0.9}),
         ("verified, draft rows", drafted(0, 10)),
+        ("verified, tokens kept", drafted(0, 10, cache="token")),
         ("verified, branches", drafted(7, 1)),
         ("LoPA published", {"branches": 7}),
         ("LoPA published", {"branches": 1}),
@@ -172,12 +192,13 @@ PARTS = {
     "baselines": (baselines, 1),
     "temperatures": (temperatures, 1),
     "blocks": (blocks, 1),
+    "kept": (kept, 1),
     "final": (final, 2),
     "eight_bits": (eight_bits, 1),
 }
 
 
-MOST = {"LoPA published": 500}
+MOST = {"LoPA published": 500, "LoPA, tokens kept": 500}
 """Most problems of a setting: its eight windows a step make it slow on a CPU."""
 
 
@@ -241,14 +262,14 @@ def load() -> Kept:
 
 def run(jobs: list[tuple[str, Setting, int, int]], processes: int, console: Console) -> dict[str, Any]:
     """Measure what is missing; every result is kept as soon as it is there."""
-    kept = load()
-    missing = [j for j in jobs if key(j[1], j[2], j[3]) not in kept.results]
+    measured = load()
+    missing = [j for j in jobs if key(j[1], j[2], j[3]) not in measured.results]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for i, (name, setting, result) in enumerate(pool.imap_unordered(work, missing), 1):
             found = {"name": name, "setting": setting, **result}
-            kept.put(key(setting, result["problems"], result["seed"]), found)
+            measured.put(key(setting, result["problems"], result["seed"]), found)
             console.print(f"[{i}/{len(missing)}] {name} {setting}: {result['accuracy']:.1%}, TPF {result['tpf']:.2f}")
-    return kept.results
+    return measured.results
 
 
 def show(rows: Iterable[dict[str, Any]], title: str, console: Console) -> None:
@@ -372,8 +393,8 @@ def main() -> None:
         ]
         if options.most_branches is not None:
             jobs = [j for j in jobs if j[1].get("branches", 0) <= options.most_branches]
-        kept = run(jobs, options.processes, console)
-        rows = [{**kept[key(s, n, seed)], "name": label} for label, s, n, seed in jobs]
+        found = run(jobs, options.processes, console)
+        rows = [{**found[key(s, n, seed)], "name": label} for label, s, n, seed in jobs]
         show(rows, f"{name}: {options.problems} held-out problems, seed {seed}", console)
         if name == "verified":
             console.print(f"picture: {RESULTS / comparison(rows)}")

@@ -17,7 +17,9 @@ class DecodeConfig:
 
     - none: it takes none; the whole sequence goes through the model in every step.
     - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
-    - prefix: the same, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
+    - token: as block, and those of filled tokens in blocks that still have masks, too, each from the first forward that
+      had the token. When another block is complete, all of them are computed anew (`decode.kept_tokens`).
+    - prefix: as block, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
       before a block is cached in the block's first forward, which sees the whole sequence).
     - dual: as prefix, and the K/V of the masks behind are kept, too, until the next such forward (Fast-dLLM's dual
       cache). It needs `canvas` whole; without it nothing is behind.
@@ -117,7 +119,7 @@ class DecodeConfig:
     cache: str = option(
         "block",
         "whose keys and values a step takes from an earlier one",
-        ("block", "none", "prefix", "dual"),
+        ("block", "token", "none", "prefix", "dual"),
     )
     canvas: str = option(
         "growing",
@@ -209,6 +211,11 @@ class DecodeConfig:
                     "decode.canvas=whole needs decode.window_attention=full: with block_causal no row sees the masks "
                     "behind its block"
                 )
+        if self.cache == "token" and (self.window_attention != "full" or self.prompt_attention == "joint"):
+            raise ValueError(
+                "decode.cache=token needs decode.window_attention=full, for all rows of a window see what is kept, and "
+                "decode.prompt_attention=self or blocks; use decode.cache=block"
+            )
         if self.cache == "dual" and self.canvas != "whole":
             raise ValueError(
                 "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window; "
@@ -223,7 +230,12 @@ class DecodeConfig:
     @property
     def keeps_kv(self) -> bool:
         """Whether K/V of complete blocks stay as they are for good."""
-        return self.cache == "block"
+        return self.cache in ("block", "token")
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether K/V of filled tokens are kept before their block is complete."""
+        return self.cache == "token"
 
     @property
     def stores_kv_behind(self) -> bool:

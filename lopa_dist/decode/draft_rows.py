@@ -32,6 +32,7 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import DraftRows
+from lopa_dist.decode.kept_tokens import KeptRows
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.decode.structure import DraftStructure, Structure
 from lopa_dist.ragged import Ints, padded, ragged_arange, to_device
@@ -115,7 +116,12 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
 
 
 def place_drafts(
-    state: State, structure: Structure, on: dict[str, Tensor], tokens: Tensor, positions: Tensor
+    state: State,
+    structure: Structure,
+    on: dict[str, Tensor],
+    tokens: Tensor,
+    positions: Tensor,
+    kept_rows: KeptRows | None,
 ) -> tuple[Tensor, Tensor, DraftRows]:
     """Put the rows of windows where the rows of drafts leave room for them, and those of drafts beside them.
 
@@ -124,6 +130,7 @@ def place_drafts(
         structure: that of the forward, with rows of drafts.
         on: its arrays on the device, and the drafts' `mask_origin` and `draft_prompt`, and `begin`.
         tokens, positions: of the windows' rows, in the order of positions.
+        kept_rows: where these are, if some are left out.
 
     Returns:
         Tokens and positions of all packed rows, and which they are.
@@ -135,7 +142,10 @@ def place_drafts(
     _, token_position, check_position = (position + on["draft_prompt"]).split(drafts.kinds)
 
     # window rows
-    masks = on["mask_window"] + position[: drafts.kinds[0]] - on["mask_origin"]
+    drafted = position[: drafts.kinds[0]]
+    masks = on["mask_window"] + drafted - on["mask_origin"]
+    if kept_rows:
+        masks -= kept_rows.before(on["chain"][: len(drafted)] // state.config.max_chain, drafted)
     count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
     packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 

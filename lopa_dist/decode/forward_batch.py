@@ -66,8 +66,11 @@ class ForwardBatch:
         of_drafts[: len(row)] = (row < before) | (row >= self.rows.repeat(self.rows) - before)
         return of_drafts
 
-    def packed(self, segment: Ints, offset: Ints) -> Ints | Tensor:
-        """Return the packed rows of positions, given by their segments and their offsets there."""
-        if self.drafts is None:
-            return self.start[segment] + offset
-        return self.drafts.packed_row[to_device(self.drafts.start[segment] + offset, self.tokens.device)]
+    def packed(self, segment: Ints, offset: Ints | Tensor) -> Ints | Tensor:
+        """Return the packed rows of windows' rows, given by their segments and their places there in order."""
+        first = (self.start if self.drafts is None else self.drafts.start)[segment]
+        if self.drafts is None and not isinstance(offset, Tensor):
+            return first + offset
+        device = self.tokens.device
+        row = to_device(first, device) + offset if isinstance(offset, Tensor) else to_device(first + offset, device)
+        return row if self.drafts is None else self.drafts.packed_row[row]

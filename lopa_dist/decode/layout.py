@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
 from lopa_dist.decode.forward_batch import ForwardBatch
+from lopa_dist.decode.kept_tokens import KeptRows
 from lopa_dist.decode.prefill import SharedPrefixes
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.decode.structure import Structure, origins, window_structure
@@ -39,7 +41,8 @@ def layout(
     device, origin = state.canvas.device, origins(state.config, host)
     structure = find_structure(state, host, rank, ranks, prefixes, origin)
     sequence, first = structure.sequence, structure.first + origin[structure.sequence]
-    shared = host.prompt[sequence] + first  # nothing where the first row is the prompt's first
+    kept = np.where(structure.branch >= 0, host.kept[sequence], 0)
+    shared = host.prompt[sequence] + first + kept  # nothing where the first row is the prompt's first
     tail = None
     if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
@@ -57,25 +60,34 @@ def layout(
         moved |= {"mask_origin": origin[drafted[:masks]], "draft_prompt": host.prompt[drafted]}
         moved["begin"] = structure.drafts.begin + origin
     on = structure.on | together(device, **moved)
+    kept_rows = KeptRows(state, structure, on) if structure.kept else None
+    cells, positions = ((on[x] if kept_rows is None else kept_rows.leave_out(on[x])) for x in ("cells", "positions"))
 
-    padded = len(at) - 1
-    tokens = state.canvas.view(-1).index_select(0, on["cells"])
+    padded = len(at) - structure.kept - 1
+    tokens = state.canvas.view(-1).index_select(0, cells)
     edited, token = state.edits.flatten(1, 2).index_select(1, on["edits"])  # [G, E] positions, tokens
-    row = torch.where(edited >= 0, edited + on["offset"][:, None], padded)
+    row = edited + on["offset"][:, None]
+    if kept_rows:
+        row -= kept_rows.before((on["edits"] // state.config.max_branches)[:, None], edited)
+    row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
-    tokens, positions = tokens[:padded], on["positions"][:padded]
+    tokens, positions = tokens[:padded], positions[:padded]
     # the host's count of masks is filled up with a cell more, which nobody reads, should there be fewer on the device
     nowhere = state.slots * structure.width
     masked = state.window(structure.width).masked.view(-1)
     where = torch.nonzero_static(masked, size=structure.masked, fill_value=nowhere)[:, 0]
     found = where.index_select(0, on["entry"])
-    head_rows = (on["base"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
+    head_rows = on["base"] + found
+    if kept_rows:
+        of = (found // structure.width).clamp_(max=state.slots - 1)
+        head_rows -= kept_rows.before(of, state.complete[of] + found % structure.width - int(state.vocabulary.shift))
+    head_rows.clamp_(max=padded - 1)  # in range for `nowhere`, too
     keys, drafts = None, None
     if state.sampled.any():
         heads = to_device(structure.head_sequence[: len(found)], device)
         keys = state.noise_keys(heads, state.complete[heads] + found % structure.width)
     if structure.drafts:
-        tokens, positions, drafts = place_drafts(state, structure, on, tokens, positions)
+        tokens, positions, drafts = place_drafts(state, structure, on, tokens, positions, kept_rows)
         moved_rows = drafts.packed_row.index_select(0, head_rows.clamp(0, len(drafts.packed_row) - 1))
         if structure.prefill and structure.prefill.reads_kept:
             moved_rows = torch.where(head_rows < 0, head_rows, moved_rows)
@@ -123,14 +135,14 @@ def find_structure(
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield what a structure follows from, sequence by sequence, positions from the origin; () where nothing runs."""
-    fields = "branches", "drafts", "masked", "first_masked", "committed", "complete", "end", "limit"
-    for branches, drafts, masked, first, committed, complete, end, limit in zip(
+    fields = "branches", "drafts", "masked", "kept", "first_masked", "committed", "complete", "end", "limit"
+    for branches, drafts, masked, kept, first, committed, complete, end, limit in zip(
         *(getattr(host, field).tolist() for field in fields), strict=True
     ):
         origin = complete - complete % config.block_size
         last = limit - origin if config.canvas == "whole" else 0
         known = committed > 0, committed - origin, complete - origin, end - origin, last
-        yield (branches, drafts, masked, first, *known) if branches else ()
+        yield (branches, drafts, masked, kept, first, *known) if branches else ()
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:

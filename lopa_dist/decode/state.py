@@ -92,6 +92,7 @@ class HostState(NamedTuple):
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
     first_masked: Ints  # 1 if position `complete` is masked
+    kept: Ints  # tokens in the window whose K/V are kept (cache=token, `kept_tokens`)
     drafts: Ints  # tokens that the next forward verifies, of all branches together (verify=agreement)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
@@ -113,7 +114,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "edit_confidence", "chain_context")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "kv_kept", "edit_confidence", "chain_context")  # tensors that begin with S
 
 
 @dataclass
@@ -128,6 +129,7 @@ class State:
     integers: Tensor  # [fields of HostState, S] what the host must know
     key: Tensor  # [S] int64, the request's random key
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
+    kv_kept: Tensor  # [S, 1 + origin + N] of each token, and one before them all: `kept_tokens.NEW` and so on
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence that a branch was created with; 1 for the anchor
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
@@ -144,7 +146,7 @@ class State:
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
         self.masked, self.first_masked = rows["masked"], rows["first_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
-        self.drafts, self.accepted = rows["drafts"], rows["accepted"]
+        self.kept, self.drafts, self.accepted = rows["kept"], rows["drafts"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
@@ -177,6 +179,7 @@ class State:
             integers=long(len(HostState._fields), slots),
             key=long(slots),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
+            kv_kept=long(slots, 1 + max_prompt + blocks * config.block_size if config.keeps_tokens else 0),
             edits=long(2, slots, k, e),
             edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
             chain=long(2, slots, config.max_chain),
@@ -232,6 +235,7 @@ class State:
         self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
         self.key.index_copy_(0, slots_, keys_)
         self.eos.index_fill_(0, slots_, 0)
+        self.kv_kept.index_fill_(0, slots_, 0)
         self.edit_position.index_fill_(0, slots_, -1)
         self.edit_confidence.index_fill_(0, slots_, 1.0)
         known = np.stack(host)

@@ -37,6 +37,8 @@ class Structure:
     prefill: Prefill | None
     reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
     masked: int  # masked positions of all sequences
+    in_order: int  # rows in the order of positions, those included that are left out
+    kept: int  # rows that are left out because their K/V are kept (`kept_tokens`)
     stale: NDArray[np.bool_]  # [S] see `stale_boundary`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
@@ -44,7 +46,7 @@ class Structure:
     behind: Ints  # [G] position behind its last row
     begin: Ints  # [S] position of the first row of a sequence's windows
     stop: Ints  # [S] position behind their last row
-    row_sequence: Ints  # [R'] its sequence; rows are padded, and there is one more for edits of nothing
+    row_sequence: Ints  # [R'] its sequence; rows are padded, there is one more for edits of nothing, and kept ones
     row_position: Ints  # [R'] its position
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # what is indexed with on the device. Of each segment `edits`: its cell in `State.edits`. Of each prediction of a
@@ -98,17 +100,24 @@ def window_structure(
         sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
         first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
         mine = np.append(none > 0, mine)
-    rows = behind - first
+    every = behind - first
+    kept = np.where(branch >= 0, host.kept[sequence], 0)
+    rows = every - kept
     start = rows.cumsum() - rows  # in the order of positions
 
-    # rows: what a segment adds to the packed row number r gives its position and its cell
-    total = int(rows.sum())
+    # rows: what a segment adds to the row number r, with the kept ones, gives its position and its cell
+    total, left_out = int(rows.sum()), int(kept.sum())
     height = padded(max(total, 1))
-    position = np.arange(total) + (first - start).repeat(rows)
-    row_sequence, row_position, row_cell = np.zeros((3, height + 1), np.int64)
-    row_sequence[:total] = sequence.repeat(rows)
-    row_position[:total] = position - origin[sequence].repeat(rows)
-    row_cell[:total] = row_position[:total] + (sequence * state.canvas.shape[1] + state.origin).repeat(rows)
+    position = np.arange(total + left_out) + (first - every.cumsum() + every).repeat(every)
+    row_sequence, row_position, row_cell = np.zeros((3, height + 1 + left_out), np.int64)
+    row_sequence[: len(position)] = sequence.repeat(every)
+    row_position[: len(position)] = position - origin[sequence].repeat(every)
+    cells = sequence * state.canvas.shape[1] + state.origin
+    row_cell[: len(position)] = row_position[: len(position)] + cells.repeat(every)
+    more = {}
+    if left_out:
+        more["row_sequence"] = row_sequence[: len(position)]
+        position = np.arange(total) + (first - start).repeat(rows)  # right for prompts, whose rows see less than all
 
     # masked positions, one record per branch each; a head row's record goes to its `slot`
     masked = host.masked * (host.branches > 0)
@@ -139,11 +148,12 @@ def window_structure(
     return Structure(
         sequence=sequence, branch=branch, start=start, rows=rows, lo=np.zeros(total, np.int64),
         hi=own_columns(config, position, first, rows), head_sequence=sequence.repeat(wanted), columns=columns,
-        width=width, prefill=prefill, reported=mine, masked=amount, stale=stale_boundary(state, host),
+        width=width, prefill=prefill, reported=mine, masked=amount, in_order=total + left_out, kept=left_out,
+        stale=stale_boundary(state, host),
         first=first - origin[sequence], offset=start - first + origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
         row_cell=row_cell,
-        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot},
+        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot, **more},
     )  # fmt: skip
 
 
@@ -170,7 +180,7 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 
     A window begins at the first uncommitted token, at the boundary row before that or, where the prompt is no segment
     of its own, at the prompt's first token behind its shared prefix. It ends with the last appended block or, where the
-    canvas is whole, with its last mask, unless a dual cache has the masks behind.
+    canvas is whole, with its last mask, unless a dual cache has the masks behind. Rows of kept tokens are counted.
     """
     config = state.config
     if not config.stores_kv:
@@ -189,6 +199,8 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     """Return ``[S]`` where the last committed row is recomputed because it predicts the first masked position.
 
+    With cache=token it is a row of the window as others are, and left out only while it is kept.
+
     Only a row that sees the window can have changed since its commit: with block-causal windows, and at the end of a
     prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
     """
@@ -196,7 +208,14 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     if config.boundary != "fresh" or config.window_attention != "full" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
     sees_window = (host.committed > 0) | (config.prompt_attention == "joint")
+    if boundary_in_window(config, state.vocabulary.shift):
+        return sees_window
     return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
+
+
+def boundary_in_window(config: DecodeConfig, shift: bool) -> bool:
+    """Return whether the last committed token is a row of the window, as soon as there is one behind the prompt."""
+    return config.keeps_tokens and config.boundary == "fresh" and shift
 
 
 def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:

@@ -2,51 +2,66 @@
 
 Three cases (LoPA, on LoPA-Dist): there is one rank, so nothing is sent; the tokens' K/V are the same
 in every branch (prompts, block-causal windows), so each rank keeps what it computed; or the winner's
-rank broadcasts one packed buffer.
+rank broadcasts one packed buffer. With cache=token, K/V of filled tokens take the same way in every step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode import HostState, State
 from lopa_dist.decode.forward_batch import ForwardBatch
+from lopa_dist.decode.kept_tokens import KEPT, NEW, counted_before
 from lopa_dist.decode.prefill import Prefill
-from lopa_dist.decode.state import HostState
+from lopa_dist.decode.structure import fresh_boundary
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
 from lopa_dist.parallel.communicator import Communicator
-from lopa_dist.ragged import Ints, ragged_arange
+from lopa_dist.ragged import Ints, ragged_arange, to_device
 
 
 def commit(
-    prepared: Prepared, pool: KVPool, config: DecodeConfig, before: HostState, winner: Ints, comm: Communicator
+    prepared: Prepared, pool: KVPool, state: State, before: HostState, after: HostState, comm: Communicator
 ) -> None:
-    """Store the blocks that were complete before the last forward, and the prompts that it prefilled.
+    """Store the blocks that were complete before the last forward, the prompts that it prefilled, and kept tokens.
 
     Args:
         prepared: the last forward's batch.
         pool: its scratch still holds that forward's rows.
-        config: `cache` and `window_attention` are read.
-        before: as laid out for that forward.
-        winner: ``[S]`` the branches that were chosen.
+        state: of the batch's sequences, after the step.
+        before, after: what the host knew of them for that forward, and knows now.
         comm: the branch group.
     """
+    config = state.config
     pending = (before.complete > before.committed) & (before.branches > 0)
-    if not config.stores_kv or not pending.any():
-        return
-    batch = prepared.batch
+    if config.stores_kv and pending.any():
+        commit_blocks(prepared, pool, state, before, after.winner, comm, pending)
+    if config.keeps_tokens:
+        commit_tokens(prepared, pool, state, before, after, comm)
+
+
+def commit_blocks(
+    prepared: Prepared,
+    pool: KVPool,
+    state: State,
+    before: HostState,
+    winner: Ints,
+    comm: Communicator,
+    pending: NDArray[np.bool_],
+) -> None:
+    """Store complete blocks, of the sequences `pending` ``[S]``, and prompts."""
+    batch, config = prepared.batch, state.config
     slot = prepared.slot(np.arange(len(winner)))
     if batch.prefill:
         commit_prompts(batch, batch.prefill, pool, slot)
     # all that was computed before the window; with a dual cache also what is behind it
-    segment = np.full((len(winner), config.max_branches), -1)
-    of_window = np.nonzero(batch.branch >= 0)[0]
-    segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
     behind = batch.stop if config.stores_kv_behind else before.complete
     count = behind - batch.begin
-    pending &= count > 0
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
 
     def slots(sequences: Ints) -> Ints:
@@ -56,6 +71,66 @@ def commit(
     def rows(sequences: Ints, segments: Ints) -> Ints | Tensor:
         return batch.packed(np.repeat(segments, count[sequences]), ragged_arange(count[sequences]))
 
+    store_rows(batch, pool, winner, comm, config.max_branches, pending & (count > 0), anywhere, rows, slots)
+
+
+def commit_tokens(
+    prepared: Prepared, pool: KVPool, state: State, before: HostState, after: HostState, comm: Communicator
+) -> None:
+    """Store the tokens that are kept since this step, behind the committed ones and those that were kept before."""
+    batch = prepared.batch
+    count = np.where(after.kept > 0, after.kept - before.kept, 0)
+    total = int(count.sum())
+    if not total:
+        return
+    slot = prepared.slot(np.arange(len(count)))
+    begin = after.prompt + after.committed - fresh_boundary(state, after) + before.kept
+    found = torch.nonzero_static(state.kv_kept == NEW, size=total)  # [n, 2] sequence and column
+    offset = found[:, 1] - (state.origin + 1) - to_device(batch.begin, found.device)[found[:, 0]]
+    offset -= counted_before(state.kv_kept == KEPT)[found[:, 0], found[:, 1]]
+
+    def slots(sequences: Ints) -> Ints:
+        of = np.repeat(slot[sequences], count[sequences])
+        return pool.slots(of, np.repeat(begin[sequences], count[sequences]) + ragged_arange(count[sequences]))
+
+    def rows(sequences: Ints, segments: Ints) -> Ints | Tensor:
+        of = np.repeat(segments, count[sequences])
+        if comm.size == 1:  # all sequences at once
+            return batch.packed(of, offset)
+        mine = np.repeat((count.cumsum() - count)[sequences], count[sequences]) + ragged_arange(count[sequences])
+        return batch.packed(of, offset[to_device(mine, offset.device)])
+
+    nowhere = np.zeros(len(count), bool)
+    store_rows(batch, pool, after.winner, comm, state.config.max_branches, count > 0, nowhere, rows, slots)
+
+
+def store_rows(
+    batch: ForwardBatch,
+    pool: KVPool,
+    winner: Ints,
+    comm: Communicator,
+    branches: int,
+    pending: NDArray[np.bool_],
+    anywhere: NDArray[np.bool_],
+    rows: Callable[[Ints, Ints], Ints | Tensor],
+    slots: Callable[[Ints], Ints],
+) -> None:
+    """Move K/V of windows' rows into the pool, on every rank.
+
+    Args:
+        batch: whose rows are in the pool's scratch.
+        pool: changed.
+        winner: ``[S]`` the branches that were chosen.
+        comm: the branch group.
+        branches: of a sequence at most.
+        pending: ``[S]`` sequences that have rows to move.
+        anywhere: ``[S]`` whether they are the same in every branch, so that each rank has them.
+        rows: packed rows of sequences, in these segments.
+        slots: where they go.
+    """
+    segment = np.full((len(winner), branches), -1)
+    of_window = np.nonzero(batch.branch >= 0)[0]
+    segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
     chosen = np.where(anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
     here = anywhere | (comm.size == 1)
     local = np.nonzero(pending & here)[0]

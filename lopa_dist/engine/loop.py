@@ -119,7 +119,7 @@ class Engine:
                 levels = batch.to_host(step, self.lockstep.levels)  # the step's one copy
                 if self.lockstep.agree(levels) == StopLevel.ABORT:
                     return
-                commit(self.lockstep.prepared, batch.pool, self.config, step.before, step.after.winner, self.comm)
+                commit(self.lockstep.prepared, batch.pool, step.state, step.before, step.after, self.comm)
                 finished = batch.collect()
             self.end_step(step, rows, winner, finished)
             if self.lockstep.level == StopLevel.RUN:
@@ -221,5 +221,7 @@ class Engine:
         running = before.branches > 0
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
-        window_rows = (rows.stop - rows.begin + 2 * drafts_with_rows(self.config, before)) * before.branches
+        window_rows = (
+            rows.stop - rows.begin - before.kept + 2 * drafts_with_rows(self.config, before)
+        ) * before.branches
         self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)

@@ -66,7 +66,7 @@ class OracleConfig:
             "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
             "force": ("block", "window", "leftmost"),
             "boundary": ("fresh", "stale", "fill"),
-            "cache": ("block", "none", "prefix", "dual"),
+            "cache": ("block", "token", "none", "prefix", "dual"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -6,6 +6,8 @@ packing or commit is used. Greedy only.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -62,6 +64,7 @@ class Naive:
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
         self.thresholds = (config.tau_conf, config.tau_add, config.tau_act)
         self.cut = cut  # tokens of the prompt that do not see what is behind them
+        self.kept: dict[int, Cache] = {}  # with cache=token, K/V by position: every row sees them
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
@@ -75,17 +78,16 @@ class Naive:
             return min(of_its_block, end)
         return end if config.canvas == "growing" else self.oracle.max_new_tokens
 
-    def forward(self, tokens: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
-        """Distributions by row position for rows [first, first + n), against the cache before and behind them."""
-        n = len(tokens)
-        sees = [[first + c < self.visible(first + r) for c in range(n)] for r in range(n)]
-        rows, new = self.run(tokens, [first + r for r in range(n)], sees, first)
-        return {first + r: row for r, row in enumerate(rows)}, new
+    def forward(self, tokens: list[int], at: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
+        """Distributions by row position for rows `at`, against the cache before `first` and behind them."""
+        sees = [[c < self.visible(r) for c in at] for r in at]
+        rows, new = self.run(tokens, at, sees, first)
+        return dict(zip(at, rows, strict=True)), new
 
-    def verify(self, tokens: list[int], first: int, drafts: list[tuple[int, int]]) -> dict[int, Tensor]:
+    def verify(self, tokens: list[int], at: list[int], first: int, drafts: list[tuple[int, int]]) -> dict[int, Tensor]:
         """Distributions at the drafts but the first, each in the context of the drafts before it, by their number.
 
-        `tokens` are the window's, from position `first` on, with masks at the drafts. Beside these rows there are a row
+        `tokens` are the window's, at positions `at`, with masks at the drafts. Beside these rows there are a row
         for each draft's token (but the last's), and one for each prediction. Each sees what the definition says: the
         window without the masks of the drafts up to its own, and the rows of these drafts' tokens. Drafts whose
         predicting row lies before `first` are left out: no draft can change their prediction.
@@ -93,12 +95,12 @@ class Naive:
         n, m, shift = len(tokens), len(drafts), int(self.model.config.shift)
         positions = [position for position, _ in drafts]
         predicts = [position - shift for position in positions]
-        ids, at = list(tokens), [first + r for r in range(n)]
-        sees = [[first + c < self.visible(first + r) for c in range(n)] + [False] * (2 * m - 2) for r in range(n)]
+        ids, window_at, at = list(tokens), at, list(at)
+        sees = [[c < self.visible(r) for c in at] + [False] * (2 * m - 2) for r in at]
         after = []  # by number of drafts in the context: what a row sees then
         for count in range(1, m):
             hidden = set(positions[:count])
-            window = [first + c < self.visible(positions[0]) and first + c not in hidden for c in range(n)]
+            window = [c < self.visible(positions[0]) and c not in hidden for c in window_at]
             after.append(window + [i < count for i in range(m - 1)] + [False] * (m - 1))
         for i in range(m - 1):
             ids.append(drafts[i][1])
@@ -107,7 +109,7 @@ class Naive:
         for i in range(1, m):
             placed = dict(drafts[:i])
             inside = self.sees_drafts(first) <= predicts[i]
-            window_token = tokens[predicts[i] - first] if inside else tokens[0]
+            window_token = dict(zip(window_at, tokens, strict=True))[predicts[i]] if inside else tokens[0]
             ids.append(placed.get(predicts[i], window_token))
             at.append(predicts[i] if inside else first)
             sees.append(after[i - 1])
@@ -134,9 +136,10 @@ class Naive:
             new.append((k, v))
             if self.cache:
                 old_k, old_v = self.cache[layer]
-                k = torch.cat([old_k[:below], k, old_k[below + span :]])
-                v = torch.cat([old_v[:below], v, old_v[below + span :]])
-            behind = len(k) - n - below if self.cache else 0  # cached tokens behind the rows' own
+                kept_k, kept_v = ([kv[layer][i] for kv in self.kept.values()] for i in (0, 1))
+                k = torch.cat([old_k[:below], *kept_k, k, old_k[below + span :]])
+                v = torch.cat([old_v[:below], *kept_v, v, old_v[below + span :]])
+            behind = len(k) - n - below - len(self.kept) if self.cache else 0  # cached tokens behind the rows' own
             out = torch.zeros_like(q)
             group = q.shape[1] // k.shape[1]
             for r in range(n):
@@ -161,11 +164,13 @@ class Naive:
             view = oracle.window()
             caching, canvas = self.config.cache, self.config.canvas
             commits = caching != "none" and view["committed"] < view["complete"]
-            anew = view["committed"] < 0 or (commits and caching != "block")
+            anew = view["committed"] < 0 or (commits and caching not in ("block", "token"))
             first = -size if anew else view["committed"]
             stop = oracle.max_new_tokens if canvas == "whole" and (anew or caching != "dual") else view["end"]
             waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
             fresh = waits and self.config.boundary == "fresh"
+            if caching == "token" and view["committed"] > 0:  # the last committed row is one of the window's
+                fresh = shift and self.config.boundary == "fresh"
             records: list[dict[int, Record]] = []
             verified: dict[tuple[int, int], Record] = {}
             caches: list[Cache] = []
@@ -174,8 +179,10 @@ class Naive:
                 for position, token in edits.items():
                     tokens[size + position] = token
                 start = first - 1 if fresh else first
-                rows, cache = self.forward(tokens[size + start :], start)
-                if fresh:  # the recomputed row's K/V are not kept
+                at = [position for position in range(start, len(tokens) - size) if position not in self.kept]
+                ids = [tokens[size + position] for position in at]
+                rows, cache = self.forward(ids, at, start)
+                if fresh and caching != "token":  # the recomputed row's K/V are not kept
                     cache = [(k[1:], v[1:]) for k, v in cache]
                 caches.append(cache)
                 found: dict[int, Record] = {}
@@ -192,11 +199,14 @@ class Naive:
                     )
                 records.append(found)
                 drafts = view["drafts"][branch]
-                for number, p in self.verify(tokens[size + start :], start, drafts).items() if len(drafts) > 1 else ():
+                for number, p in self.verify(ids, at, start, drafts).items() if len(drafts) > 1 else ():
                     first_choice, second = p.topk(2).values.tolist()
                     self.near_tie |= close(first_choice, [second, self.config.tau_verify])
                     verified[branch, number] = int(p.argmax()), float(p.max()), confidence_of(p, self.config.confidence)
+            if caching == "token":
+                first = start
             count = (stop if caching == "dual" else view["complete"]) - first
+            masked_before = {position for position in range(view["end"]) if oracle.masked(position)}
             oracle.step(records, verified)
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]
             if self.config.verify == "confidence":
@@ -209,7 +219,23 @@ class Naive:
                 self.cache = [
                     (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(old, kept, strict=True)
                 ]
+            if caching == "token":
+                self.keep_tokens(at, caches[oracle.wins[-1]], view, masked_before)
         return oracle.tokens[oracle.known : oracle.end], oracle.wins
+
+    def keep_tokens(self, at: list[int], cache: Cache, view: dict[str, Any], masked: set[int]) -> None:
+        """After a step: keep the K/V of rows that had their token and whose prediction nobody needs any more."""
+        oracle, shift = self.oracle, int(self.model.config.shift)
+        if oracle.complete > view["complete"]:
+            self.kept = {}  # the next forward computes all rows
+            return
+        boundary = shift and self.config.boundary == "fresh" and view["complete"] > 0
+        for row, position in enumerate(at):
+            following = position + 1
+            if not view["complete"] - boundary <= position < view["end"] or position in masked:
+                continue
+            if not shift or (following < view["end"] and not oracle.masked(following)):
+                self.kept[position] = [(k[row : row + 1], v[row : row + 1]) for k, v in cache]
 
 
 def check_same(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig, HostState
+from lopa_dist.decode.structure import boundary_in_window
 from lopa_dist.engine import runner as runner_module
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
@@ -61,11 +62,14 @@ class NanPadding(FusedTransformer):
 def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
     """Tokens of a sequence whose K/V its next steps read."""
     committed, prompt = int(host.committed[slot]), int(host.prompt[slot])
-    anew = committed < 0 or (config.cache != "block" and committed < host.complete[slot])
+    anew = committed < 0 or (not config.keeps_kv and committed < host.complete[slot])
     if anew or host.done[slot]:
         return np.arange(0)
     behind = host.limit[slot] if config.cache == "dual" else host.end[slot]
-    return np.append(np.arange(prompt + committed), np.arange(prompt + host.end[slot], prompt + behind))
+    kept = int(host.kept[slot])
+    if boundary_in_window(config, shift=True) and committed > 0:
+        kept -= 1  # they begin in place of the last committed one
+    return np.append(np.arange(prompt + committed + kept), np.arange(prompt + host.end[slot], prompt + behind))
 
 
 def poison(engine: Engine) -> None:

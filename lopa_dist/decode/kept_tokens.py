@@ -1,0 +1,81 @@
+"""K/V of filled tokens that are kept while their block still has masks (decode.cache=token).
+
+What a token's row computes changes little once the token is filled (dKV-Cache, arXiv 2505.15781). So with this cache a
+row goes through the model until there was a forward that had its token and nobody needs its prediction any more: with
+the logit shift that is as soon as the next position is filled, too. Then its K/V are kept, and rows see them as they
+see those of complete blocks. When another block is complete, what is kept is dropped: the forward after it computes all
+rows of the window anew, commits the block, and begins again.
+
+In the pool kept tokens lie behind the committed ones, in the order in which they came: attention does not ask for the
+order of columns, and rotation has put each token's position into its keys. So what a window's rows see of the pool is
+one range still. The row before the window, which is computed anew while the first position is masked
+(boundary=fresh), belongs to the window here, and is kept like a filled token.
+
+The device knows which tokens are kept (`State.kv_kept`), the host how many of each sequence (`HostState.kept`), from
+which the structure of the next forward follows.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lopa_dist.decode.state import State, arange
+from lopa_dist.decode.structure import Structure, boundary_in_window
+
+KEPT, NEW = 1, 2
+"""What `State.kv_kept` holds of a token whose K/V are kept: since an earlier step, since the last one. Else 0."""
+
+
+def keep_tokens(state: State, masked: Tensor, filled: Tensor) -> None:
+    """Note whose K/V of the last forward are kept, at the end of `advance`.
+
+    Args:
+        state: with the frontiers as they are then.
+        masked: ``[S, W]`` bool, the window's positions that were masked in the forward.
+        filled: ``[S, W]`` bool, those inside the window that are filled now.
+    """
+    shift = state.vocabulary.shift
+    # one column more than the window: the last committed token
+    before = (state.committed > 0) & boundary_in_window(state.config, shift)
+    known = torch.cat([before[:, None], filled & ~masked], 1)
+    if shift:  # row p predicts p + 1
+        known = known & F.pad(filled, (0, 1))
+    known = known & ((state.complete == state.committed) & (state.done == 0))[:, None]
+    column = (state.origin + state.committed).clamp(min=0)[:, None] + arange(known.shape[1], known.device)
+    marks = torch.where(known, torch.where(state.kv_kept.gather(1, column) > 0, KEPT, NEW), 0)
+    state.kv_kept.scatter_(1, column, marks)
+    state.kept.copy_(known.sum(1))
+
+
+def counted_before(marked: Tensor) -> Tensor:
+    """Return how many columns before each one are marked, of ``[S, n]`` bool."""
+    return marked.long().cumsum(1) - marked.long()
+
+
+class KeptRows:
+    """The rows of a forward without those of kept tokens.
+
+    Args:
+        state: as laid out for the forward.
+        structure: of the forward; `kept` of its rows in the order of positions are left out.
+        on: its arrays on the device, and the rows' `cells` in `State.canvas`.
+    """
+
+    def __init__(self, state: State, structure: Structure, on: dict[str, Tensor]) -> None:
+        kept = state.kv_kept > 0
+        self.columns, self.first, self.in_order = kept.shape[1], state.origin + 1, structure.in_order
+        self.counts = counted_before(kept).view(-1)
+        cells = on["cells"][: self.in_order] + on["row_sequence"] + 1  # in `State.kv_kept`, which has a column more
+        left = ~kept.view(-1).index_select(0, cells)
+        self.left = torch.nonzero_static(left, size=self.in_order - structure.kept)[:, 0]
+
+    def leave_out(self, values: Tensor) -> Tensor:
+        """Return values of rows in the order of positions and padding, ``[n]``, without those of kept tokens."""
+        return torch.cat([values.index_select(0, self.left), values[self.in_order :]])
+
+    def before(self, sequence: Tensor, position: Tensor) -> Tensor:
+        """Return how many kept tokens lie before a position: by so much its row moves to the left."""
+        cell = (sequence * self.columns + self.first + position).clamp_(0, len(self.counts) - 1)
+        return self.counts.index_select(0, cell.view(-1)).view_as(cell)
