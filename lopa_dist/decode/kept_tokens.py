@@ -1,10 +1,11 @@
 """K/V of filled tokens that are kept while their block still has masks (decode.cache=token).
 
-What a token's row computes changes little once the token is filled (dKV-Cache, arXiv 2505.15781). So with this cache a
-row goes through the model until there was a forward that had its token and nobody needs its prediction any more: with
-the logit shift that is as soon as the next position is filled, too. Then its K/V are kept, and rows see them as they
-see those of complete blocks. When another block is complete, what is kept is dropped: the forward after it computes all
-rows of the window anew, commits the block, and begins again.
+What a token's row computes changes little soon after the token was filled (dKV-Cache, arXiv 2505.15781). So with this
+cache a row goes through the model until two forwards had its token and nobody needs its prediction any more: with the
+logit shift that is as soon as the next position is filled, too. Then its K/V are kept, and rows see them as they see
+those of complete blocks. One forward would save more rows, and cost accuracy (docs/embedded-model.md). When another
+block is complete, what is kept is dropped: the forward after it computes all rows of the window anew, commits the
+block, and begins again.
 
 In the pool kept tokens lie behind the committed ones, in the order in which they came: attention does not ask for the
 order of columns, and rotation has put each token's position into its keys. So what a window's rows see of the pool is
@@ -24,8 +25,9 @@ from torch import Tensor
 from lopa_dist.decode.state import State, arange
 from lopa_dist.decode.structure import Structure, boundary_in_window
 
-KEPT, NEW = 1, 2
-"""What `State.kv_kept` holds of a token whose K/V are kept: since an earlier step, since the last one. Else 0."""
+SEEN, KEPT, NEW = 1, 2, 3
+"""What `State.kv_kept` holds of a token: a forward had it, its K/V are kept, they are kept since the last step; else 0.
+"""
 
 
 def keep_tokens(state: State, masked: Tensor, filled: Tensor) -> None:
@@ -39,14 +41,14 @@ def keep_tokens(state: State, masked: Tensor, filled: Tensor) -> None:
     shift = state.vocabulary.shift
     # one column more than the window: the last committed token
     before = (state.committed > 0) & boundary_in_window(state.config, shift)
-    known = torch.cat([before[:, None], filled & ~masked], 1)
+    seen = torch.cat([before[:, None], filled & ~masked], 1)
+    column = (state.origin + state.committed).clamp(min=0)[:, None] + arange(seen.shape[1], seen.device)
+    mark = state.kv_kept.gather(1, column)
+    kept = seen & (mark >= SEEN) & ((state.complete == state.committed) & (state.done == 0))[:, None]
     if shift:  # row p predicts p + 1
-        known = known & F.pad(filled, (0, 1))
-    known = known & ((state.complete == state.committed) & (state.done == 0))[:, None]
-    column = (state.origin + state.committed).clamp(min=0)[:, None] + arange(known.shape[1], known.device)
-    marks = torch.where(known, torch.where(state.kv_kept.gather(1, column) > 0, KEPT, NEW), 0)
-    state.kv_kept.scatter_(1, column, marks)
-    state.kept.copy_(known.sum(1))
+        kept = kept & F.pad(filled, (0, 1))
+    state.kv_kept.scatter_(1, column, torch.where(kept, torch.where(mark >= KEPT, KEPT, NEW), seen * SEEN))
+    state.kept.copy_(kept.sum(1))
 
 
 def counted_before(marked: Tensor) -> Tensor:
@@ -64,7 +66,7 @@ class KeptRows:
     """
 
     def __init__(self, state: State, structure: Structure, on: dict[str, Tensor]) -> None:
-        kept = state.kv_kept > 0
+        kept = state.kv_kept >= KEPT
         self.columns, self.first, self.in_order = kept.shape[1], state.origin + 1, structure.in_order
         self.counts = counted_before(kept).view(-1)
         cells = on["cells"][: self.in_order] + on["row_sequence"] + 1  # in `State.kv_kept`, which has a column more

@@ -65,6 +65,7 @@ class Naive:
         self.thresholds = (config.tau_conf, config.tau_add, config.tau_act)
         self.cut = cut  # tokens of the prompt that do not see what is behind them
         self.kept: dict[int, Cache] = {}  # with cache=token, K/V by position: every row sees them
+        self.had: set[int] = set()  # positions whose token some forward had
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
@@ -224,8 +225,9 @@ class Naive:
         return oracle.tokens[oracle.known : oracle.end], oracle.wins
 
     def keep_tokens(self, at: list[int], cache: Cache, view: dict[str, Any], masked: set[int]) -> None:
-        """After a step: keep the K/V of rows that had their token and whose prediction nobody needs any more."""
+        """After a step: keep K/V of rows that had their token for a second time and whose prediction nobody needs."""
         oracle, shift = self.oracle, int(self.model.config.shift)
+        had, self.had = self.had, self.had | {p for p in at if 0 <= p < view["end"] and p not in masked}
         if oracle.complete > view["complete"]:
             self.kept = {}  # the next forward computes all rows
             return
@@ -233,6 +235,8 @@ class Naive:
         for row, position in enumerate(at):
             following = position + 1
             if not view["complete"] - boundary <= position < view["end"] or position in masked:
+                continue
+            if position not in had:
                 continue
             if not shift or (following < view["end"] and not oracle.masked(following)):
                 self.kept[position] = [(k[row : row + 1], v[row : row + 1]) for k, v in cache]

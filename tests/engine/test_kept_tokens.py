@@ -15,7 +15,7 @@ from lopa_dist.parallel.communicator import Communicator, Solo
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, random_requests, texts
 
-TOKEN = replace(BASE, cache="token", block_size=16, tau_conf=0.95, max_new_tokens=40, stop_at_eos=False)
+TOKEN = replace(BASE, cache="token", block_size=32, tau_conf=1.0, max_new_tokens=64, stop_at_eos=False)
 DECODINGS: list[dict[str, Any]] = [
     {"branches": 0},
     {"branches": 3},
@@ -37,7 +37,7 @@ def test_rows_are_left_out_and_come_back_with_each_complete_block(
         steps.append((ended.before, ended.after, ended.rows))
 
     engine = Engine(small_model, config, Solo(), EngineConfig(2), on_step=watch)
-    assert len(list(engine.generate(random_requests(3, 4, 40)))) == 4
+    assert len(list(engine.generate(random_requests(3, 4, 64)))) == 4
     for before, after, rows in steps:
         window = rows.branch >= 0
         left_out = before.kept[rows.sequence[window]]
@@ -56,7 +56,7 @@ def test_rows_are_left_out_and_come_back_with_each_complete_block(
 
 @pytest.mark.parametrize("options", DECODINGS, ids=str)
 def test_winners_tokens_reach_all_ranks(small_model: Transformer, options: dict[str, Any]) -> None:
-    config, requests = replace(TOKEN, **options), random_requests(5, 5, 40)
+    config, requests = replace(TOKEN, **options), random_requests(5, 5, 64)
     alone = texts(small_model, config, requests, max_sequences=1)
     assert texts(small_model, config, requests[::-1], max_sequences=3) == alone
 
