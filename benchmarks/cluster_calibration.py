@@ -22,7 +22,7 @@ from benchmarks.cluster_simulator import Gains
 from benchmarks.embedded import BASE, drafted, requests_of
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.decode.draft_rows import drafts_with_rows
+from lopa_dist.decode.draft_rows import rows_of_branch
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
@@ -89,7 +89,7 @@ class Watch:
         before, after, batch = engine.ended.before, engine.ended.after, engine.ended.rows
         state = engine.batch.state
         answers = state.answers.numpy()
-        rows = batch.stop - batch.begin + 2 * drafts_with_rows(engine.config, before)
+        rows = rows_of_branch(engine.config, before, batch.begin, batch.stop)
         for slot in np.flatnonzero(before.branches > 0).tolist():
             if before.step[slot] == 0:
                 self.running[slot] = Trace([np.ones(answers.shape[1], bool)])

@@ -17,8 +17,9 @@ class DecodeConfig:
 
     - none: it takes none; the whole sequence goes through the model in every step.
     - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
-    - token: as block, and those of filled tokens in blocks that still have masks, too, each from the first forward that
-      had the token. When another block is complete, all of them are computed anew (`decode.kept_tokens`).
+    - token: as block, and those of filled tokens in blocks that still have masks, each from the second forward that had
+      the token, or from a later one that had the next token, too. When another block is complete, all of them are
+      computed anew (docs/architecture.md). It needs `window_attention` full and a prompt that never sees the answer.
     - prefix: as block, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
       before a block is cached in the block's first forward, which sees the whole sequence).
     - dual: as prefix, and the K/V of the masks behind are kept, too, until the next such forward (Fast-dLLM's dual
@@ -211,10 +212,15 @@ class DecodeConfig:
                     "decode.canvas=whole needs decode.window_attention=full: with block_causal no row sees the masks "
                     "behind its block"
                 )
-        if self.cache == "token" and (self.window_attention != "full" or self.prompt_attention == "joint"):
+        if self.cache == "token" and self.window_attention != "full":
             raise ValueError(
-                "decode.cache=token needs decode.window_attention=full, for all rows of a window see what is kept, and "
-                "decode.prompt_attention=self or blocks; use decode.cache=block"
+                "decode.cache=token needs decode.window_attention=full, because all rows of a window see what is kept; "
+                "use decode.cache=block"
+            )
+        if self.cache == "token" and self.prompt_attention == "joint":
+            raise ValueError(
+                "decode.cache=token needs decode.prompt_attention=self or blocks: where a prompt sees the window, its "
+                "K/V change with every token; use decode.cache=block"
             )
         if self.cache == "dual" and self.canvas != "whole":
             raise ValueError(
@@ -229,7 +235,7 @@ class DecodeConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether K/V of complete blocks stay as they are for good."""
+        """Whether prompts are computed once, and complete blocks are, too (with cache=token but for their last row)."""
         return self.cache in ("block", "token")
 
     @property

@@ -24,11 +24,11 @@ class DraftRows:
 
 @dataclass
 class ForwardBatch:
-    """One forward's packed rows on one rank: segments of consecutive positions, those of prompts before the windows'.
+    """One forward's packed rows on one rank: segments, those of prompts before the windows', in the order of positions.
 
     A window's segment belongs to a sequence and a branch; for prompts see `decode.prefill`. A segment's rows see the
-    tokens [0, shared) of their sequence, the columns [lo, hi) of their own segment and, with a dual cache, the tokens
-    behind their segment whose K/V an earlier forward left.
+    first `shared` tokens of their sequence in the pool, the columns [lo, hi) of their own segment and, with a dual
+    cache, the tokens behind their segment whose K/V an earlier forward left.
 
     The rows of a branch that verifies several drafts are not in the order of positions; see `decode.draft_rows`.
     """
@@ -37,7 +37,7 @@ class ForwardBatch:
     branch: Ints  # [G]; -1 for prompts
     start: Ints  # [G] its first row among the packed ones
     rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] tokens before it, which it sees
+    shared: Ints  # [G] tokens before it and kept ones of its window, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
     lo: Ints  # [R] first own column that a row sees
     hi: Ints  # [R] the one behind the last that it sees
@@ -67,7 +67,13 @@ class ForwardBatch:
         return of_drafts
 
     def packed(self, segment: Ints, offset: Ints | Tensor) -> Ints | Tensor:
-        """Return the packed rows of windows' rows, given by their segments and their places there in order."""
+        """Return packed rows ``[n]``, given by their segments and how many rows of these have lower positions.
+
+        Rows of drafts do not count, nor do those of kept tokens.
+
+        Args:
+            segment, offset: ``[n]``.
+        """
         first = (self.start if self.drafts is None else self.drafts.start)[segment]
         if self.drafts is None and not isinstance(offset, Tensor):
             return first + offset

@@ -10,7 +10,8 @@ block, and begins again.
 In the pool kept tokens lie behind the committed ones, in the order in which they came: attention does not ask for the
 order of columns, and rotation has put each token's position into its keys. So what a window's rows see of the pool is
 one range still. The row before the window, which is computed anew while the first position is masked
-(boundary=fresh), belongs to the window here, and is kept like a filled token.
+(boundary=fresh), belongs to the window here, and is kept like a filled token: kept tokens begin in its place in the
+pool, and the forward that commits the next block commits it once more.
 
 The device knows which tokens are kept (`State.kv_kept`), the host how many of each sequence (`HostState.kept`), from
 which the structure of the next forward follows.
@@ -26,8 +27,8 @@ from lopa_dist.decode.state import State, arange
 from lopa_dist.decode.structure import Structure, boundary_in_window
 
 SEEN, KEPT, NEW = 1, 2, 3
-"""What `State.kv_kept` holds of a token: a forward had it, its K/V are kept, they are kept since the last step; else 0.
-"""
+"""What `State.kv_kept` holds of a token: one forward had it; its K/V were kept before the last step; the last step
+keeps them. Of other tokens it holds 0."""
 
 
 def keep_tokens(state: State, masked: Tensor, filled: Tensor) -> None:
@@ -56,12 +57,12 @@ def counted_before(marked: Tensor) -> Tensor:
     return marked.long().cumsum(1) - marked.long()
 
 
-class KeptRows:
-    """The rows of a forward without those of kept tokens.
+class RemainingRows:
+    """The rows of a forward that go through the model, where those of kept tokens are left out.
 
     Args:
         state: as laid out for the forward.
-        structure: of the forward; `kept` of its rows in the order of positions are left out.
+        structure: of the forward; `left_out` of its rows are those of kept tokens.
         on: its arrays on the device, and the rows' `cells` in `State.canvas`.
     """
 
@@ -70,14 +71,14 @@ class KeptRows:
         self.columns, self.first, self.in_order = kept.shape[1], state.origin + 1, structure.in_order
         self.counts = counted_before(kept).view(-1)
         cells = on["cells"][: self.in_order] + on["row_sequence"] + 1  # in `State.kv_kept`, which has a column more
-        left = ~kept.view(-1).index_select(0, cells)
-        self.left = torch.nonzero_static(left, size=self.in_order - structure.kept)[:, 0]
+        remaining = ~kept.view(-1).index_select(0, cells)
+        self.rows = torch.nonzero_static(remaining, size=self.in_order - structure.left_out)[:, 0]
 
-    def leave_out(self, values: Tensor) -> Tensor:
-        """Return values of rows in the order of positions and padding, ``[n]``, without those of kept tokens."""
-        return torch.cat([values.index_select(0, self.left), values[self.in_order :]])
+    def of(self, values: Tensor) -> Tensor:
+        """Return those of the remaining rows and of the padding, of values of all rows in the order of positions."""
+        return torch.cat([values.index_select(0, self.rows), values[self.in_order :]])
 
-    def before(self, sequence: Tensor, position: Tensor) -> Tensor:
-        """Return how many kept tokens lie before a position: by so much its row moves to the left."""
+    def kept_before(self, sequence: Tensor, position: Tensor) -> Tensor:
+        """Return how many kept tokens of a sequence lie before a position: by so much its row moves to the left."""
         cell = (sequence * self.columns + self.first + position).clamp_(0, len(self.counts) - 1)
         return self.counts.index_select(0, cell.view(-1)).view_as(cell)

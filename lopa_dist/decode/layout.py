@@ -15,7 +15,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
 from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.kept_tokens import KeptRows
+from lopa_dist.decode.kept_tokens import RemainingRows
 from lopa_dist.decode.prefill import SharedPrefixes
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.decode.structure import Structure, origins, window_structure
@@ -60,15 +60,17 @@ def layout(
         moved |= {"mask_origin": origin[drafted[:masks]], "draft_prompt": host.prompt[drafted]}
         moved["begin"] = structure.drafts.begin + origin
     on = structure.on | together(device, **moved)
-    kept_rows = KeptRows(state, structure, on) if structure.kept else None
-    cells, positions = ((on[x] if kept_rows is None else kept_rows.leave_out(on[x])) for x in ("cells", "positions"))
+    cells, positions, remaining = on["cells"], on["positions"], None
+    if structure.left_out:
+        remaining = RemainingRows(state, structure, on)
+        cells, positions = remaining.of(cells), remaining.of(positions)
 
-    padded = len(at) - structure.kept - 1
+    padded = len(at) - structure.left_out - 1
     tokens = state.canvas.view(-1).index_select(0, cells)
     edited, token = state.edits.flatten(1, 2).index_select(1, on["edits"])  # [G, E] positions, tokens
     row = edited + on["offset"][:, None]
-    if kept_rows:
-        row -= kept_rows.before((on["edits"] // state.config.max_branches)[:, None], edited)
+    if remaining:
+        row -= remaining.kept_before((on["edits"] // state.config.max_branches)[:, None], edited)
     row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
@@ -78,16 +80,17 @@ def layout(
     where = torch.nonzero_static(masked, size=structure.masked, fill_value=nowhere)[:, 0]
     found = where.index_select(0, on["entry"])
     head_rows = on["base"] + found
-    if kept_rows:
+    if remaining:
         of = (found // structure.width).clamp_(max=state.slots - 1)
-        head_rows -= kept_rows.before(of, state.complete[of] + found % structure.width - int(state.vocabulary.shift))
+        predicting = state.complete[of] + found % structure.width - int(state.vocabulary.shift)
+        head_rows -= remaining.kept_before(of, predicting)
     head_rows.clamp_(max=padded - 1)  # in range for `nowhere`, too
     keys, drafts = None, None
     if state.sampled.any():
         heads = to_device(structure.head_sequence[: len(found)], device)
         keys = state.noise_keys(heads, state.complete[heads] + found % structure.width)
     if structure.drafts:
-        tokens, positions, drafts = place_drafts(state, structure, on, tokens, positions, kept_rows)
+        tokens, positions, drafts = place_drafts(state, structure, on, tokens, positions, remaining)
         moved_rows = drafts.packed_row.index_select(0, head_rows.clamp(0, len(drafts.packed_row) - 1))
         if structure.prefill and structure.prefill.reads_kept:
             moved_rows = torch.where(head_rows < 0, head_rows, moved_rows)
@@ -108,7 +111,8 @@ def find_structure(
 ) -> Structure:
     """Return the structure of a forward, its arrays on the device: one that was kept, or a new one.
 
-    With one sequence in flight most steps find theirs, so that the host needs less time, which a device waits for.
+    With one sequence in flight most steps find theirs, so that the host needs less time, which a device waits for. With
+    cache=token fewer do, for a structure depends on how many tokens are kept, too.
 
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.

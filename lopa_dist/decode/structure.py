@@ -38,7 +38,7 @@ class Structure:
     reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
     masked: int  # masked positions of all sequences
     in_order: int  # rows in the order of positions, those included that are left out
-    kept: int  # rows that are left out because their K/V are kept (`kept_tokens`)
+    left_out: int  # rows that are left out because their K/V are kept (`kept_tokens`)
     stale: NDArray[np.bool_]  # [S] see `stale_boundary`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
@@ -46,7 +46,8 @@ class Structure:
     behind: Ints  # [G] position behind its last row
     begin: Ints  # [S] position of the first row of a sequence's windows
     stop: Ints  # [S] position behind their last row
-    row_sequence: Ints  # [R'] its sequence; rows are padded, there is one more for edits of nothing, and kept ones
+    # rows in the order of positions, also those that are left out; then padding, and one more for edits of nothing
+    row_sequence: Ints  # [R'] its sequence
     row_position: Ints  # [R'] its position
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # what is indexed with on the device. Of each segment `edits`: its cell in `State.edits`. Of each prediction of a
@@ -100,24 +101,25 @@ def window_structure(
         sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
         first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
         mine = np.append(none > 0, mine)
-    every = behind - first
+    span = behind - first
     kept = np.where(branch >= 0, host.kept[sequence], 0)
-    rows = every - kept
+    rows = span - kept
     start = rows.cumsum() - rows  # in the order of positions
 
-    # rows: what a segment adds to the row number r, with the kept ones, gives its position and its cell
+    # rows: what a segment adds to the number of a row, kept ones counted, gives the row's position and its cell
     total, left_out = int(rows.sum()), int(kept.sum())
     height = padded(max(total, 1))
-    position = np.arange(total + left_out) + (first - every.cumsum() + every).repeat(every)
+    position = np.arange(total + left_out) + (first - span.cumsum() + span).repeat(span)
     row_sequence, row_position, row_cell = np.zeros((3, height + 1 + left_out), np.int64)
-    row_sequence[: len(position)] = sequence.repeat(every)
-    row_position[: len(position)] = position - origin[sequence].repeat(every)
+    row_sequence[: len(position)] = sequence.repeat(span)
+    row_position[: len(position)] = position - origin[sequence].repeat(span)
     cells = sequence * state.canvas.shape[1] + state.origin
-    row_cell[: len(position)] = row_position[: len(position)] + cells.repeat(every)
-    more = {}
+    row_cell[: len(position)] = row_position[: len(position)] + cells.repeat(span)
+    of_kept = {}
     if left_out:
-        more["row_sequence"] = row_sequence[: len(position)]
-        position = np.arange(total) + (first - start).repeat(rows)  # right for prompts, whose rows see less than all
+        of_kept["row_sequence"] = row_sequence[: len(position)]
+        # `own_columns` reads positions of prompts' rows only, none of which is left out; those of windows are wrong
+        position = np.arange(total) + (first - start).repeat(rows)
 
     # masked positions, one record per branch each; a head row's record goes to its `slot`
     masked = host.masked * (host.branches > 0)
@@ -148,12 +150,12 @@ def window_structure(
     return Structure(
         sequence=sequence, branch=branch, start=start, rows=rows, lo=np.zeros(total, np.int64),
         hi=own_columns(config, position, first, rows), head_sequence=sequence.repeat(wanted), columns=columns,
-        width=width, prefill=prefill, reported=mine, masked=amount, in_order=total + left_out, kept=left_out,
+        width=width, prefill=prefill, reported=mine, masked=amount, in_order=total + left_out, left_out=left_out,
         stale=stale_boundary(state, host),
         first=first - origin[sequence], offset=start - first + origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
         row_cell=row_cell,
-        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot, **more},
+        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot, **of_kept},
     )  # fmt: skip
 
 
@@ -197,9 +199,10 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 
 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` where the last committed row is recomputed because it predicts the first masked position.
+    """Return ``[S]`` where the last committed row is one of the window's, because it predicts the first position.
 
-    With cache=token it is a row of the window as others are, and left out only while it is kept.
+    It is recomputed while that position is masked. With cache=token it always belongs to the window, and is left out
+    like other rows while it is kept.
 
     Only a row that sees the window can have changed since its commit: with block-causal windows, and at the end of a
     prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
@@ -208,7 +211,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     if config.boundary != "fresh" or config.window_attention != "full" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
     sees_window = (host.committed > 0) | (config.prompt_attention == "joint")
-    if boundary_in_window(config, state.vocabulary.shift):
+    if config.keeps_tokens:
         return sees_window
     return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
 

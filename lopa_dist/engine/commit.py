@@ -18,7 +18,7 @@ from lopa_dist.decode import HostState, State
 from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.decode.kept_tokens import KEPT, NEW, counted_before
 from lopa_dist.decode.prefill import Prefill
-from lopa_dist.decode.structure import fresh_boundary
+from lopa_dist.decode.structure import row_span
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
 from lopa_dist.parallel.communicator import Communicator
@@ -84,14 +84,14 @@ def commit_tokens(
     if not total:
         return
     slot = prepared.slot(np.arange(len(count)))
-    begin = after.prompt + after.committed - fresh_boundary(state, after) + before.kept
+    first = after.prompt + row_span(state, after, None)[0] + before.kept
     found = torch.nonzero_static(state.kv_kept == NEW, size=total)  # [n, 2] sequence and column
     offset = found[:, 1] - (state.origin + 1) - to_device(batch.begin, found.device)[found[:, 0]]
     offset -= counted_before(state.kv_kept == KEPT)[found[:, 0], found[:, 1]]
 
     def slots(sequences: Ints) -> Ints:
         of = np.repeat(slot[sequences], count[sequences])
-        return pool.slots(of, np.repeat(begin[sequences], count[sequences]) + ragged_arange(count[sequences]))
+        return pool.slots(of, np.repeat(first[sequences], count[sequences]) + ragged_arange(count[sequences]))
 
     def rows(sequences: Ints, segments: Ints) -> Ints | Tensor:
         of = np.repeat(segments, count[sequences])
@@ -100,8 +100,8 @@ def commit_tokens(
         mine = np.repeat((count.cumsum() - count)[sequences], count[sequences]) + ragged_arange(count[sequences])
         return batch.packed(of, offset[to_device(mine, offset.device)])
 
-    nowhere = np.zeros(len(count), bool)
-    store_rows(batch, pool, after.winner, comm, state.config.max_branches, count > 0, nowhere, rows, slots)
+    alike = np.zeros(len(count), bool)  # every branch has its own
+    store_rows(batch, pool, after.winner, comm, state.config.max_branches, count > 0, alike, rows, slots)
 
 
 def store_rows(

@@ -21,7 +21,7 @@ from lopa_dist.decode import (
     unpack,
     verify,
 )
-from lopa_dist.decode.draft_rows import drafts_with_rows
+from lopa_dist.decode.draft_rows import rows_of_branch
 from lopa_dist.engine import memory
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
@@ -221,7 +221,5 @@ class Engine:
         running = before.branches > 0
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
-        window_rows = (
-            rows.stop - rows.begin - before.kept + 2 * drafts_with_rows(self.config, before)
-        ) * before.branches
+        window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
         self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)

@@ -90,8 +90,8 @@ def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
     """
     if prefix_cache == "approximate" and not config.keeps_kv:
         raise ValueError(
-            f"engine.prefix_cache=approximate needs decode.cache=block: with decode.cache={config.cache}, prompts are "
-            "computed anew"
+            f"engine.prefix_cache=approximate needs decode.cache=block or token: with decode.cache={config.cache}, "
+            "prompts are computed anew"
         )
     return prefix_cache == "approximate" or (
         prefix_cache == "exact" and config.keeps_kv and config.prompt_attention == "blocks"

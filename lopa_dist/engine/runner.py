@@ -33,7 +33,7 @@ class Prepared:
     slots: Ints | None  # of the batch's sequences; None: all
     segments: Segments
     plan: Any  # what the attention's back end made of the segments
-    drafts: Tensor | None  # [R'] bool, rows whose K/V must be finite (`without_overflow`); None: it does not matter
+    of_drafts: Tensor | None  # [R'] bool, rows of drafts (`without_overflow`); None: none, or none can overflow
 
     def slot(self, sequence: Ints) -> Ints:
         """Return the slots of sequences of the batch."""
@@ -102,7 +102,7 @@ class Runner:
             return records.view(shape)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            pool.write(layer, without_overflow(k, prepared.drafts), without_overflow(v, prepared.drafts))
+            pool.write(layer, without_overflow(k, prepared.of_drafts), without_overflow(v, prepared.of_drafts))
             return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
         rows, last = batch.head_rows, self.last_rows(batch)

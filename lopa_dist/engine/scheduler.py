@@ -8,7 +8,7 @@ import numpy as np
 
 from lopa_dist.decode import HostState, State
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.draft_rows import drafts_with_rows
+from lopa_dist.decode.draft_rows import rows_of_branch
 from lopa_dist.decode.prefill import prefill_apart
 from lopa_dist.decode.structure import row_span
 from lopa_dist.engine.kv_pool import KVPool
@@ -59,7 +59,7 @@ class Scheduler:
         prefill = (host.committed < 0) & (host.branches > 0)
         prefix_length = self.pool.prefix_length
         begin, stop = row_span(state, host, self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill))
-        rows = (stop - begin - host.kept + 2 * drafts_with_rows(self.config, host)) * -(-host.branches // self.ranks)
+        rows = rows_of_branch(self.config, host, begin, stop) * -(-host.branches // self.ranks)
         if prefill.any():  # a prefix that several wait for is counted for each: who computes it is not known yet
             stored = np.array([self.pool.stored(slot) for slot in range(len(prefix_length))])
             prompt = np.where(stored, 0, prefix_length) + (host.prompt - prefix_length) * prefill_apart(self.config)

@@ -125,7 +125,7 @@ class Body:
         self.tokens = torch.zeros(size, dtype=torch.long, device=device)
         self.positions = torch.zeros(size, dtype=torch.long, device=device)
         self.rows = torch.zeros(1, dtype=torch.int32, device=device)
-        self.drafts = torch.zeros(size, dtype=torch.bool, device=device) if runner.may_overflow else None
+        self.of_drafts = torch.zeros(size, dtype=torch.bool, device=device) if runner.may_overflow else None
         self.hidden = runner.hidden[:size]
         self.plan = runner.attention_plan(size)
         self.replay = Replay()
@@ -135,10 +135,10 @@ class Body:
         batch, count = prepared.batch, len(prepared.batch.tokens)
         self.tokens[:count], self.positions[:count] = batch.tokens, batch.positions
         self.rows.fill_(len(batch.hi))
-        if self.drafts is not None:
-            self.drafts.zero_()
-            if prepared.drafts is not None:
-                self.drafts[:count] = prepared.drafts
+        if self.of_drafts is not None:
+            self.of_drafts.zero_()
+            if prepared.of_drafts is not None:
+                self.of_drafts[:count] = prepared.of_drafts
         assert isinstance(prepared.plan, Tiles)
         self.plan.fill(prepared.plan)
 
@@ -150,7 +150,7 @@ class Body:
             # in place of q, of which a tile reads only what it writes: nothing to clear for rows in no tile
             return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan, q)
 
-        cache = Cache(pool.keys, pool.values, pool.scratch, self.drafts)
+        cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts)
         self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend))
 
 

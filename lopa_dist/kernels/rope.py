@@ -41,7 +41,7 @@ def rope_and_store(
     rows: Tensor,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
-    drafts: Tensor | None = None,
+    of_drafts: Tensor | None = None,
 ) -> Tensor:
     """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
 
@@ -56,7 +56,7 @@ def rope_and_store(
         rows: ``[1]`` int32 on qkv's device, how many rows are real.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.
         eps: of these norms.
-        drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
+        of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
 
     Returns:
         q ``[R, H, D]``.
@@ -65,26 +65,27 @@ def rope_and_store(
     if fused(qkv):
         from lopa_dist.kernels import rope_triton
 
-        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, drafts)
+        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts)
     count, (kv_heads, dim) = int(rows), keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q, k, v = qkv.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], 1)
     if norms is not None:
         q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
     q, k = (apply_rope(x, cos[:, None], sin[:, None]) for x in (q, k))
-    k, v = without_overflow(k, drafts), without_overflow(v, drafts)
+    k, v = without_overflow(k, of_drafts), without_overflow(v, of_drafts)
     keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
     return q
 
 
-def without_overflow(x: Tensor, drafts: Tensor | None) -> Tensor:
+def without_overflow(x: Tensor, of_drafts: Tensor | None) -> Tensor:
     """Return K or V ``[R, heads, head_dim]`` with 0 where those of drafts' rows are no finite numbers.
 
-    The window's rows do not see rows of drafts, but in attention a weight of 0 times infinity is no number. Later
-    drafts do without such a row: should they be accepted, the next forward, where it is part of the window, tells.
+    The window's rows do not see rows of drafts. But in attention, what is not seen has the weight 0, and 0 times
+    infinity is no number. Drafts further on in the chain are verified without such a row. If they are accepted, their
+    tokens are part of the window in the next forward, in which infinities are not replaced.
 
     Args:
         x: K or V of packed rows.
-        drafts: ``[R]`` bool, which rows are drafts'; None: nothing is replaced.
+        of_drafts: ``[R]`` bool, which rows are drafts'; None: nothing is replaced.
     """
-    return x if drafts is None else x.where(x.isfinite() | ~drafts[:, None, None], 0)
+    return x if of_drafts is None else x.where(x.isfinite() | ~of_drafts[:, None, None], 0)

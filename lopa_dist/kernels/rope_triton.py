@@ -25,7 +25,7 @@ def rope_and_store(
     rows: Tensor,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
-    drafts: Tensor | None = None,
+    of_drafts: Tensor | None = None,
 ) -> Tensor:
     """As `rope.rope_and_store`, with `cos` and `sin` ``[R, D]``."""
     count, (kv_heads, dim) = len(qkv), keys.shape[1:]
@@ -36,18 +36,18 @@ def rope_and_store(
     q_norm, k_norm = (qkv, qkv) if norms is None else norms  # never read without norms
     if count:
         rope_and_store_kernel[(count, triton.cdiv(heads + 2 * kv_heads, at_once))](
-            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, rows if drafts is None else drafts, scratch,
+            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, rows if of_drafts is None else of_drafts, scratch,
             qkv.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
-            H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None, CLEARS=drafts is not None,
+            H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None, CLEARS=of_drafts is not None,
             num_warps=4, **OPTIONS,
         )  # fmt: skip
     return q
 
 
 @triton.jit
-def finite(x: tl.tensor, otherwise: tl.tensor) -> tl.tensor:
-    """`x`, and 0 where it is infinite or no number, unless `otherwise`."""
-    return tl.where((tl.abs(x.to(tl.float32)) < float("inf")) | otherwise, x, 0.0)
+def finite(x: tl.tensor, of_window: tl.tensor) -> tl.tensor:
+    """`x` of a row of the window; of a row of drafts 0 instead of what is infinite or no number."""
+    return tl.where((tl.abs(x.to(tl.float32)) < float("inf")) | of_window, x, 0.0)
 
 
 @triton.jit(do_not_specialize=["scratch"])
@@ -61,7 +61,7 @@ def rope_and_store_kernel(
     keys: tl.tensor,  # [slots, KV, D]
     values: tl.tensor,  # [slots, KV, D]
     rows: tl.tensor,  # [1]
-    drafts: tl.tensor,  # [R], read where it CLEARS
+    of_drafts: tl.tensor,  # [R], read where it CLEARS
     scratch: tl.tensor,
     qkv_stride: tl.tensor,
     cos_stride: tl.tensor,
@@ -93,7 +93,7 @@ def rope_and_store_kernel(
     is_value = head >= H + KV
     first_value, second_value = raw_first, raw_second
     if CLEARS:
-        of_window = tl.load(drafts + row) == 0
+        of_window = tl.load(of_drafts + row) == 0
         first_value, second_value = finite(raw_first, of_window), finite(raw_second, of_window)
     tl.store(values + slot * values_stride + (head - H - KV) * D + column, first_value, inside & is_value)
     tl.store(values + slot * values_stride + (head - H - KV) * D + column + half, second_value, inside & is_value)
@@ -121,7 +121,7 @@ def rope_and_store_kernel(
     is_key = inside & (head >= H) & (head < H + KV)
     first_key, second_key = turned_first.to(dtype), turned_second.to(dtype)
     if CLEARS:
-        of_window = tl.load(drafts + row) == 0
+        of_window = tl.load(of_drafts + row) == 0
         first_key, second_key = finite(first_key, of_window), finite(second_key, of_window)
     tl.store(target, first_key, is_key)
     tl.store(target + half, second_key, is_key)

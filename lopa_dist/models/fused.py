@@ -33,7 +33,7 @@ class Cache:
     keys: Tensor  # [layers, slots, Hkv, D]
     values: Tensor
     scratch: int
-    drafts: Tensor | None = None  # [R] bool, rows whose K/V must be finite (`kernels.rope.without_overflow`)
+    of_drafts: Tensor | None = None  # [R] bool, rows whose K/V must be finite (`kernels.rope.without_overflow`)
 
 
 class FusedLayer:
@@ -84,7 +84,7 @@ class FusedTransformer:
         for number, layer in enumerate(self.layers):
             keys, values = cache.keys[number], cache.values[number]
             qkv = self.project(layer.qkv, normed, rows)
-            q = rope_and_store(qkv, cos, sin, keys, values, cache.scratch, rows, layer.head_norms, eps, cache.drafts)
+            q = rope_and_store(qkv, cos, sin, keys, values, cache.scratch, rows, layer.head_norms, eps, cache.of_drafts)
             attended = attend(number, q).flatten(1)
             normed, x = add_rms_norm(self.project(layer.out, attended, rows), x, layer.after, eps)
             hidden = swiglu(self.project(layer.gate_up, normed, rows))

@@ -50,7 +50,7 @@ class OracleConfig:
     force: str = "block"  # block | window | leftmost
     extra_fill: int = 0
     boundary: str = "fresh"  # fresh | stale | fill
-    cache: str = "block"  # block | none | prefix | dual
+    cache: str = "block"  # block | token | none | prefix | dual
     sub_block_size: int | None = None
     stop_at_eos: bool = True
     mask_id: int

@@ -145,7 +145,10 @@ class Naive:
             group = q.shape[1] // k.shape[1]
             for r in range(n):
                 later = torch.arange(behind) + first + span < self.visible(max(at[r], first))
-                seen = torch.cat([torch.ones(len(k) - n - behind, dtype=torch.bool), own[r], later])
+                cached = torch.ones(len(k) - n - behind, dtype=torch.bool)
+                if at[r] < 0:  # a prompt's row, which does not see the window
+                    cached[len(cached) - len(self.kept) :] = False
+                seen = torch.cat([cached, own[r], later])
                 for h in range(q.shape[1]):
                     weights = (k[seen, h // group] @ q[r, h] / q.shape[2] ** 0.5).softmax(0)
                     out[r, h] = weights @ v[seen, h // group]

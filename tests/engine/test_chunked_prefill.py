@@ -25,7 +25,7 @@ from tests.engine.test_prefix_cache import QUICK, prefixed
 from tests.strategies import engine_configs
 
 BLOCKS = replace(BASE, prompt_attention="blocks")
-blocks = engine_configs(BASE).filter(lambda config: config.cache == "block" and config.prompt_attention == "blocks")
+blocks = engine_configs(BASE).filter(lambda config: config.keeps_kv and config.prompt_attention == "blocks")
 
 
 def run(

@@ -175,10 +175,10 @@ def variants(arch: int) -> list[Variant]:
         sizes = {"SIZE": size, "BLOCK": 2048}
         found.append(Variant(kernel, dict.fromkeys(names, "*bf16"), sizes, names, arch, {"num_warps": 4}))
     for heads, kv_heads, norm in ((28, 4, False), (32, 32, True)):
-        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows", "drafts")
+        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows", "of_drafts")
         strides = ("qkv_stride", "cos_stride", "sin_stride", "keys_stride", "values_stride")
         types = {**dict.fromkeys(names, "*bf16"), **dict.fromkeys(strides, "i32")}
-        types |= {"rows": "*i32", "drafts": "*i1", "scratch": "i32", "eps": "fp32"}
+        types |= {"rows": "*i32", "of_drafts": "*i1", "scratch": "i32", "eps": "fp32"}
         for clears in (False, True):
             sizes = {"H": heads, "KV": kv_heads, "D": 128, "HALF": 64, "HEADS": 16, "NORM": norm, "CLEARS": clears}
             kernel = "lopa_dist.kernels.rope_triton:rope_and_store_kernel"
