@@ -50,7 +50,6 @@ DECODINGS: dict[str, dict[str, Any]] = {
     "control": {"branches": 0, "extra_fill": 1},
     "LoPA, k = 7": {"branches": 7, "score": "gain"},
     "verified, 10 drafts": {"branches": 0, "verify": "agreement", "drafts": 10},
-    "verified, 10 drafts, tokens kept": {"branches": 0, "verify": "agreement", "drafts": 10, "cache": "token"},
     "verified, 16 drafts": {"branches": 0, "verify": "agreement", "drafts": 16},
 }
 

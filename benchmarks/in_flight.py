@@ -33,7 +33,6 @@ IN_FLIGHT = (1, 4, 16, 64, 256)
 BASE = DecodeConfig(block_size=16, max_new_tokens=64, branches=0)
 VERIFIED: dict[str, Any] = {"verify": "agreement"}
 ONE: dict[str, Any] = {"max_active_blocks": 1}
-TOKEN: dict[str, Any] = {"cache": "token"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain, one block": ONE,
@@ -43,10 +42,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "4 drafts, one block": VERIFIED | {"drafts": 4} | ONE,
     "10 drafts": VERIFIED | {"drafts": 10},
     "10 drafts, one block": VERIFIED | {"drafts": 10} | ONE,
-    "10 drafts, tokens kept": VERIFIED | {"drafts": 10} | TOKEN,
-    "10 drafts, one block, tokens kept": VERIFIED | {"drafts": 10} | ONE | TOKEN,
-    "4 drafts, one block, tokens kept": VERIFIED | {"drafts": 4} | ONE | TOKEN,
-    "control, one block, tokens kept": {"extra_fill": 1} | ONE | TOKEN,
     "16 drafts": VERIFIED | {"drafts": 16},
     "16 drafts, one block": VERIFIED | {"drafts": 16} | ONE,
     "k = 1, 8 drafts": VERIFIED | {"branches": 1, "drafts": 8},
@@ -54,7 +49,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "k = 7, 1 draft": VERIFIED | {"branches": 7, "drafts": 1},
 }
 BY_LOAD = "10 drafts, by load"
-BY_LOAD_KEPT = "10 drafts, by load, tokens kept"
 MOST_ROWS, BUDGET_S = 1024, 10.0  # of the profile
 
 
@@ -69,8 +63,7 @@ def main() -> None:
     verified = replace(BASE, **SETTINGS["10 drafts"])
     profile = measure(builder.load(), verified, EngineConfig(), MOST_ROWS, BUDGET_S)
     few = profile.one_block_from(BASE.block_size)
-    by_load = SETTINGS["10 drafts"] | {"one_block_from": few}
-    settings = SETTINGS | {BY_LOAD: by_load, BY_LOAD_KEPT: by_load | TOKEN}
+    settings = SETTINGS | {BY_LOAD: SETTINGS["10 drafts"] | {"one_block_from": few}}
     rows = []
     for in_flight in arguments.in_flight or IN_FLIGHT:
         found = {

@@ -129,9 +129,7 @@ class State:
     integers: Tensor  # [fields of HostState, S] what the host must know
     key: Tensor  # [S] int64, the request's random key
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
-    kv_kept: (
-        Tensor  # [S, 1 + origin + N] with cache=token, of the cell before each of `canvas` and the last: `kept_tokens`
-    )
+    kv_kept: Tensor  # [S, 1 + origin + N] column c says whose K/V are kept of cell c - 1 of `canvas` (`kept_tokens`)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     edit_confidence: Tensor  # [S, K] confidence that a branch was created with; 1 for the anchor
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
