@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from lopa_dist.decode.prefill import Prefill
-from lopa_dist.ragged import Ints, ragged_arange, to_device
+from lopa_dist.ragged import Ints, to_device
 
 
 @dataclass
@@ -58,13 +57,11 @@ class ForwardBatch:
     stale: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; None: nobody's
     drafts: DraftRows | None  # the rows that verify drafts; None where there are none
 
-    def of_drafts(self) -> NDArray[np.bool_]:
-        """Return which packed rows are token and verification rows, ``[R']``."""
-        before = np.maximum.reduceat(self.lo, self.start).repeat(self.rows)  # token rows; as many lie behind the window
-        row = ragged_arange(self.rows)
-        of_drafts = np.zeros(len(self.tokens), bool)
-        of_drafts[: len(row)] = (row < before) | (row >= self.rows.repeat(self.rows) - before)
-        return of_drafts
+    def of_drafts(self) -> Tensor | None:
+        """Return which packed rows are those of drafts, or padding, ``[R']`` bool; None where there are no drafts."""
+        if self.drafts is None:
+            return None
+        return torch.ones_like(self.tokens, dtype=torch.bool).index_fill_(0, self.drafts.packed_row, False)
 
     def packed(self, segment: Ints, offset: Ints | Tensor) -> Ints | Tensor:
         """Return packed rows ``[n]``, given by their segments and how many rows of these have lower positions.

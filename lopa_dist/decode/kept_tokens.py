@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.state import State, arange
-from lopa_dist.decode.structure import Structure, boundary_in_window
+from lopa_dist.decode.structure import Structure, computes_boundary
 
 SEEN, KEPT, NEW = 1, 2, 3
 """What `State.kv_kept` holds of a token: one forward had it; its K/V were kept before the last step; the last step
@@ -41,7 +41,7 @@ def keep_tokens(state: State, masked: Tensor, filled: Tensor) -> None:
     """
     shift = state.vocabulary.shift
     # one column more than the window: the last committed token
-    before = (state.committed > 0) & boundary_in_window(state.config, shift)
+    before = (state.committed > 0) & computes_boundary(state.config, shift)
     seen = torch.cat([before[:, None], filled & ~masked], 1)
     column = (state.origin + state.committed).clamp(min=0)[:, None] + arange(seen.shape[1], seen.device)
     mark = state.kv_kept.gather(1, column)
@@ -62,17 +62,17 @@ class RemainingRows:
 
     Args:
         state: as laid out for the forward.
-        structure: of the forward; `left_out` of its rows are those of kept tokens.
+        structure: of the forward.
         on: its arrays on the device, and the rows' `cells` in `State.canvas`.
     """
 
     def __init__(self, state: State, structure: Structure, on: dict[str, Tensor]) -> None:
         kept = state.kv_kept >= KEPT
-        self.columns, self.first, self.in_order = kept.shape[1], state.origin + 1, structure.in_order
+        self.columns, self.first, self.in_order = kept.shape[1], state.origin + 1, len(on["row_sequence"])
         self.counts = counted_before(kept).view(-1)
         cells = on["cells"][: self.in_order] + on["row_sequence"] + 1  # in `State.kv_kept`, which has a column more
         remaining = ~kept.view(-1).index_select(0, cells)
-        self.rows = torch.nonzero_static(remaining, size=self.in_order - structure.left_out)[:, 0]
+        self.rows = torch.nonzero_static(remaining, size=self.in_order - int(structure.kept.sum()))[:, 0]
 
     def of(self, values: Tensor) -> Tensor:
         """Return those of the remaining rows and of the padding, of values of all rows in the order of positions."""

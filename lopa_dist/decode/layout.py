@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,8 +40,7 @@ def layout(
     device, origin = state.canvas.device, origins(state.config, host)
     structure = find_structure(state, host, rank, ranks, prefixes, origin)
     sequence, first = structure.sequence, structure.first + origin[structure.sequence]
-    kept = np.where(structure.branch >= 0, host.kept[sequence], 0)
-    shared = host.prompt[sequence] + first + kept  # nothing where the first row is the prompt's first
+    shared = host.prompt[sequence] + first + structure.kept  # nothing where the first row is the prompt's first
     tail = None
     if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
@@ -61,11 +59,11 @@ def layout(
         moved["begin"] = structure.drafts.begin + origin
     on = structure.on | together(device, **moved)
     cells, positions, remaining = on["cells"], on["positions"], None
-    if structure.left_out:
+    if structure.kept.any():
         remaining = RemainingRows(state, structure, on)
         cells, positions = remaining.of(cells), remaining.of(positions)
 
-    padded = len(at) - structure.left_out - 1
+    padded = len(cells) - 1
     tokens = state.canvas.view(-1).index_select(0, cells)
     edited, token = state.edits.flatten(1, 2).index_select(1, on["edits"])  # [G, E] positions, tokens
     row = edited + on["offset"][:, None]

@@ -37,8 +37,7 @@ class Structure:
     prefill: Prefill | None
     reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
     masked: int  # masked positions of all sequences
-    in_order: int  # rows in the order of positions, those included that are left out
-    left_out: int  # rows that are left out because their K/V are kept (`kept_tokens`)
+    kept: Ints  # [G] rows that are left out because their K/V are kept (`kept_tokens`)
     stale: NDArray[np.bool_]  # [S] see `stale_boundary`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
@@ -52,7 +51,8 @@ class Structure:
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # what is indexed with on the device. Of each segment `edits`: its cell in `State.edits`. Of each prediction of a
     # window `entry`, its number among all masked positions, and `base`: with the masked position's cell in the dense
-    # records [S, width] it gives the row that predicts it. Of all predictions `slot`, as `ForwardBatch.head_slots`
+    # records [S, width] it gives the row that predicts it. Of all predictions `slot`, as `ForwardBatch.head_slots`.
+    # Where rows are left out, also the `row_sequence` of all rows, without padding
     arrays: dict[str, Ints]  # on the host
     on: dict[str, Tensor] = field(default_factory=dict)
     drafts: DraftStructure | None = None
@@ -150,7 +150,7 @@ def window_structure(
     return Structure(
         sequence=sequence, branch=branch, start=start, rows=rows, lo=np.zeros(total, np.int64),
         hi=own_columns(config, position, first, rows), head_sequence=sequence.repeat(wanted), columns=columns,
-        width=width, prefill=prefill, reported=mine, masked=amount, in_order=total + left_out, left_out=left_out,
+        width=width, prefill=prefill, reported=mine, masked=amount, kept=kept,
         stale=stale_boundary(state, host),
         first=first - origin[sequence], offset=start - first + origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
@@ -208,7 +208,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
     """
     config = state.config
-    if config.boundary != "fresh" or config.window_attention != "full" or not state.vocabulary.shift:
+    if not computes_boundary(config, state.vocabulary.shift):
         return np.zeros(state.slots, bool)
     sees_window = (host.committed > 0) | (config.prompt_attention == "joint")
     if config.keeps_tokens:
@@ -216,9 +216,9 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
 
 
-def boundary_in_window(config: DecodeConfig, shift: bool) -> bool:
-    """Return whether the last committed token is a row of the window, as soon as there is one behind the prompt."""
-    return config.keeps_tokens and config.boundary == "fresh" and shift
+def computes_boundary(config: DecodeConfig, shift: bool) -> bool:
+    """Return whether the row before the window, which predicts its first position, is computed with it."""
+    return config.boundary == "fresh" and config.window_attention == "full" and shift
 
 
 def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:

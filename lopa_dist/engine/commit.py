@@ -7,8 +7,6 @@ rank broadcasts one packed buffer. With cache=token, K/V of filled tokens take t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -61,17 +59,9 @@ def commit_blocks(
         commit_prompts(batch, batch.prefill, pool, slot)
     # all that was computed before the window; with a dual cache also what is behind it
     behind = batch.stop if config.stores_kv_behind else before.complete
-    count = behind - batch.begin
+    count = np.where(pending, np.maximum(behind - batch.begin, 0), 0)
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
-
-    def slots(sequences: Ints) -> Ints:
-        begin, of = before.prompt[sequences] + batch.begin[sequences], np.repeat(slot[sequences], count[sequences])
-        return pool.slots(of, np.repeat(begin, count[sequences]) + ragged_arange(count[sequences]))
-
-    def rows(sequences: Ints, segments: Ints) -> Ints | Tensor:
-        return batch.packed(np.repeat(segments, count[sequences]), ragged_arange(count[sequences]))
-
-    store_rows(batch, pool, winner, comm, config.max_branches, pending & (count > 0), anywhere, rows, slots)
+    store_rows(prepared, pool, winner, comm, anywhere, count, ragged_arange(count), before.prompt + batch.begin)
 
 
 def commit_tokens(
@@ -83,64 +73,61 @@ def commit_tokens(
     total = int(count.sum())
     if not total:
         return
-    slot = prepared.slot(np.arange(len(count)))
-    first = after.prompt + row_span(state, after, None)[0] + before.kept
     found = torch.nonzero_static(state.kv_kept == NEW, size=total)  # [n, 2] sequence and column
     offset = found[:, 1] - (state.origin + 1) - to_device(batch.begin, found.device)[found[:, 0]]
     offset -= counted_before(state.kv_kept == KEPT)[found[:, 0], found[:, 1]]
-
-    def slots(sequences: Ints) -> Ints:
-        of = np.repeat(slot[sequences], count[sequences])
-        return pool.slots(of, np.repeat(first[sequences], count[sequences]) + ragged_arange(count[sequences]))
-
-    def rows(sequences: Ints, segments: Ints) -> Ints | Tensor:
-        of = np.repeat(segments, count[sequences])
-        if comm.size == 1:  # all sequences at once
-            return batch.packed(of, offset)
-        mine = np.repeat((count.cumsum() - count)[sequences], count[sequences]) + ragged_arange(count[sequences])
-        return batch.packed(of, offset[to_device(mine, offset.device)])
-
-    alike = np.zeros(len(count), bool)  # every branch has its own
-    store_rows(batch, pool, after.winner, comm, state.config.max_branches, count > 0, alike, rows, slots)
+    token = after.prompt + row_span(state, after, None)[0] + before.kept
+    store_rows(prepared, pool, after.winner, comm, np.zeros(len(count), bool), count, offset, token)
 
 
 def store_rows(
-    batch: ForwardBatch,
+    prepared: Prepared,
     pool: KVPool,
     winner: Ints,
     comm: Communicator,
-    branches: int,
-    pending: NDArray[np.bool_],
     anywhere: NDArray[np.bool_],
-    rows: Callable[[Ints, Ints], Ints | Tensor],
-    slots: Callable[[Ints], Ints],
+    count: Ints,
+    offset: Ints | Tensor,
+    token: Ints,
 ) -> None:
     """Move K/V of windows' rows into the pool, on every rank.
 
     Args:
-        batch: whose rows are in the pool's scratch.
+        prepared: the batch whose rows are in the pool's scratch.
         pool: changed.
         winner: ``[S]`` the branches that were chosen.
         comm: the branch group.
-        branches: of a sequence at most.
-        pending: ``[S]`` sequences that have rows to move.
-        anywhere: ``[S]`` whether they are the same in every branch, so that each rank has them.
-        rows: packed rows of sequences, in these segments.
-        slots: where they go.
+        anywhere: ``[S]`` whether the rows are the same in every branch, so that each rank has them.
+        count: ``[S]`` rows of each sequence.
+        offset: of all these rows, as of `ForwardBatch.packed`.
+        token: ``[S]`` the place in a sequence's range where its first one goes.
     """
-    segment = np.full((len(winner), branches), -1)
+    batch, slot = prepared.batch, prepared.slot(np.arange(len(winner)))
+    segment = np.full((len(winner), int(max(winner.max(), batch.branch.max(initial=0))) + 1), -1)
     of_window = np.nonzero(batch.branch >= 0)[0]
     segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
     chosen = np.where(anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
     here = anywhere | (comm.size == 1)
-    local = np.nonzero(pending & here)[0]
+
+    def slots(sequences: Ints) -> Ints:
+        of, first = (np.repeat(x[sequences], count[sequences]) for x in (slot, token))
+        return pool.slots(of, first + ragged_arange(count[sequences]))
+
+    def rows(sequences: Ints) -> Ints | Tensor:
+        theirs = offset
+        if count[sequences].sum() < len(offset):
+            at = np.repeat((count.cumsum() - count)[sequences], count[sequences]) + ragged_arange(count[sequences])
+            theirs = offset[to_device(at, offset.device) if isinstance(offset, Tensor) else at]
+        return batch.packed(np.repeat(chosen[sequences], count[sequences]), theirs)
+
+    local = np.nonzero((count > 0) & here)[0]
     if len(local):
-        pool.move(rows(local, chosen[local]), slots(local))
+        pool.move(rows(local), slots(local))
     for owner in range(comm.size):
-        theirs = np.nonzero(pending & ~here & (winner % comm.size == owner))[0]
+        theirs = np.nonzero((count > 0) & ~here & (winner % comm.size == owner))[0]
         if len(theirs):
             at = slots(theirs)
-            packed = pool.pack(rows(theirs, chosen[theirs])) if owner == comm.rank else pool.buffer(len(at))
+            packed = pool.pack(rows(theirs)) if owner == comm.rank else pool.buffer(len(at))
             pool.store(at, comm.broadcast(packed, owner))
 
 

@@ -33,7 +33,7 @@ class Prepared:
     slots: Ints | None  # of the batch's sequences; None: all
     segments: Segments
     plan: Any  # what the attention's back end made of the segments
-    of_drafts: Tensor | None  # [R'] bool, rows of drafts (`without_overflow`); None: none, or none can overflow
+    of_drafts: Tensor | None  # [R'] bool, rows of drafts, or padding (`without_overflow`); None: nothing can overflow
 
     def slot(self, sequence: Ints) -> Ints:
         """Return the slots of sequences of the batch."""
@@ -64,7 +64,7 @@ class Runner:
         self.pool.reserve(len(batch.tokens))
         segments = self.segments(batch, slots)
         plan = self.attention.plan(segments, len(batch.tokens))
-        return Prepared(batch, slots, segments, plan, self.draft_rows(batch))
+        return Prepared(batch, slots, segments, plan, batch.of_drafts() if self.may_overflow else None)
 
     def segments(self, batch: ForwardBatch, slots: Ints | None) -> Segments:
         """Return the batch's segments with the pool's addresses."""
@@ -77,12 +77,6 @@ class Runner:
             tail = base + batch.tail[0], batch.tail[1]
         lo = None if batch.drafts is None else batch.lo
         return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail, lo)
-
-    def draft_rows(self, batch: ForwardBatch) -> Tensor | None:
-        """Return which of the batch's rows are drafts', ``[R']``, if there are any and their K/V can overflow."""
-        if batch.drafts is None or not self.may_overflow:
-            return None
-        return to_device(batch.of_drafts(), self.device)
 
     def warm_up(self) -> None:
         """Make what steps will need and takes long to make; here nothing."""

@@ -267,7 +267,7 @@ class StaticRunner(Runner):
             self.make_room(size)
         segments = self.segments(batch, slots)
         tiles = tile(segments, self.tile_rows, self.split, self.stacked)
-        return Prepared(batch, slots, segments, tiles, self.draft_rows(batch))
+        return Prepared(batch, slots, segments, tiles, batch.of_drafts() if self.may_overflow else None)
 
     def run(self, prepared: Prepared) -> Tensor:
         """As `Runner.forward`."""

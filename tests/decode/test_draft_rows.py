@@ -92,7 +92,9 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
         range(start, start + rows + 2 * t)
     )
 
-    of_drafts = set((start + np.flatnonzero(batch.of_drafts()[start : start + rows + 2 * t])).tolist())
+    marked = batch.of_drafts()
+    assert marked is not None
+    of_drafts = set((start + np.flatnonzero(marked[start : start + rows + 2 * t])).tolist())
     assert of_drafts == {*token_row.values(), *check_row.values()}
 
     def check(row: int, token: int, position: int, sees: set[int]) -> None:

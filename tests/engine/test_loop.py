@@ -188,7 +188,7 @@ def test_drafts_that_overflow_reach_no_window(
         batch = prepared.batch
         if batch.drafts is None:
             return forward(runner, prepared)
-        tokens, of_drafts = batch.tokens.clone(), torch.from_numpy(batch.of_drafts())
+        tokens, of_drafts = batch.tokens.clone(), batch.of_drafts()
         batch.tokens[of_drafts] = 45
         overflown = forward(runner, prepared)
         batch.tokens[:] = tokens
