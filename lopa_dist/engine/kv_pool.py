@@ -209,11 +209,6 @@ class KVPool:
             larger[:, : self.scratch] = held[:, : self.scratch]
         return larger
 
-    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Pre-write: this forward's rows ``[R, kv_heads, head_dim]`` into scratch."""
-        self.keys[layer, self.scratch : self.scratch + len(k)] = k
-        self.values[layer, self.scratch : self.scratch + len(v)] = v
-
     def move(self, rows: Ints | Tensor, slots: Ints) -> None:
         """Copy K/V of scratch rows into pool slots; keys first, then values, for those of prompts take gigabytes."""
         device = self.keys.device

@@ -16,9 +16,9 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import on_device
 from lopa_dist.kernels.record_head import record_head
-from lopa_dist.kernels.rope import without_overflow
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -41,7 +41,7 @@ class Prepared:
 
 
 class Runner:
-    """Eager path: the model's modules, and an attention back end."""
+    """Eager path: any model on any device, with any attention back end."""
 
     def __init__(
         self,
@@ -49,9 +49,11 @@ class Runner:
         pool: KVPool,
         sampling: Sampling,
         attention: AttentionKernel,
+        network: FusedTransformer,
         tensor: Communicator | None = None,
     ) -> None:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
+        self.network = network  # the model's layers
         self.device = model.head_weight.device
         self.may_overflow = pool.keys.dtype == torch.float16
         self.shard = head_shard(tensor or Solo())
@@ -95,20 +97,19 @@ class Runner:
         if not len(batch.rows):
             return records.view(shape)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            pool.write(layer, without_overflow(k, prepared.of_drafts), without_overflow(v, prepared.of_drafts))
+        def attend(layer: int, q: Tensor) -> Tensor:
             return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
         rows, last = batch.head_rows, self.last_rows(batch)
         wanted = rows.clamp(min=0)
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
-        hidden = self.model(
-            batch.tokens, batch.positions, attend, F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
-        )
+        wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
+        cache = Cache(pool.keys, pool.values, pool.scratch, prepared.of_drafts)
+        hidden = self.network(batch.tokens, batch.positions, None, cache, attend, wanted)
         head = hidden[: len(rows)]
         if last is not None:
-            self.prefix_hidden[last[1]] = hidden[len(rows) : len(wanted)]
+            self.prefix_hidden[last[1]] = hidden[len(rows) : len(rows) + last.shape[1]]
         if batch.prefill and batch.prefill.reads_kept:
             head = torch.where((rows < 0)[:, None], self.prefix_hidden[rows.clamp(max=-1)], head)
         self.write_records(prepared, head, records)

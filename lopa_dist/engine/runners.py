@@ -67,8 +67,7 @@ class Runners:
         if graphs == "always" and not possible:
             raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
         self.static = possible and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
-        if self.static:
-            merged(model)  # before anyone asks how much memory is free
+        self.network = merged(model)  # before anyone asks how much memory is free
         if reproducible and device.type == "cuda" and not self.static:
             raise ValueError(
                 "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, parallel.tensor=1"
@@ -89,11 +88,9 @@ class Runners:
         if not self.static:
             if scratch is not None:
                 pool.reserve(padded(scratch), padded(scratch))
-            return Runner(self.model, pool, sampling, self.attention, self.tensor)
+            return Runner(self.model, pool, sampling, self.attention, self.network, self.tensor)
         assert isinstance(self.attention, Meta)
-        network = merged(self.model)
-        if self.options.reproducible:
-            network = network.with_virtual_padding()
+        network = self.network.with_virtual_padding() if self.options.reproducible else self.network
         longest = self.longest(longest_prompt)
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,

@@ -205,8 +205,8 @@ class StaticRunner(Runner):
         stacked: bool,
         insist: bool,
     ) -> None:
-        super().__init__(model, pool, sampling, attention)
-        self.network, self.tile_rows = network, attention.tile_rows
+        super().__init__(model, pool, sampling, attention, network)
+        self.tile_rows = attention.tile_rows
         self.insist, self.warned = insist, False
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
         self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches

@@ -24,10 +24,10 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x [R, heads, head_dim]`` by the table's angles; in fp32 with a table of that, and rounded at the end."""
     first, second = x.chunk(2, -1)
     low, high = sin.chunk(2, -1)
-    half = first.shape[-1]
     rotated = x * cos
-    rotated[..., :half] -= second * low
-    rotated[..., half:] += first * high
+    left, right = rotated.chunk(2, -1)
+    left -= second * low
+    right += first * high
     return rotated.to(x.dtype)
 
 
@@ -38,7 +38,7 @@ def rope_and_store(
     keys: Tensor,
     values: Tensor,
     scratch: int,
-    rows: Tensor,
+    rows: Tensor | None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
     of_drafts: Tensor | None = None,
@@ -46,14 +46,14 @@ def rope_and_store(
     """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
 
     Packed row r goes to slot ``scratch + r``. Only rows below `rows` are read, rotated and written; the others' q is
-    undefined, their slots stay as they are.
+    undefined, their slots stay as they are. q may be a view of a larger tensor.
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
         cos, sin: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
         keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
-        rows: ``[1]`` int32 on qkv's device, how many rows are real.
+        rows: ``[1]`` int32 on qkv's device, how many rows are real; None: all.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.
         eps: of these norms.
         of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
@@ -65,13 +65,14 @@ def rope_and_store(
     if fused(qkv):
         from lopa_dist.kernels import rope_triton
 
-        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts)
-    count, (kv_heads, dim) = int(rows), keys.shape[1:]
+        every = torch.full((1,), len(qkv), dtype=torch.int32, device=qkv.device) if rows is None else rows
+        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, every, norms, eps, of_drafts)
+    count, (kv_heads, dim) = len(qkv) if rows is None else int(rows), keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
-    q, k, v = qkv.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], 1)
+    qk, v = qkv.unflatten(1, (-1, dim)).split([heads + kv_heads, kv_heads], 1)
     if norms is not None:
-        q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
-    q, k = (apply_rope(x, cos[:, None], sin[:, None]) for x in (q, k))
+        qk = torch.cat([rms_norm(qk[:, :heads], norms[0], eps), rms_norm(qk[:, heads:], norms[1], eps)], 1)
+    q, k = apply_rope(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], 1)
     k, v = without_overflow(k, of_drafts), without_overflow(v, of_drafts)
     keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
     return q

@@ -1,9 +1,9 @@
-"""The transformer as a GPU wants it: merged projections, fused small operations, fixed buffers.
+"""The transformer as engines run it: merged projections, fused small operations, K/V written into the pool.
 
 The same weights and the same arithmetic as `transformer`, in 9 kernels a layer instead of some 40: q, k and v are one
 product, gate and up another; a residual is added where the next norm reads it; rotation, per-head norms and the K/V
 write are one pass. Nothing here depends on a tensor's values or on the number of rows that count, so a CUDA graph can
-hold the whole of it. On a CPU the plain forms of the kernels run: what the tests compare with the modules.
+hold the whole of it. On a CPU the plain forms of the kernels run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from lopa_dist.kernels.rows import add_rms_norm, rms_norm, swiglu
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.quantize import QuantizedLinear, joined
 from lopa_dist.models.transformer import Layer, RMSNorm, Transformer
+
+CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
 Attend = Callable[[int, Tensor], Tensor]
 """``(layer, q [R, H, D]) -> [R, H, D]``; K/V of the rows are in the cache already."""
@@ -53,7 +55,7 @@ class FusedLayer:
 
 
 class FusedTransformer:
-    """``tokens [R], positions [R] -> hidden [R, d]`` of a whole (not tensor-parallel) transformer."""
+    """``tokens [R], positions [R] -> hidden [R, d]``, of one rank's part where the model is split over several."""
 
     def __init__(self, model: Transformer) -> None:
         self.real_rows_only = False
@@ -67,14 +69,27 @@ class FusedTransformer:
         chosen.real_rows_only = True
         return chosen
 
-    def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: Cache, attend: Attend) -> Tensor:
-        """Hidden states after the final norm.
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        rows: Tensor | None,
+        cache: Cache,
+        attend: Attend,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, ``[R, d]``; of `wanted` ``[H]`` alone where they are given.
+
+        Behind the last layer's attention only these are computed, which is all that a prediction needs: the other rows
+        are there for their K/V.
 
         Args:
             tokens, positions: ``[R]``.
-            rows: ``[1]`` int32 on the device: rows that count. The others may hold anything; they write no K/V.
+            rows: ``[1]`` int32 on the device: rows that count. The others may hold anything; they write no K/V. None:
+                all count.
             cache: where K/V of the rows go.
             attend: what the rows see.
+            wanted: numbers of rows.
         """
         eps = self.config.rms_eps
         dtype = torch.float32 if self.config.rope_fp32 else self.embedding.dtype
@@ -86,16 +101,21 @@ class FusedTransformer:
             qkv = self.project(layer.qkv, normed, rows)
             q = rope_and_store(qkv, cos, sin, keys, values, cache.scratch, rows, layer.head_norms, eps, cache.of_drafts)
             attended = attend(number, q).flatten(1)
+            if wanted is not None and layer is self.layers[-1]:
+                attended, x = attended[wanted], x[wanted]
             normed, x = add_rms_norm(self.project(layer.out, attended, rows), x, layer.after, eps)
-            hidden = swiglu(self.project(layer.gate_up, normed, rows))
-            normed, x = add_rms_norm(self.project(layer.down, hidden, rows), x, self.norms[number + 1], eps)
+            normed, x = add_rms_norm(self.feed_forward(layer, normed, rows), x, self.norms[number + 1], eps)
         return normed
 
-    def project(self, linear: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
-        """``[R, K] -> [R, N]``; of the rows that do not count, anything."""
-        if isinstance(linear, QuantizedLinear):
-            return linear(x, rows)
-        assert isinstance(linear, nn.Linear)
+    def feed_forward(self, layer: FusedLayer, x: Tensor, rows: Tensor | None) -> Tensor:
+        """SwiGLU feed-forward of ``[R, d]``."""
+        if rows is None and x.device.type == "cpu" and len(x) > CPU_ROWS:
+            return torch.cat([self.feed_forward(layer, part, None) for part in x.split(CPU_ROWS)])
+        return self.project(layer.down, swiglu(self.project(layer.gate_up, x, rows)), rows)
+
+    def project(self, linear: nn.Module, x: Tensor, rows: Tensor | None) -> Tensor:
+        """``[R, K] -> [R, N]``; of rows that do not count, where `rows` says how many do, anything."""
         if self.real_rows_only:
+            assert isinstance(linear, nn.Linear) and rows is not None
             return vgemm(x, linear.weight, rows, linear.bias)
-        return F.linear(x, linear.weight, linear.bias)
+        return linear(x, rows) if isinstance(linear, QuantizedLinear) else linear(x)

@@ -1,9 +1,9 @@
 """The transformer: one module for every family, over packed rows, with attention handed in from outside.
 
 It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
-Training hands in dense masked attention, the engine its K/V pool and segments. The layout is LLaMA's with two options:
-biases on q, k and v (Qwen2) and normalised q and k (Qwen3). Parameter names are transformers' for those models;
-`families.py` says what else a checkpoint may call them.
+Checkpoints are loaded into it, training runs it with dense masked attention, and engines run its weights as `fused` has
+them. The layout is LLaMA's with two options: biases on q, k and v (Qwen2) and normalised q and k (Qwen3). Parameter
+names are transformers' for those models; `families.py` says what else a checkpoint may call them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
-
-CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [R, H, D], k [R, Hkv, D], v [R, Hkv, D]) -> [R, H, D]``"""
@@ -49,12 +47,11 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         q = apply_rope(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)  # [R, H, D]
         k = apply_rope(self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)  # [R, Hkv, D]
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        attended = attend(self.layer, q, k, v).flatten(-2)
-        return self.o_proj(attended if rows is None else attended[rows])
+        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
 class MLP(nn.Module):
@@ -67,14 +64,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and not torch.is_grad_enabled():
-            return torch.cat([self.tile(rows) for rows in x.split(CPU_ROWS)])
-        return self.tile(x)
-
-    def tile(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x), self.up_proj(x)
-        hidden = F.silu(gate) * up if torch.is_grad_enabled() else F.silu(gate, inplace=True).mul_(up)
-        return self.down_proj(hidden)
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -87,11 +77,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """``[R, d] -> [R, d]``, or of `rows` ``[H]`` alone; K/V are those of all rows."""
-        attended = self.self_attn(self.input_layernorm(x), rope, attend, rows)
-        x = attended.add_(x if rows is None else x[rows])  # in place: memory is what a CPU waits for
-        return self.mlp(self.post_attention_layernorm(x)).add_(x)
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """``[R, d] -> [R, d]``."""
+        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Backbone(nn.Module):
@@ -123,22 +112,15 @@ class Transformer(nn.Module):
         """The LM head, ``[vocabulary, d]``."""
         return self.lm_head.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Hidden states after the final norm, ``[R, d]``; of `rows` ``[H]`` alone where they are given.
-
-        Behind the last layer's attention only these are computed, which is all that a prediction needs: the other rows
-        are there for their K/V.
-        """
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm, ``[R, d]``."""
         dtype = torch.float32 if self.config.rope_fp32 else self.model.embed_tokens.weight.dtype
         rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
-        return self.rotated(tokens, rope, attend, rows)
+        return self.rotated(tokens, rope, attend)
 
-    def rotated(
-        self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None
-    ) -> Tensor:
+    def rotated(self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """As `forward`, with the table of the positions made beforehand."""
         x = self.model.embed_tokens(tokens)
-        *layers, last = self.model.layers
-        for layer in layers:
+        for layer in self.model.layers:
             x = layer(x, rope, attend)
-        return self.model.norm(last(x, rope, attend, rows))
+        return self.model.norm(x)

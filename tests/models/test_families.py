@@ -16,6 +16,7 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain, plan
 from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.families import training_pattern
+from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from tests.models.small_checkpoints import KINDS, VOCABULARY, reference, weights_of, write
 
@@ -78,8 +79,7 @@ def forward(model: Transformer, pool: KVPool, parts: list[Part], attention: str)
     segments = Segments(start, rows, pool.base[slots], shared, pool.scratch + start, hi)
     groups = plan(segments, model.config.heads // model.config.kv_heads, CPU)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pool.write(layer, k, v)
+    def attend(layer: int, q: Tensor) -> Tensor:
         keys, values = pool.keys[layer], pool.values[layer]
         return (
             attend_plain(q, keys, values, segments) if attention == "plain" else attend_grouped(q, keys, values, groups)
@@ -87,7 +87,8 @@ def forward(model: Transformer, pool: KVPool, parts: list[Part], attention: str)
 
     tokens = torch.cat([p.tokens[p.shared : p.shared + len(p.hi)] for p in parts])
     positions = torch.cat([torch.arange(p.shared, p.shared + len(p.hi)) for p in parts])
-    logits = model(tokens, positions, attend) @ model.head_weight.T
+    cache = Cache(pool.keys, pool.values, pool.scratch)
+    logits = FusedTransformer(model)(tokens, positions, None, cache, attend) @ model.head_weight.T
     return list(logits.split(rows.tolist()))
 
 

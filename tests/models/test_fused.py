@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.roofline import projections
@@ -77,6 +78,32 @@ def test_the_products_of_a_model_follow_from_its_shape(folder: Path) -> None:
         assert {name: tuple(getattr(layer, name).weight.shape) for name in by_name} == by_name
     assert fused.with_virtual_padding().real_rows_only
     assert not fused.real_rows_only, "others share the weights"
+
+
+@torch.inference_mode()
+def test_asked_for_some_rows_it_gives_these_with_the_bits_of_all(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the feed-forward takes its rows in parts."""
+    fused, config, rows = FusedTransformer(copy.deepcopy(small_model)), small_model.config, 48
+    tokens = torch.randint(0, 46, (rows,), generator=torch.Generator().manual_seed(1))
+    keys, values = torch.zeros(2, config.layers, SCRATCH + rows, config.kv_heads, config.head_dim)
+
+    def attend(layer: int, q: Tensor) -> Tensor:
+        assert len(q) == rows, "K/V and queries are those of all"
+        k, v = (x[layer, SCRATCH:].repeat_interleave(config.heads // config.kv_heads, 1) for x in (keys, values))
+        return F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
+
+    def hidden(wanted: Tensor | None = None) -> Tensor:
+        return fused(tokens, torch.arange(rows), None, Cache(keys, values, SCRATCH), attend, wanted)
+
+    every = hidden()
+    for wanted in (torch.arange(16), torch.tensor([47, 3, 3, 0, 21, 5, 46, 8] * 4), torch.arange(0)):
+        some = hidden(wanted)
+        assert some.shape == (len(wanted), config.hidden_size)
+        assert torch.equal(some, every[wanted])
+    monkeypatch.setattr("lopa_dist.models.fused.CPU_ROWS", 16)
+    assert torch.equal(hidden(), every)
 
 
 def test_products_of_real_rows_only(small_model: Transformer) -> None:

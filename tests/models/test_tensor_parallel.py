@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.tensor_parallel import check, head_shard, split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
@@ -34,14 +36,18 @@ RULES = (
 )
 
 
-def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Everything sees everything."""
-    heads = q.shape[1] // k.shape[1]
-    q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q, k.repeat_interleave(heads, 0), v.repeat_interleave(heads, 0)
-    )
-    return out.transpose(0, 1)
+def hidden_rows(model: Transformer, tokens: Tensor, ranks: int) -> Tensor:
+    """``[R, d]`` as engines compute it, where everything sees everything."""
+    config = model.config
+    shape = config.layers, len(tokens), config.kv_heads // ranks, config.head_dim
+    keys, values = torch.zeros(2, *shape)
+
+    def attend(layer: int, q: Tensor) -> Tensor:
+        k, v = (x[layer].repeat_interleave(config.heads // config.kv_heads, 1) for x in (keys, values))
+        return F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
+
+    fused = FusedTransformer(model)
+    return fused(tokens, torch.arange(len(tokens)), None, Cache(keys, values, 0), attend)
 
 
 def outcome(model: Transformer, rows: int, tensor: Communicator | None = None) -> list[Tensor]:
@@ -49,7 +55,7 @@ def outcome(model: Transformer, rows: int, tensor: Communicator | None = None) -
     generator = torch.Generator().manual_seed(rows)
     tokens = torch.randint(0, model.config.vocab_size, (rows,), generator=generator)
     with torch.inference_mode():
-        hidden = model(tokens, torch.arange(rows), attend)
+        hidden = hidden_rows(model, tokens, tensor.size if tensor else 1)
         keys = torch.arange(rows) * 31
         shard = {} if tensor is None else {"shard": head_shard(tensor)}
         return [hidden] + [record_head(hidden, model.head_weight, 1, keys, rule, **shard) for rule in RULES]
@@ -57,7 +63,7 @@ def outcome(model: Transformer, rows: int, tensor: Communicator | None = None) -
 
 @pytest.mark.parametrize("rows", [16, 80, 272])
 def test_hidden_rows_and_records_have_the_bits_of_one_rank(embedded_model: Transformer, rows: int) -> None:
-    whole = outcome(embedded_model, rows)
+    whole = outcome(copy.deepcopy(embedded_model), rows)
 
     def work(comm: Communicator, tensor: Communicator) -> list[Tensor]:
         model = copy.deepcopy(embedded_model)

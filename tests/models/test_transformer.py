@@ -145,25 +145,6 @@ def test_rows_carry_their_own_positions(tmp_path: Path) -> None:
     assert torch.allclose(shuffled, straight[order], atol=1e-4)
 
 
-@torch.no_grad()
-def test_asked_for_some_rows_it_gives_these_with_the_bits_of_all(tmp_path: Path) -> None:
-    config, seen = config_of(), []
-    model = ours(config, qwen2(config), tmp_path)
-    tokens = torch.randint(0, 70, (ROWS * LENGTH + 2,), generator=torch.Generator().manual_seed(1))
-    positions = torch.arange(len(tokens)) % LENGTH
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        seen.append(len(q))
-        return F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), enable_gqa=True).transpose(0, 1)
-
-    every = model(tokens, positions, attend)
-    for rows in (torch.arange(16), torch.tensor([47, 3, 3, 0, 21, 5, 46, 8] * 4), torch.arange(0)):
-        some = model(tokens, positions, attend, rows)
-        assert some.shape == (len(rows), config.hidden_size)
-        assert torch.equal(some, every[rows])
-    assert set(seen) == {len(tokens)}  # K/V and queries of all
-
-
 def test_attend_is_called_once_a_layer_with_the_shapes_it_promises(tmp_path: Path) -> None:
     config, seen = config_of(6, 2), []
     model = ours(config, qwen2(config), tmp_path)
