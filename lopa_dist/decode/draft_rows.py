@@ -81,27 +81,28 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
         begin = np.maximum(begin, -origin)
 
     # which segment and which draft (from 0) of its branch: a token row, a verification row, and the mask of each draft
-    segments = np.arange(len(rows))
+    segments, before = np.arange(len(rows)), packed_start + t
     of_token, token_draft = segments.repeat(t), ragged_arange(t)
     of_check, check_draft = of_token, token_draft + 1
     of_mask, mask_draft = segments.repeat(drafts), ragged_arange(drafts)
-    token_row = (packed_start + t)[of_token] - 1 - token_draft
-    check_row = (packed_start + t + rows)[of_check] + check_draft - 1
-    mask_row = (packed_start + t + seen)[of_mask] - 1 - mask_draft
+    token_row = before[of_token] - check_draft
+    check_row = (before + rows)[of_check] + token_draft
+    mask_row = (before + seen)[of_mask] - 1 - mask_draft
 
-    # what each row sees of its segment
-    offset = ragged_arange(rows)  # of window rows in the order of positions
+    # what each row sees of its segment; a verification row sees what the token row of the draft before sees
     lo, hi = np.zeros((2, int(packed_rows.sum())), np.int64)
-    window_row = offset + (packed_start + t).repeat(rows)
-    lo[window_row], hi[window_row] = t.repeat(rows), t.repeat(rows) + structure.hi
-    lo[token_row] = t[of_token] - 1 - token_draft
-    lo[check_row] = t[of_check] - check_draft
-    hi[token_row], hi[check_row] = lo[token_row] + seen[of_token], lo[check_row] + seen[of_check]
+    window_row = np.arange(len(structure.hi)) + (before - start).repeat(rows)
+    lo[window_row] = of_window = t.repeat(rows)
+    hi[window_row] = of_window + structure.hi
+    of_drafts = t[of_token] - check_draft
+    lo[token_row] = lo[check_row] = of_drafts
+    hi[token_row] = hi[check_row] = of_drafts + seen[of_token]
 
     # a window row that is no mask of a draft moves to the left by the masks of drafts before it. `moved` has the masks
     # of all segments before its own added, as the running count on the device has
     moved = window_row + (drafts.cumsum() - drafts).repeat(rows)
-    moved += (offset >= seen.repeat(rows)) * drafts.repeat(rows)  # rows of later blocks stay where they are
+    if seen is not rows:  # rows of later blocks stay where they are
+        moved += (ragged_arange(rows) >= seen.repeat(rows)) * drafts.repeat(rows)
 
     # what is reported of the verification rows
     reported = structure.reported[of_check]

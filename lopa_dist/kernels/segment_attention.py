@@ -8,6 +8,7 @@ plain oracle, one segment at a time, and the grouped one, which runs segments of
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.ragged import Ints
+from lopa_dist.ragged import Ints, ragged_arange
 
 COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, by a segment's own length alone
 ROW_TILE = 8  # query rows likewise: odd counts make torch's CPU kernel give bits that depend on the thread
@@ -91,25 +92,34 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
     last = cached + own - 1  # the last column that is no padding
     columns = (last // COLUMN_TILE + 1) * COLUMN_TILE
     length, offset = np.array([*lengths, columns - cached]).T, np.array([*offsets, segments.own_base - cached]).T
+    # rows and columns of all segments, one group after the other
     shapes = ((segments.rows << 32) + columns) * 2 + alike
-    groups = []
-    for shape in sorted(set(shapes.tolist())):
-        of = np.nonzero(shapes == shape)[0]
-        n, c = shape >> 33, np.arange((shape >> 1) & 0xFFFFFFFF)
-        rows = segments.start[of, None] + np.arange(n)
-        at = np.repeat(offset[of], length[of].ravel()).reshape(len(of), -1)
-        at += np.minimum(c, last[of, None])
+    order = shapes.argsort(kind="stable")
+    n, c = segments.rows[order], columns[order]
+    rows = segments.start[order].repeat(n) + ragged_arange(n)
+    at = offset[order].ravel().repeat(length[order].ravel())
+    at += np.minimum(ragged_arange(c), last[order].repeat(c))
+    hi, lo = segments.hi[rows].astype(np.int32), None
+    if segments.lo is not None:
+        lo = segments.lo[rows].astype(np.uint32)
+    groups, segment, row, column = [], 0, 0, 0
+    for shape, count in Counter(shapes[order].tolist()).items():
+        of = order[segment : segment + count]
+        height, width = shape >> 33, (shape >> 1) & 0xFFFFFFFF
+        of_rows = slice(row, row + count * height)
+        of_columns = slice(column, column + count * width)
+        segment, row, column = segment + count, of_rows.stop, of_columns.stop
         if shape & 1:
-            visible = (c < (cached + final)[of, None])[:, None, None]
+            visible = (np.arange(width) < (cached + final)[of, None])[:, None, None]
         else:
-            stacked = np.arange(-(-n * heads_per_kv // ROW_TILE) * ROW_TILE) % n
-            column = (c - cached[of, None, None]).astype(np.int32)  # own column
-            visible = column < segments.hi[rows].astype(np.int32)[..., None]
-            if segments.lo is not None:  # which every cached column is behind
-                behind = np.where(column < 0, np.int32(2**31 - 1), column)
-                visible &= behind >= segments.lo[rows].astype(np.int32)[..., None]
+            own_column = (np.arange(width) - cached[of, None]).astype(np.int32)[:, None]  # negative where cached
+            visible = own_column < hi[of_rows].reshape(count, height, 1)
+            if lo is not None:  # a negative number is larger than any `lo`, taken without its sign
+                visible &= own_column.view(np.uint32) >= lo[of_rows].reshape(count, height, 1)
+            stacked = np.arange(-(-height * heads_per_kv // ROW_TILE) * ROW_TILE) % height
             visible = visible.take(stacked, 1)[:, None]
-        groups.append(SegmentGroup(*(torch.from_numpy(x).to(device) for x in (rows, at, visible))))
+        parts = rows[of_rows].reshape(count, height), at[of_columns].reshape(count, width), visible
+        groups.append(SegmentGroup(*(torch.from_numpy(x).to(device) for x in parts)))
     return groups
 
 

@@ -116,6 +116,7 @@ class FusedTransformer:
     def project(self, linear: nn.Module, x: Tensor, rows: Tensor | None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` says how many do, anything."""
         if self.real_rows_only:
-            assert isinstance(linear, nn.Linear) and rows is not None
+            assert isinstance(linear, nn.Linear)
+            assert rows is not None
             return vgemm(x, linear.weight, rows, linear.bias)
         return linear(x, rows) if isinstance(linear, QuantizedLinear) else linear(x)
