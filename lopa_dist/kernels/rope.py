@@ -25,7 +25,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     low, high = sin.chunk(2, -1)
     rotated = x * cos
-    left, right = rotated.chunk(2, -1)
+    half = first.shape[-1]
+    left, right = rotated[..., :half], rotated[..., half:]  # in place of chunks, nothing can be differentiated
     left -= second * low
     right += first * high
     return rotated.to(x.dtype)
