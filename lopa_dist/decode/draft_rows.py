@@ -92,16 +92,15 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
     # what each row sees of its segment; a verification row sees what the token row of the draft before sees
     lo, hi = np.zeros((2, int(packed_rows.sum())), np.int64)
     window_row = np.arange(len(structure.hi)) + (before - start).repeat(rows)
-    lo[window_row] = of_window = t.repeat(rows)
-    hi[window_row] = of_window + structure.hi
-    of_drafts = t[of_token] - check_draft
-    lo[token_row] = lo[check_row] = of_drafts
-    hi[token_row] = hi[check_row] = of_drafts + seen[of_token]
+    lo[window_row] = t.repeat(rows)
+    hi[window_row] = lo[window_row] + structure.hi
+    lo[token_row] = lo[check_row] = t[of_token] - check_draft
+    hi[token_row] = hi[check_row] = lo[token_row] + seen[of_token]
 
     # a window row that is no mask of a draft moves to the left by the masks of drafts before it. `moved` has the masks
     # of all segments before its own added, as the running count on the device has
     moved = window_row + (drafts.cumsum() - drafts).repeat(rows)
-    if seen is not rows:  # rows of later blocks stay where they are
+    if config.window_attention == "block_causal":  # rows of later blocks stay where they are
         moved += (ragged_arange(rows) >= seen.repeat(rows)) * drafts.repeat(rows)
 
     # what is reported of the verification rows

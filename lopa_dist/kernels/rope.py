@@ -26,7 +26,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = sin.chunk(2, -1)
     rotated = x * cos
     half = first.shape[-1]
-    left, right = rotated[..., :half], rotated[..., half:]  # in place of chunks, nothing can be differentiated
+    left, right = rotated[..., :half], rotated[..., half:]  # autograd lets nobody change chunks
     left -= second * low
     right += first * high
     return rotated.to(x.dtype)

@@ -30,10 +30,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of one projection's ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``."""
+    """``silu(gate) * up`` of one projection's ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``.
+
+    On a CPU the result takes the place of the gates.
+    """
     if fused(gate_up):
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.swiglu(gate_up)
     gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate, inplace=True).mul_(up)  # memory is what a CPU waits for
+    return F.silu(gate, inplace=True).mul_(up)
