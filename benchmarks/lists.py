@@ -3,7 +3,7 @@
     python -m benchmarks.lists                                  # 800 held-out problems a setting
     python -m benchmarks.lists --model outputs/lists/checkpoint --problems 80 --only plain
     python -m benchmarks.lists --seed 2                         # the final test
-    python -m benchmarks.lists --problems 1600 --items 30 --block-size 8      # long lists: answers of 4 to 8 blocks
+    python -m benchmarks.lists --problems 3200 --items 61       # the longest lists: answers of 4 to 8 blocks
 
 Counting is as in `benchmarks.embedded`: tokens up to the first EOS, every forward of a sequence, prefill included. The
 families are run one after the other. Each setting is compared with plain decoding that makes as many tokens a forward,
@@ -35,7 +35,7 @@ from lopa_dist.tasks.list_problems import BLANK, FAMILIES
 from lopa_dist.tasks.lists import Lists
 from lopa_dist.tasks.task import Item
 
-BASE: Setting = {"block_size": 16, "max_new_tokens": 80, "branches": 0}
+BASE: Setting = {"block_size": 16, "max_new_tokens": 144, "branches": 0}
 ONE_BLOCK: Setting = {"max_active_blocks": 1}
 PLAIN: dict[str, Setting] = {
     f"plain, tau_conf {tau}": {"tau_conf": tau} for tau in (0.95, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)

@@ -10,9 +10,10 @@ from lopa_dist.embedded.noise import UNIT, TrainingExample
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import Split, split_of
 
-CANVAS = 80  # tokens of the longest answer, its end-of-text and a block of filler included
-CURRICULUM = ((0.08, 8), (0.25, 16), (0.45, 30))  # until this share of the training, lists have at most so many items
-WEIGHTS = {"copy": 1, "reverse": 1, "sort": 2, "shuffle": 4, "insert": 2, "remove": 1, "replace": 2, "latin": 2}
+CANVAS = 144  # tokens of the longest answer, its end-of-text and a block of filler included
+CURRICULUM = ((0.08, 8), (0.18, 16), (0.27, 30), (0.36, 60))
+"""Until a share of the training, lists have at most so many items."""
+WEIGHTS = {"copy": 2, "reverse": 2, "sort": 2, "shuffle": 2, "insert": 3, "remove": 2, "replace": 2, "latin": 2}
 """How often each family comes, for what is harder to learn is seen more often."""
 SHORT, FEW = 0.4, 9  # so many of the examples have no more items than this, however far the training is
 
@@ -20,7 +21,7 @@ SHORT, FEW = 0.4, 9  # so many of the examples have no more items than this, how
 class ListExamples:
     """A seeded source of examples over `tokenizer`."""
 
-    lengths: tuple[int, ...] = (32, 64, 96, 160)
+    lengths: tuple[int, ...] = (32, 64, 96, 160, 288)
     period: int | None = None
     right = 0.4
     near = 6.0

@@ -16,10 +16,12 @@ from itertools import permutations, product
 from lopa_dist.tasks.word_problems import Split, split_of
 
 FAMILIES = ("copy", "reverse", "sort", "shuffle", "insert", "remove", "replace", "latin")
-NUMBERS = range(100)
-LENGTHS = {"short": range(3, 10), "medium": range(10, 30), "long": range(30, 61)}
-"""Items of a list; each kind is as likely as another."""
-LONGEST = 60
+NUMBERS = range(200)
+LENGTHS = {"short": range(3, 10), "medium": range(10, 30), "long": range(30, 61), "longest": range(61, 128)}
+"""Items of a list; each kind is as likely as another. Only the longest lists have numbers above 99."""
+LONG_FAMILIES = ("copy", "reverse", "insert", "remove")
+"""Families that have the longest lists, too. The others are hard for a small model, however long the list is."""
+LONGEST = 127
 SYMBOLS = ("a", "b", "c", "d")
 BLANK, ROW_END = "_", "/"
 BLANKS = range(4, 13)  # of the 16 cells of a square
@@ -76,15 +78,16 @@ def latin(rng: random.Random) -> ListProblem:
     return ListProblem("latin", f"complete : {grid(given)}", grid(cells))
 
 
-def random_length(rng: random.Random, longest: int) -> int:
+def random_length(rng: random.Random, family: str, longest: int) -> int:
     """Items of a list: first its kind, then the length."""
-    kinds = [range(lengths.start, min(lengths.stop, longest + 1)) for lengths in LENGTHS.values()]
+    allowed = [lengths for kind, lengths in LENGTHS.items() if kind != "longest" or family in LONG_FAMILIES]
+    kinds = [range(lengths.start, min(lengths.stop, longest + 1)) for lengths in allowed]
     return rng.choice(rng.choice([lengths for lengths in kinds if lengths]))
 
 
 def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
     """A list of distinct numbers, what to do with it, and one right result, all right ones equally likely."""
-    *items, new = rng.sample(NUMBERS, length + 1)
+    *items, new = rng.sample(NUMBERS if length in LENGTHS["longest"] else range(100), length + 1)
     result, place = list(items), rng.randrange(length)
     order = family
     if family == "reverse":
@@ -107,7 +110,7 @@ def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
 
 def random_problem(rng: random.Random, family: str, longest: int = LONGEST) -> ListProblem:
     """A problem of `family` on at most `longest` items (at least 3), of either side of the split."""
-    return latin(rng) if family == "latin" else list_problem(rng, family, random_length(rng, longest))
+    return latin(rng) if family == "latin" else list_problem(rng, family, random_length(rng, family, longest))
 
 
 def problems(split: Split, seed: int) -> Iterator[ListProblem]:

@@ -32,7 +32,7 @@ def test_the_answer_of_a_problem_is_right(seed: int, family: str) -> None:
     assert lp.is_right(problem.question, problem.answer)
     assert lp.is_right(problem.question, f" {problem.answer} ")
     assert set(f"{problem.question} {problem.answer}".split()) <= set(lp.vocabulary())
-    assert len(problem.answer.split()) <= 121
+    assert len(problem.answer.split()) <= lp.LONGEST + 1
 
 
 @given(seed=seeds, family=st.sampled_from(lp.FAMILIES), data=st.data())
@@ -106,11 +106,14 @@ def test_text_that_is_no_square_is_wrong(text: str) -> None:
 def test_families_take_turns_and_lists_have_the_promised_lengths(split: Split) -> None:
     problems = some(split, count=800)
     assert [p.family for p in problems] == list(lp.FAMILIES) * 100
-    lengths = [len(p.question.partition(" : ")[2].split()) for p in problems if p.family != "latin"]
-    for wanted in lp.LENGTHS.values():
-        assert sum(n in wanted for n in lengths) / len(lengths) == pytest.approx(1 / 3, abs=0.06)
-    assert min(lengths) >= 3
-    assert max(lengths) == lp.LONGEST
+    counted = [(p.family, len(p.question.partition(" : ")[2].split())) for p in problems if p.family != "latin"]
+    for longest in (True, False):
+        lengths = [n for family, n in counted if (family in lp.LONG_FAMILIES) == longest]
+        kinds = [wanted for kind, wanted in lp.LENGTHS.items() if longest or kind != "longest"]
+        for wanted in kinds:
+            assert sum(n in wanted for n in lengths) / len(lengths) == pytest.approx(1 / len(kinds), abs=0.09)
+        assert min(lengths) >= 3
+        assert 0.95 * kinds[-1][-1] <= max(lengths) <= kinds[-1][-1]
     for problem in problems:
         items = problem.question.partition(" : ")[2].split()
         assert problem.family == "latin" or len(set(items)) == len(items)
