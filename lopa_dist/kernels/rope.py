@@ -24,9 +24,9 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x [R, heads, head_dim]`` by the table's angles; in fp32 with a table of that, and rounded at the end."""
     first, second = x.chunk(2, -1)
     low, high = sin.chunk(2, -1)
-    rotated = x * cos
     half = first.shape[-1]
-    left, right = rotated[..., :half], rotated[..., half:]  # autograd lets nobody change chunks
+    rotated = x * cos
+    left, right = rotated[..., :half], rotated[..., half:]  # chunks cannot be changed in place under autograd
     left -= second * low
     right += first * high
     return rotated.to(x.dtype)
@@ -39,7 +39,7 @@ def rope_and_store(
     keys: Tensor,
     values: Tensor,
     scratch: int,
-    rows: Tensor | None,
+    rows: Tensor,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
     of_drafts: Tensor | None = None,
@@ -54,7 +54,7 @@ def rope_and_store(
         cos, sin: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
         keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
-        rows: ``[1]`` int32 on qkv's device, how many rows are real; None: all.
+        rows: ``[1]`` int32 on qkv's device, how many rows are real.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.
         eps: of these norms.
         of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
@@ -66,9 +66,8 @@ def rope_and_store(
     if fused(qkv):
         from lopa_dist.kernels import rope_triton
 
-        every = torch.full((1,), len(qkv), dtype=torch.int32, device=qkv.device) if rows is None else rows
-        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, every, norms, eps, of_drafts)
-    count, (kv_heads, dim) = len(qkv) if rows is None else int(rows), keys.shape[1:]
+        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts)
+    count, (kv_heads, dim) = int(rows), keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qk, v = qkv.unflatten(1, (-1, dim)).split([heads + kv_heads, kv_heads], 1)
     if norms is not None:

@@ -79,9 +79,9 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
     alike = np.minimum.reduceat(segments.hi, segments.start) == final  # one row of the mask serves all of a segment's
     if segments.lo is not None:
         own, lowest = np.zeros_like(own), np.zeros_like(own)
-        order = np.argsort(segments.start)
-        own[order] = np.maximum.reduceat(segments.hi, segments.start[order])
-        lowest[order] = np.maximum.reduceat(segments.lo, segments.start[order])
+        by_start = np.argsort(segments.start)
+        own[by_start] = np.maximum.reduceat(segments.hi, segments.start[by_start])
+        lowest[by_start] = np.maximum.reduceat(segments.lo, segments.start[by_start])
         alike &= lowest == 0
     # the ranges that a segment's columns come from: their lengths, and how far the slots are from the columns
     cached, lengths, offsets = segments.shared, [segments.shared], [segments.shared_base]
@@ -92,6 +92,7 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
     last = cached + own - 1  # the last column that is no padding
     columns = (last // COLUMN_TILE + 1) * COLUMN_TILE
     length, offset = np.array([*lengths, columns - cached]).T, np.array([*offsets, segments.own_base - cached]).T
+
     # rows and columns of all segments, one group after the other
     shapes = ((segments.rows << 32) + columns) * 2 + alike
     order = shapes.argsort(kind="stable")

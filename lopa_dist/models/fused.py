@@ -94,12 +94,15 @@ class FusedTransformer:
         eps = self.config.rms_eps
         dtype = torch.float32 if self.config.rope_fp32 else self.embedding.dtype
         cos, sin = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
         x = F.embedding(tokens, self.embedding)
         normed = rms_norm(x, self.norms[0], eps)
         for number, layer in enumerate(self.layers):
             keys, values = cache.keys[number], cache.values[number]
             qkv = self.project(layer.qkv, normed, rows)
-            q = rope_and_store(qkv, cos, sin, keys, values, cache.scratch, rows, layer.head_norms, eps, cache.of_drafts)
+            q = rope_and_store(
+                qkv, cos, sin, keys, values, cache.scratch, stored, layer.head_norms, eps, cache.of_drafts
+            )
             attended = attend(number, q).flatten(1)
             if wanted is not None and layer is self.layers[-1]:
                 attended, x = attended[wanted], x[wanted]

@@ -21,7 +21,7 @@ LENGTHS = {"short": range(3, 10), "medium": range(10, 30), "long": range(30, 61)
 """Items of a list; each kind is as likely as another. Only the longest lists have numbers above 99."""
 LONG_FAMILIES = ("copy", "reverse", "insert", "remove")
 """Families that have the longest lists, too. The others are hard for a small model, however long the list is."""
-LONGEST = 127
+LONGEST = LENGTHS["longest"][-1]
 SYMBOLS = ("a", "b", "c", "d")
 BLANK, ROW_END = "_", "/"
 BLANKS = range(4, 13)  # of the 16 cells of a square
