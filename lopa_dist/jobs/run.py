@@ -72,8 +72,9 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
         config = resolve(config, builder.shape, device, group, len(first))
         encoder = Encoder(config, builder.shape, builder.tokenizer)
         job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-        attempt = begin_attempt(config, folder, builder, job_input.ids, group)
-        return Job(config, folder, task, group, builder, job_input, whole_input.digest(), attempt, began).run()
+        input_hash = whole_input.digest()
+        attempt = begin_attempt(config, folder, builder, job_input.ids, input_hash, group)
+        return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
 
 
 @dataclass

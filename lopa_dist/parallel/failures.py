@@ -113,12 +113,19 @@ class Failures:
             self.announce(error)
             raise
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the threads that watch over the ranks."""
+        if self.world.size > 1:
             self.watch.close()
             self.heart.close()
 
     def announce(self, error: BaseException) -> None:
         """Tell the others what went wrong here; the first announcement stays."""
         message = f"rank {self.world.rank}: {type(error).__name__}: {error}"
+        if str(error).startswith(f"rank {self.world.rank} "):
+            message = str(error)
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             if self.store.add(keys.FAILURES, 1) == 1:
                 self.store.set(keys.FAILED, message)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
+from lopa_dist import __version__
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import Communicator, MpiCommunicator, Solo, TorchCommunicator
 from lopa_dist.parallel.counters import ProgressCounters, WorkQueue
@@ -61,6 +65,7 @@ class Group:
             self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, self._broadcast_in_replica)
             self.progress = ProgressCounters(store, mesh.data, world.rank)
             self.store.join(JOIN.total_seconds())  # ranks may take long to import torch
+            self._agree()
             if self.backend == "mpi":
                 self._split_mpi(mpi().COMM_WORLD, timeout_s)
             elif world.size > 1:
@@ -71,6 +76,22 @@ class Group:
                 self._split_torch(device, timeout)
         except RuntimeError as error:
             raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
+
+    def _agree(self) -> None:
+        """See that all ranks run the same code and would be joined in the same way, before they are."""
+        mesh = self.mesh
+        own = {
+            "lopa_dist": source(),
+            "torch": torch.__version__,
+            "data x branch x tensor": f"{mesh.data} x {mesh.branch} x {mesh.tensor}",
+            "parallel.backend": self.backend,
+        }
+        try:
+            self.store.agree("group", own)
+        except ValueError as error:
+            self.failures.announce(error)
+            self.failures.close()
+            raise
 
     def _split_torch(self, device: torch.device, timeout: timedelta) -> None:
         """Make the groups with torch.distributed."""
@@ -117,6 +138,15 @@ class Group:
     def prepared(self) -> None:
         """Wait until every rank has made what it needs on its device."""
         self.store.barrier(keys.PREPARED)
+
+
+@cache
+def source() -> str:
+    """Return this package's version and a hash of its source: two checkouts of one version may differ."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)} ".encode() + file.read_bytes())
+    return f"{__version__} ({digest.hexdigest()[:12]})"
 
 
 def choose_backend(world: World, backend: str, device: torch.device) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
@@ -11,6 +14,7 @@ from lopa_dist.parallel.failures import Failures
 from lopa_dist.parallel.launcher import LaunchError, World
 
 POLL_S = 0.02
+NAMED = 5  # differences that a message lists
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
 
 
@@ -59,6 +63,34 @@ class SharedStore:
         while not self.store.check([key]):
             self.look_around()
         return str(self.store.get(key).decode())
+
+    def agree(self, name: str, own: Mapping[str, Any]) -> None:
+        """Return when every rank has said that it would do the same as rank 0; all ranks call this.
+
+        Rank 0's statement is one value in the store, and every rank compares its own with it, so a thousand ranks take
+        no longer than a broadcast.
+
+        Args:
+            name: of the statement; no other one has it.
+            own: what this rank would do. Its values can be written as JSON.
+
+        Raises:
+            ValueError: this rank would do something else; the message says what. The other ranks get it as a RankError.
+        """
+        if self.world.size == 1:
+            return
+        stated = json.dumps(own, sort_keys=True)
+        first, mine = json.loads(self.broadcast(f"statement/{name}", stated)), json.loads(stated)
+        keys_of_both = sorted(first.keys() | mine.keys())
+        differing = [key for key in keys_of_both if first.get(key) != mine.get(key)]
+        if differing:
+            named = "; ".join(f"{key} is {mine.get(key)!r}, on rank 0 {first.get(key)!r}" for key in differing[:NAMED])
+            more = f"; and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
+            raise ValueError(
+                f"rank {self.world.rank} would not do the same as rank 0: {named}{more}. Give all ranks the same "
+                "command line, input, checkpoint and packages"
+            )
+        self.barrier(keys.AGREED.format(name))
 
     def sum(self, amounts: dict[str, int]) -> dict[str, int]:
         """Return the sums over all ranks, on every rank.

@@ -6,6 +6,7 @@ key                  written by                        read by                  
 ``joined``           every rank, counting up           every rank                  barrier: all processes have started
 ``ready``            every rank, counting up           every rank                  barrier: all models are loaded
 ``prepared``         every rank, counting up           every rank                  barrier: all devices are prepared
+``agreed/NAME``      every rank, counting up           every rank                  barrier: all would do the same
 ``broadcast/NAME``   rank 0                            every rank                  a value of rank 0
 ``sum/NAME``         every rank, adding                every rank                  a sum over the ranks
 ``summed``           every rank, counting up           every rank                  barrier: all have added to the sums
@@ -32,6 +33,7 @@ from __future__ import annotations
 JOINED = "joined"
 READY = "ready"
 PREPARED = "prepared"
+AGREED = "agreed/{}"
 BROADCAST = "broadcast/{}"
 SUM = "sum/{}"
 SUMMED = "summed"

@@ -52,6 +52,26 @@ def test_sums_are_on_every_rank() -> None:
     assert on_ranks(3, lambda shared, rank: shared.sum({"a": rank, "b": 1})) == [{"a": 3, "b": 3}] * 3
 
 
+def test_ranks_that_would_do_the_same_agree() -> None:
+    on_ranks(3, lambda shared, rank: shared.agree("work", {"seed": 0, "model": None}))
+
+
+def test_a_rank_that_would_do_something_else_is_named_on_every_rank() -> None:
+    """Before any of them goes on; the message says what differs, and what it is on rank 0."""
+
+    def work(shared: SharedStore, rank: int) -> str:
+        own = {"seed": 0, "decode.tau_conf": 0.3 if rank == 1 else 0.9} | ({"more": 1} if rank == 1 else {})
+        with pytest.raises((ValueError, RankError)) as caught, shared.failures.guard():
+            shared.agree("work", own)
+        return str(caught.value)
+
+    said = (
+        "rank 1 would not do the same as rank 0: decode.tau_conf is 0.3, on rank 0 0.9; more is 1, on rank 0 None. "
+        "Give all ranks the same command line, input, checkpoint and packages"
+    )
+    assert on_ranks(3, work) == [said] * 3
+
+
 def test_long_texts_of_replicas_are_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_store, "PART", 3)
     texts = ["a text with é in it", "", "xyz"]
