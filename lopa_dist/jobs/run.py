@@ -13,6 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
@@ -21,6 +24,7 @@ from lopa_dist.jobs.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.device import choose_device, threads
+from lopa_dist.jobs.extra import Extra
 from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.journal import Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
@@ -31,6 +35,7 @@ from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
 from lopa_dist.jobs.resolve import resolve, sequences_of_replica
 from lopa_dist.jobs.results import NOT_NUMBERS, error_line, finished_text, generation_line
+from lopa_dist.jobs.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.run_page import write_run_page
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
@@ -43,6 +48,7 @@ from lopa_dist.tasks.task import Task
 from lopa_dist.whole import named
 
 log = logging.getLogger("lopa_dist")
+PAGES_LIMIT_S = 60.0  # for plots, and for pages
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
@@ -100,6 +106,7 @@ class Job:
     began: float
     start: float = field(init=False)
     writer: Writer = field(init=False)
+    seconds: NDArray[np.float64] = field(init=False)  # of each finished request, for the plots
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
@@ -138,10 +145,16 @@ class Job:
                 pass
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
-        report = self.finish(engine, traffic, wandb_log, stopped) if self.is_rank_0 else {}
-        if wandb_log is not None and not self.is_rank_0:
-            wandb_log.close(engine)
-        if stopped and report.get("requests") != len(self.input):
+        report = self.finish(engine, traffic, stopped) if self.is_rank_0 else {}
+        if self.is_rank_0:
+            plots = self.write_pages(report, engine)
+            if wandb_log is not None:
+                wandb_log.finish(report, engine, plots, stopped)
+        elif wandb_log is not None:
+            wandb_log.close(engine, stopped)
+        # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
+        complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
+        if stopped and complete != "yes":
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
 
@@ -158,6 +171,8 @@ class Job:
             return None
         merge(self.attempt.journal, self.folder, self.input.ids, self.input.rejection, self.numbers)
         self.write_batch_output()
+        if not (self.folder / RUN_PAGE).exists():
+            self.write_pages(report, None)
         log.info("all %d requests were done before", len(self.input))
         return report
 
@@ -227,9 +242,7 @@ class Job:
         """Seconds since generation began."""
         return round(time.perf_counter() - self.start, 6)
 
-    def finish(
-        self, engine: Engine, traffic: dict[str, int], wandb_log: WandbLog | None, stopped: bool
-    ) -> dict[str, Any]:
+    def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
         merged = merge(self.attempt.journal, folder, self.input.ids, self.input.rejection, self.numbers)
@@ -256,18 +269,38 @@ class Job:
             "whole_input": self.input_hash,
             "expected": len(self.input),
         }
-        plots: list[str] = []
-        if config.logging.plots:
-            from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
-
-            plots = run_plots(folder, figures["seconds"], statistics, config.decode.branches)
-        with named(folder / "report.md"):
-            (folder / "report.md").write_text(report_markdown(report, plots))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
-        write_run_page(folder, report, self.input.questions)
-        if wandb_log is not None:
-            wandb_log.finish(report, engine, plots)
+        self.seconds = figures["seconds"]
         return report
+
+    def write_pages(self, report: dict[str, Any], engine: Engine | None) -> list[str]:
+        """What persons look at: plots, `report.md` and `report.html`; returns the plots' names.
+
+        Args:
+            engine: that has run; None where an earlier attempt left nothing to do, whose plots are kept.
+        """
+        folder = self.folder
+        plots = sorted(file.name for file in folder.glob("*.png"))
+        if engine is not None:
+            drawing = Extra("the plots could not be drawn", PAGES_LIMIT_S)
+            plots = (drawing.wait(lambda: self.draw(engine)) if self.config.logging.plots else None) or []
+            drawing.close()
+
+        def write() -> None:
+            with named(folder / "report.md"):
+                (folder / "report.md").write_text(report_markdown(report, plots))
+            write_run_page(folder, report, self.input.questions)
+
+        writing = Extra("report.md and report.html could not be written", PAGES_LIMIT_S)
+        writing.wait(write)
+        writing.close()
+        return plots
+
+    def draw(self, engine: Engine) -> list[str]:
+        """Draw the plots; returns their names."""
+        from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
+
+        return run_plots(self.folder, self.seconds, engine.statistics, self.config.decode.branches)
 
     def digest(self) -> str:
         """What the results are of: the settings, and every request and rejection, in order."""

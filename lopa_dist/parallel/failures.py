@@ -47,6 +47,7 @@ class Failures:
         self.store, self.world, self.mesh, self.timeout_s, self.stop = store, world, mesh, timeout_s, stop
         self.watched: Watched = unwatched
         self.last_acts: list[Callable[[], None]] = []
+        self.leaving = False  # in order, when all is done
         if world.size == 1:
             return
         self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
@@ -143,6 +144,7 @@ class Failures:
 
     def _leave(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""
+        self.leaving = True
         left = self.store.add(keys.LEFT, 1)
         if self.world.rank == 0:
             end = time.monotonic() + self.timeout_s
@@ -172,12 +174,15 @@ class Failures:
         """End this process if another one is lost. Called at SIGTERM.
 
         torchrun sends it to the survivors of a dead rank, often before their collective has failed. With nobody missing
-        the job is being ended from outside, and may do so in order.
+        the job is being ended from outside, and may do so in order. The same holds where others have left in order: a
+        launcher then ends those that are about to.
         """
-        if self.world.size == 1:
+        if self.world.size == 1 or self.leaving:
             return
         verdict = None
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            if self.store.add(keys.LEFT, 0):
+                return
             verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
         if verdict:
             die(f"lopa-dist: {verdict}", 143)
