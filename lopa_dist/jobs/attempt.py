@@ -101,6 +101,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     engine = {"prefix_cache": "approximate" if config.engine.prefix_cache == "approximate" else "exact"}
     decode = asdict(config.decode)
     settings = {"model": model, "decode": decode, "engine": engine, "seed": config.seed, "task": task.name}
+    if task.shards > 1:  # a folder that has another share would lose its results
+        settings["shard"] = f"{task.shard} of {task.shards}"
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
         settings["allow_code_execution"] = task.allow_code_execution
     if task.allow_code_execution:
