@@ -14,7 +14,6 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.batch_output import LINES, NAME
+from lopa_dist.jobs.open_files import OpenFiles
 from lopa_dist.jobs.packed import Columns, RequestIds
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
@@ -198,13 +198,10 @@ def merge(
             if index >= 0 and not length[index]:  # the first counts
                 part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures, failed = Columns(), 0
-    with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
-        sources = [files.enter_context(part.open("rb")) for part in parts]
+    with OpenFiles() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         for index in range(len(ids)):
             if length[index]:
-                source = sources[part_of[index]]
-                source.seek(offset[index])
-                entry = json.loads(source.read(length[index]))
+                entry = json.loads(files.read(parts[part_of[index]], offset[index], length[index]))
                 write_line(out, numbers[index], entry["line"])
                 if "figures" not in entry:
                     failed += 1

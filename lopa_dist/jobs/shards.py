@@ -12,6 +12,7 @@ from typing import Any
 from lopa_dist.jobs.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.journal import difference
 from lopa_dist.jobs.metrics import mean, ratio
+from lopa_dist.jobs.open_files import lines_of
 from lopa_dist.jobs.report import read_report, write_report
 from lopa_dist.whole import whole
 
@@ -41,7 +42,11 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         parts[shard] = part
     missing = sorted(set(range(total)) - set(parts))
     if missing:
-        raise ValueError(f"{folder}: no finished run of shard {', '.join(map(str, missing))} of {total}")
+        numbers = ",".join(map(str, missing))
+        raise ValueError(
+            f"{folder}: no finished run of shard {numbers} of {total}; run what is missing with "
+            f"sbatch --array={numbers}, the same script and overrides, task.shards={total} hydra.run.dir={folder}"
+        )
     for part, report in reports.items():
         if report["requests"] < report["expected"]:
             raise ValueError(
@@ -67,8 +72,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
 
 def numbered(part: Path) -> Iterator[tuple[int, str]]:
     """A shard's result lines, each with its place in the whole input."""
-    with (part / "results.jsonl").open(encoding="utf-8", newline="\n") as file:
-        yield from ((int(json.loads(line)["index"]), line) for line in file)
+    yield from ((int(json.loads(line)["index"]), line) for line in lines_of(part / "results.jsonl"))
 
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
