@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher, get_close_matches
@@ -32,6 +33,7 @@ from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
 
 HERE = Path(__file__).parent
+LONGEST_NAME = 200  # bytes; file systems take 255
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
 
@@ -265,7 +267,16 @@ class Config:
             )
 
 
+def short(name: str) -> str:
+    """A name that a folder can have: of a long one the beginning, and a hash of it all."""
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
+    return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 ConfigStore.instance().store(name="lopa_dist_schema", node=Config)  # which `conf/config.yaml` extends
+OmegaConf.register_new_resolver("lopa_dist.short", short, replace=True)  # which it uses
 
 
 def composed(overrides: list[str]) -> Config:

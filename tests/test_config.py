@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from dataclasses import fields, replace
 from inspect import signature
@@ -15,13 +16,16 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
-from lopa_dist.config import Config, TaskConfig
+from lopa_dist.config import Config, TaskConfig, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.resolve import resolve_decode
+from lopa_dist.jobs.run import Job
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.registry import TASKS
@@ -361,6 +365,57 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     shown = capsys.readouterr().out
     for command in cli.COMMANDS:
         assert f"lopa-dist {command} " in shown
+
+
+LONG = [
+    f"decode.{setting}"
+    for setting in (
+        "branches=0", "block_size=16", "max_new_tokens=16", "max_active_blocks=1", "tau_conf=0.9", "tau_add=0.1",
+        "temperature=0.0", "cache=block", "window_attention=full", "prompt_attention=joint", "verify=agreement",
+    )
+]  # fmt: skip
+
+
+def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Behind that job, which is whole. Its name, of all overrides, is longer than a folder's may be."""
+    write = Job.write_pages
+
+    def signalled(self: Job, *arguments: Any) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(Job, "write_pages", signalled)
+    quiet = ["logging.wandb.mode=disabled", "logging.plots=false", "parallel.threads=1", "task.limit=1"]
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", *quiet, *LONG, "decode.drafts=4,8"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
+    handlers = {number: signal.getsignal(number) for number in cli.SIGNALS}
+    try:
+        with pytest.raises(SystemExit, match=r"^75$"):
+            cli.main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    [report] = tmp_path.glob("*/report.json")
+    assert len(",".join([*LONG, "decode.drafts=4", "task.limit=1"])) > 255 >= len(report.parent.name)
+    assert (
+        "stopped by SIGTERM when this job was done; go on with the sweep and hydra.sweep.dir=" in capfd.readouterr().err
+    )
+
+
+def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", "task.input=nowhere", "seed=0,1"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*task\.input=nowhere: no such file$"):
+        cli.main()
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=300))
+def test_names_of_folders_are_short_and_differ(name: str) -> None:
+    assert len(short(name).encode()) <= 200
+    assert (short(name) == name) == (len(name.encode()) <= 200)
+    assert short(name) != short(name + "x")
 
 
 def test_hydra_adds_no_words_of_its_own(

@@ -8,6 +8,7 @@ on: an attempt with other settings is refused rather than mixed in.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -156,6 +157,8 @@ class Writer:
             self.file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
             self.file.flush()
             os.fsync(self.file.fileno())
+            if not os.fstat(self.file.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "the run folder was removed while the job ran")
 
     def close(self) -> None:
         """No more entries."""

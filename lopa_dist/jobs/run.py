@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lopa_dist.config import Config
+from lopa_dist.checks import UserError
+from lopa_dist.config import Config, typed
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.attempt import Attempt, begin_attempt
@@ -45,17 +46,21 @@ from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Task
-from lopa_dist.whole import named
+from lopa_dist.whole import named, no_room
 
 log = logging.getLogger("lopa_dist")
 PAGES_LIMIT_S = 60.0  # for plots, and for pages
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
-def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
+def run(config: Config, folder: Path, world: World, stop: Stop | None = None) -> dict[str, Any]:
     """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing.
 
+    Args:
+        stop: learns of signals, also of those that come too late to stop this job.
+
     Raises:
+        UserError: a disk is full; the message says where, and how to go on.
         Stopped: on a signal, after what was in flight has been finished or dropped.
     """
     began = time.perf_counter()
@@ -70,17 +75,22 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     parallel = config.parallel
     axes = parallel.data, parallel.branch, parallel.tensor
     mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
-    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
+    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop or Stop(config.job.grace_s))
     with group.failures.guard():
         # its name holds the time, and clocks tick between ranks
         folder = Path(group.store.broadcast("folder", str(folder)))
-        builder = EngineBuilder(config.model, device)
-        config = resolve(config, builder.shape, device, group, len(first))
-        encoder = Encoder(config, builder.shape, builder.tokenizer)
-        job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-        input_hash = whole_input.digest()
-        attempt = begin_attempt(config, folder, builder, job_input.ids, input_hash, group)
-        return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
+        try:
+            builder = EngineBuilder(config.model, device)
+            config = resolve(config, builder.shape, device, group, len(first))
+            encoder = Encoder(config, builder.shape, builder.tokenizer)
+            job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+            input_hash = whole_input.digest()
+            attempt = begin_attempt(config, folder, builder, job_input.ids, input_hash, group)
+            return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
+        except OSError as error:  # on this rank's own disk, perhaps: only here it knows the folder
+            if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
+                raise UserError(full) from error
+            raise
 
 
 @dataclass

@@ -19,6 +19,7 @@ import wandb
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from lopa_dist.checks import UserError
 from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
@@ -186,6 +187,18 @@ def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
         assert line["finish_reason"] == "error"
         assert word in line["error"]
     assert "accuracy" not in report
+
+
+def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any rank: only rank 0 has the run folder from the command line."""
+
+    def fsync(descriptor: int) -> None:
+        if "/journal/0" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lopa_dist.jobs.journal.os.fsync", fsync)
+    with pytest.raises(UserError, match=rf"make room there, then start it again with hydra\.run\.dir={tmp_path};"):
+        run(config(TaskConfig(limit=1)), tmp_path, World("python"))
 
 
 def test_sampling_is_seeded_by_request(tmp_path: Path) -> None:
