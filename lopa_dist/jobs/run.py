@@ -40,6 +40,7 @@ from lopa_dist.jobs.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.run_page import write_run_page
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import choose_mesh
@@ -64,17 +65,23 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         Stopped: on a signal, after what was in flight has been finished or dropped.
     """
     began = time.perf_counter()
-    device = choose_device(config, world)
-    if config.task.input == "-" and world.size > 1:
-        raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
-    task = make_task(config.task)
-    whole_input = HashedItems(task.items())
-    items = islice(whole_input, config.task.shard, None, config.task.shards)
-    # how many there are matters to the mesh and to the branches only where they are few
-    first = list(islice(items, world.size * config.engine.max_sequences))
-    parallel = config.parallel
-    axes = parallel.data, parallel.branch, parallel.tensor
-    mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
+    try:
+        device = choose_device(config, world)
+        if config.task.input == "-" and world.size > 1:
+            raise ValueError(
+                f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file"
+            )
+        task = make_task(config.task)
+        whole_input = HashedItems(task.items())
+        items = islice(whole_input, config.task.shard, None, config.task.shards)
+        # how many there are matters to the mesh and to the branches only where they are few
+        first = list(islice(items, world.size * config.engine.max_sequences))
+        parallel = config.parallel
+        axes = parallel.data, parallel.branch, parallel.tensor
+        mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
+    except Exception as error:
+        announce_before_joining(world, error, config.parallel.timeout_s)
+        raise
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop or Stop(config.job.grace_s))
     with group.failures.guard():
         # its name holds the time, and clocks tick between ranks

@@ -19,6 +19,7 @@ from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.rendezvous import never_again, rendezvous, wait_until
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
@@ -64,8 +65,7 @@ class Failures:
         """
         if self.world.size == 1:
             return
-        if announced := self._announced():
-            raise RankError(announced)
+        self.check_announced()
         lost = self.heart.overdue(self.timeout_s)
         if lost:
             raise RankError(
@@ -75,6 +75,11 @@ class Failures:
             self.store.set(keys.STOP, self.stop.signal)
         elif self.store.check([keys.STOP]):
             self.stop.ask(self.store.get(keys.STOP).decode())
+
+    def check_announced(self) -> None:
+        """Raise RankError when another rank has announced an error."""
+        if announced := self._announced():
+            raise RankError(announced)
 
     def check_early(self) -> None:
         """Raise Stopped when another rank left before the first step, which it will never be ready for."""
@@ -99,6 +104,7 @@ class Failures:
         except RankError:
             raise
         except Stopped as error:
+            never_again(self.store, str(error))
             if not self.stop.begun:
                 self.store.set(keys.EARLY, str(error))
             self._leave()
@@ -228,6 +234,26 @@ class Failures:
             with contextlib.suppress(Exception):
                 act()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
+
+
+def announce_before_joining(world: World, error: Exception, limit_s: float) -> None:
+    """Tell the others, who join or will, of an error of this rank because of which it cannot.
+
+    Args:
+        limit_s: seconds that rank 0, which may keep the store, waits for the others to hear of it.
+    """
+    if world.size == 1:
+        return
+    with contextlib.suppress(Exception):  # the store cannot be reached either
+        store = rendezvous(world)
+        if store.add(keys.FAILURES, 1) == 1:
+            store.set(keys.FAILED, f"rank {world.rank}: {type(error).__name__}: {error}")
+        store.add(keys.JOINED, 1)
+        if world.rank == 0:
+            wait_until(
+                lambda: store.add(keys.JOINED, 0) >= world.size, world, lambda: "the others are awaited", limit_s
+            )
+            time.sleep(PATIENCE_S)
 
 
 def main_thread() -> str:

@@ -18,8 +18,9 @@ from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import Communicator, MpiCommunicator, Solo, TorchCommunicator
 from lopa_dist.parallel.counters import ProgressCounters, WorkQueue
 from lopa_dist.parallel.failures import Failures, first_line
-from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi, rendezvous, rendezvous_file
+from lopa_dist.parallel.launcher import LaunchError, World, mpi
 from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.rendezvous import rendezvous, rendezvous_file
 from lopa_dist.parallel.shared_store import SharedStore
 from lopa_dist.parallel.stop import Stop
 
@@ -64,7 +65,7 @@ class Group:
             self.store = SharedStore(store, world, self.failures)
             self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, self._broadcast_in_replica)
             self.progress = ProgressCounters(store, mesh.data, world.rank)
-            self.store.join(JOIN.total_seconds())  # ranks may take long to import torch
+            self.store.join()
             self._agree()
             if self.backend == "mpi":
                 self._split_mpi(mpi().COMM_WORLD, timeout_s)

@@ -11,10 +11,10 @@ from torch._C._distributed_c10d import Store
 
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures
-from lopa_dist.parallel.launcher import LaunchError, World
+from lopa_dist.parallel.launcher import JOIN, World
+from lopa_dist.parallel.rendezvous import pause_s, wait_until
 
-POLL_S = 0.02
-NAMED = 5  # differences that a message lists
+NAMED = 5  # differences, or ranks, that a message lists
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
 
 
@@ -28,23 +28,37 @@ class SharedStore:
     def __init__(self, store: Store, world: World, failures: Failures) -> None:
         self.store, self.world, self.failures = store, world, failures
 
-    def join(self, limit_s: float) -> None:
-        """Wait until all processes have started, or raise a LaunchError after `limit_s`.
+    def join(self, limit_s: float = JOIN.total_seconds()) -> None:
+        """Wait until all processes have started; a line now and then says who is awaited.
 
         Silence is no failure yet: some may still import torch.
+
+        Raises:
+            LaunchError: that took longer than `limit_s`.
+            RankError: a rank announced that it cannot join.
         """
-        count, end = self.store.add(keys.JOINED, 1), time.monotonic() + limit_s
-        while count < self.world.size:
-            if time.monotonic() > end:
-                raise LaunchError(f"only {count} of {self.world.size} ranks joined within {limit_s:.0f} s")
-            time.sleep(POLL_S)
-            count = self.store.add(keys.JOINED, 0)
+        self.store.append(keys.HERE, f"{self.world.rank} ")  # type: ignore[attr-defined]
+        self.store.add(keys.JOINED, 1)
+
+        def all_joined() -> bool:
+            self.failures.check_announced()
+            return self.store.add(keys.JOINED, 0) >= self.world.size
+
+        wait_until(all_joined, self.world, self.joined, limit_s)
+
+    def joined(self) -> str:
+        """Return how many ranks are here, and which are not."""
+        here = {int(rank) for rank in self.store.get(keys.HERE).split()}
+        missing = [rank for rank in range(self.world.size) if rank not in here]
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        names = ", ".join(f"rank {rank}" for rank in missing[:NAMED]) + more
+        return f"{len(here)} of {self.world.size} ranks are here, not {names}"
 
     def look_around(self) -> None:
         """Notice a failure or a stop, and let a moment pass."""
         self.failures.check()
         self.failures.check_early()
-        time.sleep(POLL_S)
+        time.sleep(pause_s(self.world.size))
 
     def barrier(self, key: str) -> None:
         """Wait until all ranks have come here; `key` is one of `store_keys`, which no other barrier uses."""

@@ -4,6 +4,7 @@
 key                  written by                        read by                     what for
 ===================  ================================  ==========================  ===================================
 ``joined``           every rank, counting up           every rank                  barrier: all processes have started
+``here``             every rank, appending             ranks that wait             their numbers, to name who is missing
 ``ready``            every rank, counting up           every rank                  barrier: all models are loaded
 ``prepared``         every rank, counting up           every rank                  barrier: all devices are prepared
 ``agreed/NAME``      every rank, counting up           every rank                  barrier: all would do the same
@@ -25,12 +26,30 @@ key                  written by                        read by                  
 ``left``             every rank, counting up           rank 0                      who needs the store no more
 ===================  ================================  ==========================  ===================================
 
+All of them have a prefix that is new whenever the ranks start or meet again. These do not, for torchrun's store
+outlives the ranks that it restarts:
+
+===========================  ========================  ==========================  ===================================
+key                          written by                read by                     what for
+===========================  ========================  ==========================  ===================================
+``lopa_dist/arrivals``       every rank, counting up   rank 0                      each gets a number of its own
+``lopa_dist/welcome/N``      rank 0                    the rank with number N      the number of this start
+``lopa_dist/N/found``        every rank, counting up   rank 0                      who has read the number of start N
+``lopa_dist/stopped``        a rank that was stopped   every rank that starts      why it must not go on
+===========================  ========================  ==========================  ===================================
+
 Constants with ``{}`` are completed by `str.format`.
 """
 
 from __future__ import annotations
 
+ARRIVALS = "lopa_dist/arrivals"
+WELCOME = "lopa_dist/welcome/{}"
+FOUND = "lopa_dist/{}/found"
+STOPPED = "lopa_dist/stopped"
+
 JOINED = "joined"
+HERE = "here"
 READY = "ready"
 PREPARED = "prepared"
 AGREED = "agreed/{}"

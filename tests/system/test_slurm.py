@@ -116,7 +116,7 @@ def test_requeued_twice_gives_the_same_results(cluster: dict[str, str], plain: L
         while "RUNNING" in state_of(cluster, job) and time.monotonic() < end:
             time.sleep(0.2)
     assert wait_until_done(cluster, job) == {"COMPLETED"}, log.read_text()[-3000:]
-    drain = log.read_text().split("told to stop")[1].split("not finished: back into the queue")[0]
+    drain = log.read_text().split("told to stop")[-1].split("not finished: back into the queue")[0]
     assert "stopped by SIGUSR1; the results so far are kept; go on with" in drain
     assert "W&B" not in drain, "its service goes on to the end, though every process of the job is signalled"
     assert texts(folder) == [line["text"] for line in plain[:40]]
