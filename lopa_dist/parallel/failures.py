@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -42,12 +43,14 @@ class Failures:
     Attributes:
         watched: the context around the parts of a step.
         last_acts: called before a lost rank ends this process from another thread.
+        at_end: called when the ranks part.
     """
 
     def __init__(self, store: Store, world: World, mesh: Mesh, backend: str, timeout_s: float, stop: Stop) -> None:
         self.store, self.world, self.mesh, self.timeout_s, self.stop = store, world, mesh, timeout_s, stop
         self.watched: Watched = unwatched
         self.last_acts: list[Callable[[], None]] = []
+        self.at_end: Callable[[], None] = nothing
         self.leaving = False  # in order, when all is done
         if world.size == 1:
             return
@@ -123,10 +126,16 @@ class Failures:
             self.close()
 
     def close(self) -> None:
-        """End the threads that watch over the ranks."""
+        """End the threads that watch over the ranks.
+
+        They refer to this object, and it to them. Without these references connections and threads end with the group,
+        not when the garbage collector finds it: a program may have the ranks meet a thousand times.
+        """
         if self.world.size > 1:
             self.watch.close()
             self.heart.close()
+            self.at_end()
+            self.at_end = nothing
 
     def announce(self, error: BaseException) -> None:
         """Tell the others what went wrong here; the first announcement stays."""
@@ -234,6 +243,10 @@ class Failures:
             with contextlib.suppress(Exception):
                 act()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
 
 
 def announce_before_joining(world: World, error: Exception, limit_s: float) -> None:

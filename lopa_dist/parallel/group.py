@@ -63,12 +63,13 @@ class Group:
             store = HashStore() if world.size == 1 else rendezvous(world, meeting=meeting)
             self.failures = Failures(store, world, mesh, self.backend, timeout_s, stop)
             self.store = SharedStore(store, world, self.failures)
+            self.failures.at_end = self._part
             self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, self._broadcast_in_replica)
             self.progress = ProgressCounters(store, mesh.data, world.rank)
             self.store.join()
             self._agree()
             if self.backend == "mpi":
-                self._split_mpi(mpi().COMM_WORLD, timeout_s)
+                self._split_mpi(timeout_s)
             elif world.size > 1:
                 timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
                 dist.init_process_group(
@@ -76,6 +77,8 @@ class Group:
                 )
                 self._split_torch(device, timeout)
         except RuntimeError as error:
+            if hasattr(self, "failures"):
+                self.failures.close()
             raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
 
     def _agree(self) -> None:
@@ -103,13 +106,11 @@ class Group:
         if mesh.tensor > 1:
             self.tensor = TorchCommunicator(with_timeout(axes.get_group("tensor"), timeout))
 
-    def _split_mpi(self, everyone: Any, timeout_s: float) -> None:
-        """Make the same groups among MPI's ranks; neighbours on one axis have the same coordinates on the others."""
-        mesh, (data, branch, tensor) = self.mesh, (self.data_rank, self.branch_rank, self.tensor_rank)
-        branches = everyone.Split(data * mesh.tensor + tensor, branch)
-        tensors = everyone.Split(data * mesh.branch + branch, tensor)
+    def _split_mpi(self, timeout_s: float) -> None:
+        """Make the same groups among MPI's ranks."""
+        branches, tensors = mpi_groups(self.mesh, self.world.rank)
         self.comm = MpiCommunicator(branches, timeout_s)
-        if mesh.tensor > 1:
+        if self.mesh.tensor > 1:
             self.tensor = MpiCommunicator(tensors, timeout_s)
 
     def _broadcast_in_replica(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -118,6 +119,10 @@ class Group:
         if self.tensor_rank == 0:
             numbers = self.comm.broadcast(numbers, 0, counted=False)
         return self.tensor.broadcast(numbers, 0, counted=False).cpu()
+
+    def _part(self) -> None:
+        """Let go of what refers to this group."""
+        del self.queue
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -139,6 +144,18 @@ class Group:
     def prepared(self) -> None:
         """Wait until every rank has made what it needs on its device."""
         self.store.barrier(keys.PREPARED)
+
+
+@cache
+def mpi_groups(mesh: Mesh, rank: int) -> tuple[Any, Any]:
+    """Return MPI's communicators of a rank's branch group and of its tensor group.
+
+    Neighbours on one axis have the same coordinates on the others. They are made once for each mesh: MPI can make only
+    about two thousand, and the ranks may meet more often than that.
+    """
+    everyone, (data, branch, tensor) = mpi().COMM_WORLD, mesh.coordinates(rank)
+    branches = everyone.Split(data * mesh.tensor + tensor, branch)
+    return branches, everyone.Split(data * mesh.branch + branch, tensor)
 
 
 @cache

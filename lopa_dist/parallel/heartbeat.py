@@ -35,7 +35,8 @@ class Heartbeat:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
 
     def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
@@ -53,8 +54,12 @@ class Heartbeat:
 
     def close(self) -> None:
         """Stop before the interpreter does: a thread inside the store then aborts the process."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._thread.join(10)
+        self._watcher.join(10)
+        del self._own, self.cut_off
 
     def _counts(self) -> list[int]:
         return [self.store.add(keys.BEAT.format(rank), 0) for rank in range(self.size)]
