@@ -133,11 +133,11 @@ class SharedStore:
         if text is not None:
             self.store.set(keys.GATHER_COUNT.format(replica), str(len(own)))
         self.barrier(keys.GATHER_WRITTEN)
+        counts = [int(count) for count in self.store.multi_get([keys.GATHER_COUNT.format(r) for r in range(replicas)])]
         texts = []
-        for other in range(replicas):
-            count = int(self.store.get(keys.GATHER_COUNT.format(other)))
-            parts = [self.store.get(keys.GATHER_PART.format(other, number)) for number in range(count)]
-            texts.append(b"".join(parts).decode())
+        for other, count in enumerate(counts):
+            parts = [keys.GATHER_PART.format(other, number) for number in range(count)]
+            texts.append(b"".join(self.store.multi_get(parts)).decode() if parts else "")
         self.barrier(keys.GATHER_READ)
         for number in range(len(own)):  # the store may outlive this group
             self.store.delete_key(keys.GATHER_PART.format(replica, number))

@@ -22,6 +22,7 @@ key                  written by                        read by                  
 ``failures``         ranks that fail, counting up      the same                    only the first of them is announced
 ``failed``           the first rank that failed        every rank                  its name and its error
 ``beat/RANK``        a thread of that rank             every rank                  a count that rises while it is alive
+``silent``           rank 0                            every rank                  a count that rises, and who is silent
 ``waits/RANK``       a thread of that rank             ranks of its replica        how often it waited for its device
 ``left``             every rank, counting up           rank 0                      who needs the store no more
 ===================  ================================  ==========================  ===================================
@@ -67,5 +68,6 @@ EARLY = "early"
 FAILURES = "failures"
 FAILED = "failed"
 BEAT = "beat/{}"
+SILENT = "silent"
 WAITS = "waits/{}"
 LEFT = "left"

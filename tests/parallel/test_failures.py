@@ -46,6 +46,23 @@ def test_a_broken_collective_names_the_silent_rank(failures: Failures) -> None:
         raise TimeoutError("it took too long")
 
 
+def test_a_slow_rank_is_named_by_all_and_by_itself(
+    store: HashStore, failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 is at an fsync for longer than the timeout. When it comes back, rank 1 is gone, but not to blame."""
+    failures.mesh = Mesh(1, 2)
+    monkeypatch.setattr(failures.heart, "silent", list)
+    store.set(keys.WAITS.format(0), "2")
+    store.set(keys.WAITS.format(1), "3")
+    said = r"^rank 0 of 2 is still at an earlier step: busy or hanging, though alive \(seen by rank 1: Timed out\)$"
+    with pytest.raises(RankError, match=said), failures.guard():
+        raise RuntimeError("[gloo/transport] Timed out")
+    slow = Failures(store, World("torchrun", 0, 2), Mesh(1, 2), "gloo", 60.0, Stop(5.0))
+    monkeypatch.setattr(slow.heart, "silent", lambda: [1])
+    with pytest.raises(RankError, match=said), slow.guard():
+        raise RuntimeError("[gloo/transport] Connection closed by peer")
+
+
 def test_a_stop_before_the_first_step_is_left_for_the_others(store: HashStore, failures: Failures) -> None:
     with pytest.raises(Stopped), failures.guard():
         raise Stopped("stopped by SIGTERM before the first step")
