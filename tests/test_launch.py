@@ -113,3 +113,13 @@ def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array
     printed, _ = job.communicate(timeout=30)
     assert job.returncode == 75, printed
     assert said.read_text().splitlines() == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+
+
+def test_a_sweep_of_which_a_job_fails_ends_with_a_table_and_its_status(tmp_path: Path) -> None:
+    (tmp_path / "lopa-dist").write_text('#!/bin/bash\necho "$1"; [ "$1" = report ] || exit 3\n')
+    (tmp_path / "lopa-dist").chmod(0o755)
+    ran = subprocess.run(
+        ["bash", str(ROOT / "launch" / "sweep.sh"), "launcher=local", "decode.drafts=4,8"],
+        env=OUTSIDE | {"BIN": str(tmp_path), "FOLDER": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout.split()) == (3, ["--multirun", "report"])
