@@ -115,7 +115,8 @@ class Failures:
             self._linger()
             raise
         except Stopped as error:
-            never_again(self.store, str(error))
+            with contextlib.suppress(RuntimeError):  # the store's host may be gone
+                never_again(self.store, str(error))
             if not self.stop.begun:
                 self.store.set(keys.EARLY, str(error))
             self._leave()
@@ -277,6 +278,7 @@ class Failures:
             with contextlib.suppress(Exception):
                 act()
         self._declared(verdict)
+        self._linger()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
 
 
