@@ -113,6 +113,8 @@ command_line() {
     COMMAND+=("${WORK[@]}")
 }
 
+end_child() { kill -TERM "$CHILD" 2>/dev/null || true; } # it may have ended by itself
+
 # Before the time limit or a preemption Slurm signals this shell: the ranks finish or drop what they are at, and the job
 # goes back into the queue, to go on in the same folder.
 on_signal() {
@@ -121,9 +123,9 @@ on_signal() {
     say "told to stop: letting the ranks end in order"
     if [ -n "${SLURM_JOB_ID:-}" ] && [ "${LAUNCH:-torchrun}" != mpirun ]; then
         # USR1, which W&B's service ignores: it has to write until the ranks have ended
-        scancel --signal=USR1 "$(own_job).0" 2>/dev/null || kill -TERM "$CHILD"
+        scancel --signal=USR1 "$(own_job).0" 2>/dev/null || end_child
     else
-        kill -TERM "$CHILD"
+        end_child
     fi
 }
 

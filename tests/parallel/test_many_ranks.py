@@ -1,4 +1,4 @@
-"""Threads as 256 ranks of one store: what they ask of it, and what its host holds for them, stays in bounds."""
+"""Threads as 256 ranks of one store: what they ask of it, and what its host has open for them, stays in bounds."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_requests_do_not_grow_with_the_square_of_the_ranks() -> None:
     assert waiting / RANKS < 20 + 60 * seconds, "requests of a rank: those of the end, and those of waiting"
 
 
-def test_the_host_of_the_store_has_few_files_and_little_memory_for_a_rank() -> None:
+def test_the_host_of_the_store_has_few_files_open_for_a_rank() -> None:
     def held() -> int:
         return len(os.listdir("/proc/self/fd"))
 
