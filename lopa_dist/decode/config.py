@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from lopa_dist.checks import check_choices, option
+from lopa_dist.checks import check_choices, number, option, require_count
+
+MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
 
 @dataclass
@@ -58,7 +61,15 @@ class DecodeConfig:
         "which branch wins, and so which lookahead tokens stay",
         ("confidence", "agreement", "plain_subset", "plain_exact"),
     )
-    drafts: int = option(0, "draft tokens that each branch verifies, with verify=agreement")
+    drafts: Any = option(  # noqa: RUF009 an integer, or auto
+        0,
+        "draft tokens that each branch verifies, with verify=agreement; for causal models auto takes the fastest number",
+    )
+    groups: int = option(
+        1,
+        "causal models: groups of masks, which predict the next drafts: behind the last draft, and behind those where "
+        "chains of drafts end most often",
+    )
     block_size: int = option(32, "tokens of a block")
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
@@ -105,7 +116,9 @@ class DecodeConfig:
     )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     window_attention: str = option(
-        "full", "a row of the window sees the whole window, or nothing behind its own block", ("full", "block_causal")
+        "full",
+        "a row of the window sees the whole window, nothing behind its own block, or nothing behind itself",
+        ("full", "block_causal", "causal"),
     )
     prompt_attention: str = option(
         "self",
@@ -137,9 +150,11 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         check_choices("decode", self)
+        self.drafts = number(self.drafts)
+        require_count("decode.drafts", self.drafts, 0, auto=self.causal)
         at_least = {
             "branches": 0,
-            "drafts": 0,
+            "groups": 1,
             "extra_fill": 0,
             "block_size": 1,
             "max_new_tokens": 1,
@@ -177,6 +192,8 @@ class DecodeConfig:
             )
 
     def _check_verification(self) -> None:
+        if self.causal:
+            return
         if self.verify != "agreement" and self.drafts:
             raise ValueError(
                 f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole branches"
@@ -229,6 +246,11 @@ class DecodeConfig:
             )
 
     @property
+    def causal(self) -> bool:
+        """Whether a row sees nothing behind itself: what is verified then is exact (`causal`)."""
+        return self.window_attention == "causal"
+
+    @property
     def stores_kv(self) -> bool:
         """Whether a step takes K/V from an earlier one."""
         return self.cache != "none"
@@ -256,16 +278,16 @@ class DecodeConfig:
     @property
     def max_chain(self) -> int:
         """Drafts of a sequence at most, of all its branches: (k + 1) * m."""
-        return self.max_branches * self.drafts
+        return MOST_DRAFTS if isinstance(self.drafts, str) else self.max_branches * self.drafts
 
     @property
     def extra_drafts(self) -> int:
         """Drafts of a branch that need rows of their own at most: all but the first, two rows each."""
-        return max(0, self.drafts - 1)
+        return 0 if self.causal else max(0, self.drafts - 1)
 
     @property
     def max_edits(self) -> int:
         """Tokens in which a branch differs from the anchor at most."""
-        if self.verify == "agreement":
+        if self.verify == "agreement" and not self.causal:
             return max(1, self.branches * self.drafts)
         return max(1, self.branches) if self.lookahead == "nested" else 1

@@ -36,11 +36,21 @@ def commit(
         comm: the branch group.
     """
     config = state.config
+    if config.causal:  # K/V were written in place
+        for slot in prefixes_of(prepared):
+            pool.store_prefix(slot)
+        return
     pending = (before.complete > before.committed) & (before.branches > 0)
     if config.stores_kv and pending.any():
         commit_blocks(prepared, pool, state, before, after.winner, comm, pending)
     if config.keeps_tokens:
         commit_tokens(prepared, pool, state, before, after, comm)
+
+
+def prefixes_of(prepared: Prepared) -> list[int]:
+    """Return the slots whose shared prefixes the forward computed."""
+    prefill = prepared.batch.prefill
+    return prepared.slot(prefill.sequence[: prefill.num_prefixes]).tolist() if prefill else []
 
 
 def commit_blocks(
