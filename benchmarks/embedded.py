@@ -2,7 +2,7 @@
 
     python -m benchmarks.embedded                 # everything: 500 held-out problems a setting
     python -m benchmarks.embedded --part grid     # k x tau_conf of the published rule
-    python -m benchmarks.embedded --part front    # score, alpha, tau_look, lookahead, and the control
+    python -m benchmarks.embedded --part front    # score, alpha, tau_look, and the control
     python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
     python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part baselines    # rules of others
@@ -64,8 +64,6 @@ def front() -> list[tuple[str, Setting]]:
     named: list[tuple[str, Setting]] = []
     for extra in (1, 2):
         named += [("control", {"extra_fill": extra, "tau_conf": t}) for t in THRESHOLDS]
-    for k in (1, 2, 3, 7):
-        named += [("nested", {"branches": k, "lookahead": "nested", "tau_conf": t}) for t in (0.9, 0.8)]
     for variant in (
         {"tau_look": 0.5},
         {"alpha": 0.5, "confidence": "probability"},
@@ -80,8 +78,6 @@ def front() -> list[tuple[str, Setting]]:
     for k in (3, 7):
         named += [("LoPA variant", {"branches": k, "score": "gain", "tau_conf": t}) for t in (0.95, 0.8, 0.7)]
     named.append(("LoPA variant", {"branches": 7, "score": "gain"}))
-    for variant in ({"score": "gain"}, {"tau_look": 0.5}, {"alpha": 0.5, "confidence": "probability"}):
-        named.append(("nested variant", {"branches": 3, "lookahead": "nested", **variant}))
     named.append(("plain variant", {"window_attention": "block_causal"}))
     named.append(("plain variant", {"boundary": "stale"}))
     named.append(("plain variant", {"cache": "none"}))
@@ -113,13 +109,10 @@ def depths() -> list[tuple[str, Setting]]:
 
 
 def baselines() -> list[tuple[str, Setting]]:
-    """Rules of others: how many tokens to fill unverified, and branches that are plain steps (FreeDave)."""
-    steps = {"branches": 7, "lookahead": "nested"}
+    """Rules of others: how many tokens to fill unverified."""
     return [
         ("factor", {"fill": "factor", "fill_level": 1.0}),
         ("Frechet", {"fill": "frechet", "fill_level": 0.25}),
-        ("FreeDave, subset", {"verify": "plain_subset", **steps}),
-        ("FreeDave, exact match", {"verify": "plain_exact", **steps}),
     ]
 
 
@@ -306,7 +299,7 @@ def span(chosen: list[dict[str, Any]]) -> str:
 
 
 def picture(results: list[dict[str, Any]]) -> str:
-    """Accuracy against TPF: plain, published LoPA by k, nested by k, the control."""
+    """Accuracy against TPF: plain, published LoPA by k, the control."""
 
     def paint(axes: Any) -> None:
         def line(label: str, style: str, chosen: list[dict[str, Any]], color: str) -> None:
@@ -323,12 +316,10 @@ def picture(results: list[dict[str, Any]]) -> str:
         line("plain, tau 0.95 to 0.7", "o-", [r for r in seed1 if r["name"] == "plain"], "#1f2933")
         published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"].get("tau_conf", 0.9) == 0.9]
         line(f"LoPA as published, k = {span(published)}, tau 0.9", "s-", published, "#dc2626")
-        gain = [r for r in seed1 if r["setting"].get("score") == "gain" and r["setting"].get("lookahead") != "nested"]
+        gain = [r for r in seed1 if r["setting"].get("score") == "gain"]
         gain = [r for r in gain if r["setting"].get("tau_conf", 0.9) == 0.9]
         if gain:
             line(f"LoPA, branches scored by gain, k = {span(gain)}, tau 0.9", "P-", gain, "#059669")
-        nested = [r for r in seed1 if r["name"] == "nested" and r["setting"].get("tau_conf", 0.9) == 0.9]
-        line(f"nested lookahead, k = {span(nested)}, tau 0.9", "D-", nested, "#2563eb")
         for extra, style in ((1, "^--"), (2, "v--")):
             control = [r for r in seed1 if r["name"] == "control" and r["setting"]["extra_fill"] == extra]
             line(f"control: +{extra} a step, unverified", style, control, "#94a3b8")
@@ -399,7 +390,7 @@ def main() -> None:
         if name == "verified":
             console.print(f"picture: {RESULTS / comparison(rows)}")
     everything = list(load().results.values())
-    if {"plain", "control", "nested"} <= {r["name"] for r in everything}:
+    if {"plain", "control"} <= {r["name"] for r in everything}:
         console.print(f"picture: {RESULTS / picture(everything)}")
 
 

@@ -28,6 +28,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
+from lopa_dist.removed import instead
 from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
 
@@ -291,6 +292,8 @@ def quoted(text: str) -> str:
 def plain(error: OmegaConfBaseException) -> str:
     """OmegaConf's message with the key in front and no internals."""
     first = str(error).splitlines()[0]
+    if gone := instead(str(error.full_key)):
+        return f"{error.full_key}: this setting is gone; {gone}"
     return f"{error.full_key}: {first}" if error.full_key else first
 
 
@@ -325,6 +328,8 @@ def check_keys(overrides: list[str]) -> None:
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
         if key not in known:
+            if gone := instead(key):
+                raise UserError(f"{key}: this setting is gone; {gone}")
             close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
             if near:

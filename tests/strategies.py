@@ -14,13 +14,12 @@ from lopa_dist.decode import DecodeConfig
 def verification(draw: st.DrawFn) -> dict[str, Any]:
     """Options of verification that go together, with a number of branches."""
     branches = draw(st.sampled_from([0, 1, 3, 7]))
-    verify = draw(st.sampled_from(["confidence", "agreement", "agreement", "plain_subset", "plain_exact"]))
-    options: dict[str, Any] = {"branches": branches, "verify": verify, "lookahead": "nested"}
+    verify = draw(st.sampled_from(["confidence", "agreement", "agreement"]))
+    options: dict[str, Any] = {"branches": branches, "verify": verify}
     if verify == "agreement":
         options["drafts"] = draw(st.sampled_from(DRAFTS))
         options["tau_verify"] = draw(st.sampled_from([0.0, 0.0, 0.03, 0.25, 0.5]))
-    elif verify == "confidence":
-        options["lookahead"] = draw(st.sampled_from(["single", "nested"]))
+    else:
         options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))
     options["fill"] = draw(st.sampled_from(["threshold", "threshold", "threshold", "factor", "frechet"]))
     options["fill_level"] = draw(st.sampled_from([0.25, 0.5, 1.0]))

@@ -37,8 +37,6 @@ class DecodeConfig:
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
       the first draft that was not accepted. Only what `fill` adds to it is unverified. With `tau_verify`, a token that
       is less probable there is not accepted, and does not replace a draft either; `fill` may still take it.
-    - plain_subset, plain_exact: of nested branches, the deepest one that steps of plain decoding would have reached. A
-      branch adds a part of what such a step fills (subset), or all of it (exact) (FreeDave, arXiv 2510.00294).
 
     `fill` says how many tokens are filled without verification, the most probable ones first:
 
@@ -56,7 +54,7 @@ class DecodeConfig:
     verify: str = option(
         "confidence",
         "which branch wins, and so which lookahead tokens stay",
-        ("confidence", "agreement", "plain_subset", "plain_exact"),
+        ("confidence", "agreement"),
     )
     drafts: int = option(0, "draft tokens that each branch verifies, with verify=agreement")
     block_size: int = option(32, "tokens of a block")
@@ -80,11 +78,6 @@ class DecodeConfig:
         "neg_entropy",
         "what positions are ranked by and branches are scored by",
         ("probability", "margin", "neg_entropy"),
-    )
-    lookahead: str = option(
-        "single",
-        "branch j fills the j-th best remaining position (single), or the j best (nested)",
-        ("single", "nested"),
     )
     tau_look: float = option(0.0, "least probability of a lookahead token")
     tau_verify: float = option(
@@ -185,10 +178,6 @@ class DecodeConfig:
             raise ValueError(
                 f"decode.tau_verify={self.tau_verify} needs decode.verify=agreement: {self.verify} verifies no token"
             )
-        if self.verify.startswith("plain") and self.lookahead != "nested":
-            raise ValueError(
-                f"decode.verify={self.verify} needs decode.lookahead=nested: each branch continues another"
-            )
         if self.verify == "agreement":
             if not self.drafts:
                 raise ValueError(
@@ -266,6 +255,4 @@ class DecodeConfig:
     @property
     def max_edits(self) -> int:
         """Tokens in which a branch differs from the anchor at most."""
-        if self.verify == "agreement":
-            return max(1, self.branches * self.drafts)
-        return max(1, self.branches) if self.lookahead == "nested" else 1
+        return max(1, self.branches * self.drafts)

@@ -7,12 +7,10 @@ part of the step (`advance`) writes the tokens that the winner brings, and fills
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.advance import active_blocks, block_lengths, fill
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import Records, State, arange
 from lopa_dist.decode.winner import Winner
@@ -40,18 +38,12 @@ def by_confidence(state: State, records: Records) -> Winner:
     width = records.packed.shape[-1]
     window = state.window(width)
     k = arange(state.config.max_branches, window.span.device)
-    open_ = window.masked[:, None]  # [S, K, W] what a branch leaves masked
-    for position in state.edit_position[..., None].unbind(2):
-        open_ = open_ & (position != window.span[:, None])
+    # [S, K, W] what a branch leaves masked: all but the one position that it fills
+    open_ = window.masked[:, None] & (state.edit_position != window.span[:, None])
     scores = branch_confidence(state.config, records.confidence, open_, state.edit_confidence)
     scores = scores.masked_fill(k >= state.branches[:, None], -torch.inf)
     # argmax takes the first of equals: the lookaheads by rank, then the anchor
     branch = (scores.roll(-1, 1).argmax(1) + 1) % len(k)
-    return winning(state, records, branch, scores)
-
-
-def winning(state: State, records: Records, branch: Tensor, scores: Tensor | None = None) -> Winner:
-    """Return `branch` ``[S]`` as the winner, which brings all that it differs in from the anchor."""
     slots = arange(state.slots, branch.device)
     position, token = state.edits[:, slots, branch].unbind()
     return Winner(branch, Records(records.packed[:, slots, branch]), position, token, scores)
@@ -84,49 +76,9 @@ def by_agreement(state: State, records: Records) -> Winner:
     return Winner(branch, winner, torch.where(brought, position, -1), token, accepted=accepted)
 
 
-def by_plain_steps(state: State, records: Records, exact: bool) -> Winner:
-    """FreeDave: a branch is accepted if it is what a step of plain decoding makes of a branch that was accepted.
-
-    Branch 0 is accepted. From the last accepted branch b, what plain decoding would fill next is known from its own
-    records. The deepest branch that holds nothing but such tokens is accepted next, and so on (arXiv 2510.00294).
-
-    Args:
-        state, records: as for `verify`; the branches are nested.
-        exact: a branch must hold all that the plain step fills, not only a part of it. Where blocks are filled one
-            after the other, the text then is plain decoding's own (at temperature 0: noise is drawn by step).
-    """
-    if state.config.branches == 0:
-        return anchor_alone(state, records)
-    config, (slots, branches, width) = state.config, records.packed.shape[1:]
-    window = state.window(width)
-    steps = arange(branches, window.span.device)
-    position, token = state.edits[:, :, steps[1:], steps[1:] - 1]  # [S, k] what branch j adds to branch j - 1
-    edited = (state.edit_position[..., None] == window.span[:, None, None]).any(2)  # [S, K, W]
-    masked = (window.masked[:, None] & ~edited).flatten(0, 1)  # of the branches, [S K, W]
-    total, running = block_lengths(config, state.end, window.span), state.done == 0
-    of_branches = arange(slots * branches, window.span.device) // branches
-    full = active_blocks(config, masked, total[of_branches], running[of_branches])
-    own = Records(records.packed.flatten(1, 2))
-    chosen = fill(config, own, state.fillable(masked), full).view(slots, branches, width)
-
-    offset = (position - state.complete[:, None]).clamp(0, width - 1)[:, None].expand(-1, branches, -1)  # [S, K, k]
-    holds = steps[1:] <= steps[:, None]  # [K, k] what branch b holds already
-    same = chosen.gather(2, offset) & (records.token.gather(2, offset) == token[:, None])
-    depth = (holds | same).cumprod(2)  # [S, K, k] whether the first j tokens all are in branch b's plain step
-    depth = depth * (steps[1:] < state.branches[:, None, None])
-    if exact:
-        depth = depth * (chosen.sum(2)[..., None] == steps[1:] - steps[:, None])
-    follower = torch.maximum((depth * steps[1:]).amax(2), steps)  # [S, K] the deepest branch that follows b, or b
-    for _ in range(branches.bit_length()):  # followers of followers
-        follower = follower.gather(1, follower)
-    return winning(state, records, follower[:, 0])
-
-
 VERIFY: dict[str, Callable[[State, Records], Winner]] = {
     "confidence": by_confidence,
     "agreement": by_agreement,
-    "plain_subset": partial(by_plain_steps, exact=False),
-    "plain_exact": partial(by_plain_steps, exact=True),
 }
 """The rules of verification, by their names in `DecodeConfig.verify`."""
 
@@ -164,7 +116,7 @@ def spawn(state: State, winner: Winner) -> None:
 
 
 def spawn_lookaheads(state: State, made: Tensor, ranked: Tensor, count: Tensor) -> Tensor:
-    """Branch j fills the j-th candidate (lookahead=single), or the first j (nested).
+    """Branch j fills the j-th candidate.
 
     Args:
         state: gets the branches' edits.
@@ -175,16 +127,10 @@ def spawn_lookaheads(state: State, made: Tensor, ranked: Tensor, count: Tensor) 
     Returns:
         ``[S]`` branches to run, the anchor included.
     """
-    config, n = state.config, made.shape[2]
-    if config.lookahead == "single":
-        state.edits[:, :, 1 : n + 1, 0] = made
-    else:
-        nested = torch.ones(n, n, dtype=torch.bool, device=made.device).tril()  # branch j takes j edits
-        state.edit_position.fill_(-1)
-        state.edits[:, :, 1 : n + 1, :n] = made[:, :, None].masked_fill(~nested, -1)
-        ranked = ranked.double().cumsum(1) / arange(n + 1, made.device)[1:]
+    n = made.shape[2]
+    state.edits[:, :, 1 : n + 1, 0] = made
     state.edit_confidence[:, 1 : n + 1] = ranked
-    return (count + 1).clamp(max=config.max_branches)
+    return (count + 1).clamp(max=state.config.max_branches)
 
 
 def spawn_chain(state: State, made: Tensor, count: Tensor) -> Tensor:

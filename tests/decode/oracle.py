@@ -29,7 +29,7 @@ class OracleConfig:
     """The `decode` options, and the facts of the model (mask, EOS, logit shift)."""
 
     branches: int = 7  # k, the number of LOOKAHEAD branches
-    verify: str = "confidence"  # confidence | agreement | plain_subset | plain_exact
+    verify: str = "confidence"  # confidence | agreement
     fill: str = "threshold"  # threshold | factor | frechet
     fill_level: float = 0.25
     drafts: int = 0  # tokens that each branch verifies (agreement)
@@ -40,7 +40,6 @@ class OracleConfig:
     tau_add: float = 0.1
     tau_act: float = 0.95
     tau_conf: float = 0.9
-    lookahead: str = "single"  # single | nested
     tau_look: float = 0.0
     tau_verify: float = 0.0
     alpha: float = 0.0
@@ -60,9 +59,8 @@ class OracleConfig:
     def __post_init__(self) -> None:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
-            "verify": ("confidence", "agreement", "plain_subset", "plain_exact"),
+            "verify": ("confidence", "agreement"),
             "fill": ("threshold", "factor", "frechet"),
-            "lookahead": ("single", "nested"),
             "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
             "force": ("block", "window", "leftmost"),
             "boundary": ("fresh", "stale", "fill"),
@@ -188,9 +186,6 @@ class Oracle:
         # 1, 2. Verify: which branch wins, and which tokens it brings.
         if self.config.verify == "agreement":
             winner, brought = self._longest_agreement(seen, verified or {})
-        elif self.config.verify != "confidence":
-            winner = self._last_plain_step(seen)
-            brought = dict(self.edits[winner])
         else:  # Ties: the lookahead of smallest index, the anchor last.
             self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
             order = [*range(1, len(self.edits)), 0]
@@ -277,25 +272,6 @@ class Oracle:
         self.accepted.append(len(self.chain))
         return min(len(self.chain) // max(1, self.config.drafts), len(self.edits) - 1), brought
 
-    def _last_plain_step(self, seen: Sequence[Mapping[int, Record]]) -> int:
-        """The last branch that a row of plain steps leads to, each from the one before; the anchor is the first."""
-        best, found = 0, True
-        while found:
-            found = False
-            tokens, full = list(self.tokens), set(self.full)
-            for pos, token in self.edits[best].items():
-                self.tokens[pos] = token
-            self._activate()
-            step = {pos: seen[best][pos][0] for pos in self._choose_fill(seen[best], forced=True)}
-            self.tokens, self.full = tokens, full
-            for j in range(len(self.edits) - 1, best, -1):
-                new = {pos: token for pos, token in self.edits[j].items() if pos not in self.edits[best]}
-                subset = all(step.get(pos) == token for pos, token in new.items())
-                if subset and (self.config.verify == "plain_subset" or len(new) == len(step)):
-                    best, found = j, True
-                    break
-        return best
-
     def _activate(self) -> None:
         """A block that is nearly full lets the next one be fully active; sticky, not chained."""
         for i, block in enumerate(self._blocks()[:-1]):
@@ -377,8 +353,6 @@ class Oracle:
                 self.edits.append(dict(self.chain[:begin]))
                 self.confidences.append(1.0)
             return
-        best = candidates[: self.config.branches]
-        for j in range(1, len(best) + 1):
-            taken = best[j - 1 : j] if self.config.lookahead == "single" else best[:j]
-            self.edits.append({pos: record[pos][0] for pos in taken})
-            self.confidences.append(self.mean([record[pos][2] for pos in taken]))
+        for pos in candidates[: self.config.branches]:
+            self.edits.append({pos: record[pos][0]})
+            self.confidences.append(record[pos][2])

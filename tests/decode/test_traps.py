@@ -361,8 +361,7 @@ class NoSynchronisation(TorchDispatchMode):
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"lookahead": "single", "boundary": "stale"},
-        {"lookahead": "nested", "boundary": "stale"},
+        {"boundary": "stale"},
         {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"},
         {"prompt_attention": "blocks", "window_attention": "block_causal", "boundary": "fill", "sub_block_size": 8},
     ],

@@ -125,24 +125,6 @@ def test_embedded_problems_alone_and_together(
     assert all(tokens for tokens, _ in alone.values())
 
 
-def test_exact_plain_steps_give_plain_decodings_text_in_fewer_forwards(
-    embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """FreeDave's exact match, block after block: what is accepted is what plain decoding would have filled next."""
-    plain = DecodeConfig(branches=0, block_size=16, max_new_tokens=64, max_active_blocks=1)
-    exact = replace(plain, branches=4, verify="plain_exact", lookahead="nested")
-    stream = problems("held_out", 7)
-    requests = []
-    for i in range(10):
-        ids = embedded_tokenizer(prompt_text(next(stream).question), add_special_tokens=False).input_ids
-        requests.append(Request(i, ids, 64, i))
-    wanted, found = texts(embedded_model, plain, requests), texts(embedded_model, exact, requests)
-    assert {i: tokens for i, (tokens, _) in found.items()} == {i: tokens for i, (tokens, _) in wanted.items()}
-    assert sum(forwards for _, forwards in found.values()) < sum(forwards for _, forwards in wanted.values())
-    subset = texts(embedded_model, replace(exact, verify="plain_subset"), requests)
-    assert sum(forwards for _, forwards in subset.values()) <= sum(forwards for _, forwards in found.values())
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}, {"cache": "none", "branches": 0}], ids=str
 )

@@ -1,0 +1,16 @@
+"""Settings that are gone, and what to write instead. What they did, and what it was worth: docs/tried.md."""
+
+from __future__ import annotations
+
+TRIED = "docs/tried.md says what it was worth"
+REMOVED = {
+    "decode.lookahead": f"leave it out; {TRIED}",
+    "decode.verify=plain_subset": f"take decode.verify=agreement; {TRIED}",
+    "decode.verify=plain_exact": f"take decode.verify=agreement; {TRIED}",
+}
+"""By a key, or a key with one of its values: what to write instead."""
+
+
+def instead(key: str, value: object = None) -> str | None:
+    """Return what to write instead of a setting; None if it never was one, or still is."""
+    return REMOVED.get(key) or REMOVED.get(f"{key}={value}")
