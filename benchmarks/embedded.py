@@ -5,7 +5,6 @@
     python -m benchmarks.embedded --part front    # score, alpha, tau_look, and the control
     python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
     python -m benchmarks.embedded --part depths   # branches x drafts
-    python -m benchmarks.embedded --part baselines    # rules of others
     python -m benchmarks.embedded --part temperatures # sampled answers
     python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows a token
     python -m benchmarks.embedded --part kept --problems 2000   # K/V of filled tokens kept within the window
@@ -108,14 +107,6 @@ def depths() -> list[tuple[str, Setting]]:
     return [("verified", drafted(k, m)) for k, m in [*grid_of, (7, 1), (7, 4)]]
 
 
-def baselines() -> list[tuple[str, Setting]]:
-    """Rules of others: how many tokens to fill unverified."""
-    return [
-        ("factor", {"fill": "factor", "fill_level": 1.0}),
-        ("Frechet", {"fill": "frechet", "fill_level": 0.25}),
-    ]
-
-
 def temperatures() -> list[tuple[str, Setting]]:
     """Plain decoding and verified lookahead of sampled tokens, and sampling from left to right, one token at a time."""
     return [("left to right, sampled", {**LEFT_TO_RIGHT, "temperature": 1.0})] + [
@@ -182,7 +173,6 @@ PARTS = {
     "front": (front, 1),
     "verified": (verified, 1),
     "depths": (depths, 1),
-    "baselines": (baselines, 1),
     "temperatures": (temperatures, 1),
     "blocks": (blocks, 1),
     "kept": (kept, 1),

@@ -7,6 +7,8 @@ REMOVED = {
     "decode.lookahead": f"leave it out; {TRIED}",
     "decode.verify=plain_subset": f"take decode.verify=agreement; {TRIED}",
     "decode.verify=plain_exact": f"take decode.verify=agreement; {TRIED}",
+    "decode.fill": f"leave it out, tokens above decode.tau_conf are filled; {TRIED}",
+    "decode.fill_level": f"leave it out; {TRIED}",
 }
 """By a key, or a key with one of its values: what to write instead."""
 

@@ -21,8 +21,6 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
         options["tau_verify"] = draw(st.sampled_from([0.0, 0.0, 0.03, 0.25, 0.5]))
     else:
         options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))
-    options["fill"] = draw(st.sampled_from(["threshold", "threshold", "threshold", "factor", "frechet"]))
-    options["fill_level"] = draw(st.sampled_from([0.25, 0.5, 1.0]))
     return options
 
 

@@ -139,7 +139,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """
     slots, width = masked.shape
     size = config.block_size
-    passed = masked & surest(config, records.probability, masked)
+    passed = masked & (records.probability > config.tau_conf)
     ranked = torch.where(masked, records.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)
@@ -157,20 +157,6 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         extra = torch.zeros_like(rest).scatter_(1, rank[:, : config.extra_fill], True)
         chosen = chosen | extra & rest
     return chosen
-
-
-def surest(config: DecodeConfig, probability: Tensor, masked: Tensor) -> Tensor:
-    """Return which positions ``[S, W]`` are sure enough to be filled without verification (`DecodeConfig.fill`)."""
-    if config.fill == "threshold":
-        return probability > config.tau_conf
-    ranked, rank = torch.where(masked, probability, -torch.inf).double().sort(dim=1, descending=True, stable=True)
-    n = arange(ranked.shape[1], ranked.device) + 1
-    if config.fill == "factor":
-        enough = (n + 1) * (1 - ranked) < config.fill_level
-    else:
-        enough = (ranked.cumsum(1) - n + 1).clamp(min=0) - (1 - ranked) > config.fill_level
-    most = (enough * n).amax(1, keepdim=True)  # the largest n that is enough
-    return torch.zeros_like(masked).scatter(1, rank, n <= most)
 
 
 def first_max(x: Tensor) -> Tensor:

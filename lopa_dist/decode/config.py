@@ -35,16 +35,8 @@ class DecodeConfig:
     - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
-      the first draft that was not accepted. Only what `fill` adds to it is unverified. With `tau_verify`, a token that
-      is less probable there is not accepted, and does not replace a draft either; `fill` may still take it.
-
-    `fill` says how many tokens are filled without verification, the most probable ones first:
-
-    - threshold: all with a probability above `tau_conf`.
-    - factor: the first n, as long as ``(n + 1) (1 - p_n) < fill_level`` for the n-th probability (Fast-dLLM, arXiv
-      2505.22618).
-    - frechet: n, the most for which the least probability that all n are right, ``max(0, p_1 + ... + p_n - n + 1)``,
-      exceeds ``1 - p_n`` by more than `fill_level` (arXiv 2606.02955).
+      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified. With `tau_verify`, a token that
+      is less probable there is not accepted, and does not replace a draft either; `tau_conf` may still fill it.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
@@ -67,13 +59,7 @@ class DecodeConfig:
     )
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
-    tau_conf: float = option(0.9, "a token is filled when its probability is above this (fill=threshold)")
-    fill: str = option(
-        "threshold",
-        "how many tokens are filled without verification in a step",
-        ("threshold", "factor", "frechet"),
-    )
-    fill_level: float = option(0.25, "the bound of fill=factor and fill=frechet")
+    tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
     confidence: str = option(
         "neg_entropy",
         "what positions are ranked by and branches are scored by",
@@ -150,8 +136,6 @@ class DecodeConfig:
         for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "tau_verify", "alpha", "score_fraction", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
-        if not 0 <= self.fill_level < math.inf:
-            raise ValueError(f"decode.fill_level={self.fill_level}: must be 0 or a number above it")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:

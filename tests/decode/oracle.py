@@ -30,8 +30,6 @@ class OracleConfig:
 
     branches: int = 7  # k, the number of LOOKAHEAD branches
     verify: str = "confidence"  # confidence | agreement
-    fill: str = "threshold"  # threshold | factor | frechet
-    fill_level: float = 0.25
     drafts: int = 0  # tokens that each branch verifies (agreement)
     window_attention: str = "full"  # full | block_causal
     block_size: int = 32
@@ -60,7 +58,6 @@ class OracleConfig:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
             "verify": ("confidence", "agreement"),
-            "fill": ("threshold", "factor", "frechet"),
             "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
             "force": ("block", "window", "leftmost"),
             "boundary": ("fresh", "stale", "fill"),
@@ -288,17 +285,6 @@ class Oracle:
         masked = self._fillable()
         # The threshold is on the probability and strict, in semi and fully active blocks alike.
         chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
-        if config.fill != "threshold":
-            ranked = sorted(masked, key=lambda pos: -record[pos][1])  # stable: ties by position
-            most = 0
-            for n in range(1, len(ranked) + 1):
-                p = [record[pos][1] for pos in ranked[:n]]
-                if config.fill == "factor":
-                    enough = (n + 1) * (1 - p[-1]) < config.fill_level
-                else:
-                    enough = max(0.0, sum(p) - (n - 1)) - (1 - p[-1]) > config.fill_level
-                most = n if enough else most
-            chosen = sorted(ranked[:most])
         if not forced:  # drafts were verified, and at least one token is filled already
             pass
         elif config.force == "block":  # each fully active block without a fill; semi-active never
