@@ -43,7 +43,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 DECODINGS = {
-    "lopa": ["decode=embedded_lopa", "decode.score=gain", "decode.branches=7"],
+    "lopa": ["decode=embedded_lopa", "decode.branches=7"],
     "verified": ["decode=embedded"],
 }
 

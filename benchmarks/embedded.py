@@ -2,7 +2,7 @@
 
     python -m benchmarks.embedded                 # everything: 500 held-out problems a setting
     python -m benchmarks.embedded --part grid     # k x tau_conf of the published rule
-    python -m benchmarks.embedded --part front    # score, alpha, tau_look, and the control
+    python -m benchmarks.embedded --part front    # variants of lookahead, and the control
     python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
     python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part temperatures # sampled answers
@@ -65,18 +65,12 @@ def front() -> list[tuple[str, Setting]]:
         named += [("control", {"extra_fill": extra, "tau_conf": t}) for t in THRESHOLDS]
     for variant in (
         {"tau_look": 0.5},
-        {"alpha": 0.5, "confidence": "probability"},
         {"confidence": "probability"},
-        {"score": "gain"},
-        {"score": "lowest_fraction"},
         {"force": "window"},
         {"window_attention": "block_causal"},
         {"boundary": "stale"},
     ):
         named.append(("LoPA variant", {"branches": 3, **variant}))
-    for k in (3, 7):
-        named += [("LoPA variant", {"branches": k, "score": "gain", "tau_conf": t}) for t in (0.95, 0.8, 0.7)]
-    named.append(("LoPA variant", {"branches": 7, "score": "gain"}))
     named.append(("plain variant", {"window_attention": "block_causal"}))
     named.append(("plain variant", {"boundary": "stale"}))
     named.append(("plain variant", {"cache": "none"}))
@@ -306,10 +300,6 @@ def picture(results: list[dict[str, Any]]) -> str:
         line("plain, tau 0.95 to 0.7", "o-", [r for r in seed1 if r["name"] == "plain"], "#1f2933")
         published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"].get("tau_conf", 0.9) == 0.9]
         line(f"LoPA as published, k = {span(published)}, tau 0.9", "s-", published, "#dc2626")
-        gain = [r for r in seed1 if r["setting"].get("score") == "gain"]
-        gain = [r for r in gain if r["setting"].get("tau_conf", 0.9) == 0.9]
-        if gain:
-            line(f"LoPA, branches scored by gain, k = {span(gain)}, tau 0.9", "P-", gain, "#059669")
         for extra, style in ((1, "^--"), (2, "v--")):
             control = [r for r in seed1 if r["name"] == "control" and r["setting"]["extra_fill"] == extra]
             line(f"control: +{extra} a step, unverified", style, control, "#94a3b8")

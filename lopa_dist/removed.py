@@ -9,6 +9,10 @@ REMOVED = {
     "decode.verify=plain_exact": f"take decode.verify=agreement; {TRIED}",
     "decode.fill": f"leave it out, tokens above decode.tau_conf are filled; {TRIED}",
     "decode.fill_level": f"leave it out; {TRIED}",
+    "decode.score": f"leave it out, branches are scored by the mean; {TRIED}",
+    "decode.score_fraction": f"leave it out; {TRIED}",
+    "decode.score_window": f"leave it out; {TRIED}",
+    "decode.alpha": f"leave it out; {TRIED}",
 }
 """By a key, or a key with one of its values: what to write instead."""
 

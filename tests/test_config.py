@@ -208,7 +208,7 @@ def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("decode.score=best", ["decode.score", "mean", "sliding_window"]),
+        ("decode.confidence=best", ["decode.confidence", "margin", "neg_entropy"]),
         ("decode.branches=-1", ["decode.branches", "at least 0"]),
         ("decode.tau_conf=1.5", ["decode.tau_conf", "between 0 and 1"]),
         ("decode.top_p=0", ["decode.top_p"]),

@@ -35,8 +35,9 @@ class DecodeConfig:
     - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
-      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified. With `tau_verify`, a token that
-      is less probable there is not accepted, and does not replace a draft either; `tau_conf` may still fill it.
+      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified. With `tau_verify`, a
+      token that is less probable there is not accepted, and does not replace a draft either; `tau_conf` may still fill
+      it.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
@@ -69,14 +70,6 @@ class DecodeConfig:
     tau_verify: float = option(
         0.0, "verify=agreement: least probability of a draft or what replaces it, in the context that verifies it"
     )
-    alpha: float = option(0.0, "weight of the lookahead token's own confidence in the branch score")
-    score: str = option(
-        "mean",
-        "how the score of a branch follows from the confidences of the positions that it leaves masked",
-        ("mean", "lowest_fraction", "sliding_window", "gain"),
-    )
-    score_fraction: float = option(0.5, "score=lowest_fraction: the share of the lowest confidences that count")
-    score_window: int = option(8, "score=sliding_window: positions in a run; the weakest run counts")
     force: str = option(
         "block",
         "where nothing passes tau_conf: fill the best position of each fully active block, of the window, or its first",
@@ -122,7 +115,6 @@ class DecodeConfig:
             "extra_fill": 0,
             "block_size": 1,
             "max_new_tokens": 1,
-            "score_window": 1,
             "top_k": 0,
         }
         if self.sub_block_size is not None:
@@ -133,7 +125,7 @@ class DecodeConfig:
         for key in ("max_active_blocks", "one_block_from"):
             if (value := getattr(self, key)) is not None and value < 1:
                 raise ValueError(f"decode.{key}={value}: must be at least 1, or null")
-        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "tau_verify", "alpha", "score_fraction", "top_p"):
+        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "tau_verify", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
         if not 0 <= self.temperature < math.inf:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import Records, State, arange
 from lopa_dist.decode.winner import Winner
 
@@ -40,7 +39,7 @@ def by_confidence(state: State, records: Records) -> Winner:
     k = arange(state.config.max_branches, window.span.device)
     # [S, K, W] what a branch leaves masked: all but the one position that it fills
     open_ = window.masked[:, None] & (state.edit_position != window.span[:, None])
-    scores = branch_confidence(state.config, records.confidence, open_, state.edit_confidence)
+    scores = branch_confidence(records.confidence, open_)
     scores = scores.masked_fill(k >= state.branches[:, None], -torch.inf)
     # argmax takes the first of equals: the lookaheads by rank, then the anchor
     branch = (scores.roll(-1, 1).argmax(1) + 1) % len(k)
@@ -101,27 +100,26 @@ def spawn(state: State, winner: Winner) -> None:
         if config.drafts > 1 and config.window_attention == "block_causal":
             # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
             candidates = candidates & (span < (state.complete + config.block_size)[:, None])
-        ranked, rank = torch.where(candidates, records.confidence, -torch.inf).sort(dim=1, descending=True, stable=True)
-        ranked, rank = ranked[:, :most], rank[:, :most]  # [S, n] candidates first; what is behind them is not used
+        ranked = torch.where(candidates, records.confidence, -torch.inf)
+        rank = ranked.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [S, n] candidates first
         made = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, n]
         count = candidates.sum(1)
         if config.verify == "agreement":
             branches = spawn_chain(state, made, count)
         else:
-            branches = spawn_lookaheads(state, made, ranked, count)
+            branches = spawn_lookaheads(state, made, count)
         state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
     else:
         state.branches.copy_(state.done == 0)
     state.set_window(None)
 
 
-def spawn_lookaheads(state: State, made: Tensor, ranked: Tensor, count: Tensor) -> Tensor:
+def spawn_lookaheads(state: State, made: Tensor, count: Tensor) -> Tensor:
     """Branch j fills the j-th candidate.
 
     Args:
         state: gets the branches' edits.
         made: ``[2, S, n]`` positions and tokens of the best candidates; n is k, or less where windows are short.
-        ranked: ``[S, n]`` their confidences.
         count: ``[S]`` how many candidates there are.
 
     Returns:
@@ -129,7 +127,6 @@ def spawn_lookaheads(state: State, made: Tensor, ranked: Tensor, count: Tensor) 
     """
     n = made.shape[2]
     state.edits[:, :, 1 : n + 1, 0] = made
-    state.edit_confidence[:, 1 : n + 1] = ranked
     return (count + 1).clamp(max=state.config.max_branches)
 
 
@@ -172,43 +169,17 @@ def contexts(state: State) -> Tensor:
     return torch.where(drafted.any(2), (token[:, None] * drafted).amax(2), written)
 
 
-def branch_confidence(config: DecodeConfig, confidence: Tensor, open_: Tensor, created: Tensor) -> Tensor:
+def branch_confidence(confidence: Tensor, open_: Tensor) -> Tensor:
     """Score every branch by how sure the model is of what the branch leaves to be filled (LoPA, Eq. 2).
 
     Args:
-        config: `score`, `score_fraction`, `score_window` and `alpha` are read.
         confidence: ``[S, K, W]`` of each branch's predictions.
         open_: ``[S, K, W]`` bool, the positions that a branch leaves masked.
-        created: ``[S, K]`` confidence that a branch was created with (1 for the anchor).
 
     Returns:
-        ``[S, K]`` fp64: the mean (or its variant) over a branch's open positions, mixed with `created` by `alpha`.
+        ``[S, K]`` fp64: the mean over a branch's open positions.
     """
     # sums in fp64 are exact: how wide the batch's windows are changes no rounding
     count = open_.sum(-1)  # [S, K]
-    if config.score == "mean":
-        level = confidence.double().mul_(open_).sum(-1) / count
-    elif config.score == "gain":
-        exact = confidence.double()
-        level = exact.sub_(confidence[:, :1]).mul_(open_).sum(-1) / count
-    elif config.score == "lowest_fraction":
-        lowest = confidence.double().masked_fill(~open_, torch.inf).sort(-1).values
-        # round before the floor: in binary, 100 * 0.29 is below 29
-        keep = torch.floor((count.double() * config.score_fraction * 1e9).round() / 1e9).long().clamp(min=1)
-        ranks = torch.arange(open_.shape[-1], device=open_.device)
-        level = torch.where(ranks < keep[..., None], lowest, 0.0).sum(-1) / keep
-    else:
-        level = _weakest_run(confidence.double().masked_fill(~open_, 0.0), open_, count, config.score_window)
-    level = level.masked_fill(count == 0, ALL_FILLED)
-    return config.alpha * created + (1 - config.alpha) * level if config.alpha else level
-
-
-def _weakest_run(known: Tensor, open_: Tensor, count: Tensor, window: int) -> Tensor:
-    """Return the least mean over `window` consecutive open positions, or over all of them where fewer are open."""
-    order = torch.argsort(~open_, dim=-1, stable=True)  # open positions first, in position order
-    run = count.clamp(1, window)[..., None]  # [S, K, 1]
-    total = known.gather(-1, order).cumsum(-1)  # [S, K, W]
-    ends = torch.arange(known.shape[-1], device=known.device).expand_as(total)
-    before = torch.where(ends >= run, total.gather(-1, (ends - run).clamp(min=0)), 0.0)
-    complete = (ends + 1 >= run) & (ends < count[..., None])
-    return torch.where(complete, (total - before) / run, torch.inf).amin(-1)
+    mean = confidence.double().mul_(open_).sum(-1) / count
+    return mean.masked_fill(count == 0, ALL_FILLED)

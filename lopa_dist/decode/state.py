@@ -114,7 +114,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "kv_kept", "edit_confidence", "chain_context")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "kv_kept", "chain_context")  # tensors that begin with S
 
 
 @dataclass
@@ -131,7 +131,6 @@ class State:
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
     kv_kept: Tensor  # [S, 1 + origin + N] column c says whose K/V are kept of cell c - 1 of `canvas` (`kept_tokens`)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
-    edit_confidence: Tensor  # [S, K] confidence that a branch was created with; 1 for the anchor
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
     chain_context: Tensor  # [S, C] the token before each draft's position, given the drafts before it (`spawn`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
@@ -181,7 +180,6 @@ class State:
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             kv_kept=long(slots, 1 + max_prompt + blocks * config.block_size if config.keeps_tokens else 0),
             edits=long(2, slots, k, e),
-            edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
             chain=long(2, slots, config.max_chain),
             chain_context=long(slots, config.max_chain),
             boundary=Records(long(3, slots).int()),
@@ -237,7 +235,6 @@ class State:
         self.eos.index_fill_(0, slots_, 0)
         self.kv_kept.index_fill_(0, slots_, 0)
         self.edit_position.index_fill_(0, slots_, -1)
-        self.edit_confidence.index_fill_(0, slots_, 1.0)
         known = np.stack(host)
         known[:, slots] = integers
         return HostState._make(known)

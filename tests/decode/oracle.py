@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
 from typing import Any
 
 Record = tuple[int, float, float]  # token, probability, confidence
@@ -40,10 +39,6 @@ class OracleConfig:
     tau_conf: float = 0.9
     tau_look: float = 0.0
     tau_verify: float = 0.0
-    alpha: float = 0.0
-    score: str = "mean"  # mean | lowest_fraction | sliding_window | gain
-    score_fraction: float = 0.5
-    score_window: int = 8
     force: str = "block"  # block | window | leftmost
     extra_fill: int = 0
     boundary: str = "fresh"  # fresh | stale | fill
@@ -58,7 +53,6 @@ class OracleConfig:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
             "verify": ("confidence", "agreement"),
-            "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
             "force": ("block", "window", "leftmost"),
             "boundary": ("fresh", "stale", "fill"),
             "cache": ("block", "token", "none", "prefix", "dual"),
@@ -101,7 +95,6 @@ class Oracle:
         self.full: set[int] = {0}  # fully active blocks
         self.eos = False
         self.edits: list[dict[int, int]] = [{}]  # of each branch of the coming forward; 0 is the anchor
-        self.confidences: list[float] = [1.0]  # creation confidence of each of them
         self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
         self.accepted: list[int] = []  # drafts accepted, by step
         self.wins: list[int] = []
@@ -184,7 +177,7 @@ class Oracle:
         if self.config.verify == "agreement":
             winner, brought = self._longest_agreement(seen, verified or {})
         else:  # Ties: the lookahead of smallest index, the anchor last.
-            self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
+            self.last_scores = [self._score(record) for record in seen]
             order = [*range(1, len(self.edits)), 0]
             winner = max(order, key=lambda j: self.last_scores[j])  # max keeps the first of equals
             brought = dict(self.edits[winner])
@@ -234,22 +227,10 @@ class Oracle:
         self.done = self._is_done()
         self._spawn([] if self.done else candidates, record)
 
-    def _score(self, j: int, seen: Mapping[int, Record], anchor: Mapping[int, Record]) -> float:
-        """Branch confidence over its still masked positions (LoPA, Eq. 2, and its variants)."""
-        config = self.config
+    def _score(self, seen: Mapping[int, Record]) -> float:
+        """Branch confidence over its still masked positions (LoPA, Eq. 2)."""
         values = [seen[pos][2] for pos in sorted(seen)]
-        if not values:  # all filled
-            future = 1.0
-        elif config.score == "lowest_fraction":
-            future = self.mean(sorted(values)[: max(1, floor(len(values) * config.score_fraction))])
-        elif config.score == "sliding_window":  # the weakest run; one run of all when fewer remain
-            size = min(config.score_window, len(values))
-            future = min(self.mean(values[i : i + size]) for i in range(len(values) - size + 1))
-        elif config.score == "gain":  # the rise over the anchor's; the anchor's own is 0
-            future = self.mean([seen[pos][2] - anchor[pos][2] for pos in sorted(seen)]) if j else 0.0
-        else:
-            future = self.mean(values)
-        return config.alpha * self.confidences[j] + (1 - config.alpha) * future
+        return self.mean(values) if values else 1.0  # all filled
 
     def _longest_agreement(
         self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
@@ -328,7 +309,7 @@ class Oracle:
 
     def _spawn(self, candidates: Sequence[int], record: Mapping[int, Record]) -> None:
         """The anchor and up to k lookaheads on top of it."""
-        self.edits, self.confidences, self.chain = [{}], [1.0], []
+        self.edits, self.chain = [{}], []
         if self.config.verify == "agreement":
             size = self.config.drafts
             if size > 1 and self.config.window_attention == "block_causal":  # drafts see each other: all in one block
@@ -337,8 +318,6 @@ class Oracle:
             self.chain = [(pos, record[pos][0]) for pos in best]
             for begin in range(size, len(best), size):
                 self.edits.append(dict(self.chain[:begin]))
-                self.confidences.append(1.0)
             return
         for pos in candidates[: self.config.branches]:
             self.edits.append({pos: record[pos][0]})
-            self.confidences.append(record[pos][2])

@@ -310,7 +310,6 @@ def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
             state.admit_all([Admitted(0, [9] * 40, 40, 1, False), Admitted(2, [8], 1, 3, True)], state.to_host())
             state.eos.fill_(True)
             state.edits.fill_(3)
-            state.edit_confidence.fill_(0.5)
         for request in come:
             admit(one_by_one, *request)
         before = together.to_host()
@@ -318,7 +317,7 @@ def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
         assert np.array_equal(host, together.to_host())
         assert np.array_equal(host, one_by_one.to_host())
         assert not np.array_equal(host, before)
-        for name in ("canvas", "key", "eos", "edits", "edit_confidence", "sampled"):
+        for name in ("canvas", "key", "eos", "edits", "sampled"):
             assert np.array_equal(getattr(one_by_one, name), getattr(together, name)), name
         assert together.sampled.tolist() == [True, False, False, False]
         assert together.eos.tolist() == [False, True, False, True]
