@@ -66,7 +66,6 @@ def front() -> list[tuple[str, Setting]]:
     for variant in (
         {"tau_look": 0.5},
         {"confidence": "probability"},
-        {"force": "window"},
         {"window_attention": "block_causal"},
         {"boundary": "stale"},
     ):

@@ -147,7 +147,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         forced = (first_max(ranked.view(per_block)) & none[..., None]).view(slots, width)
     else:
         none = ~passed.any(1, keepdim=True)
-        forced = first_max(ranked if config.force == "window" else masked.long()) & none
+        forced = first_max(masked.long()) & none
     if stuck is not None:
         forced = forced & stuck[:, None]
     chosen = passed | forced & masked

@@ -72,8 +72,8 @@ class DecodeConfig:
     )
     force: str = option(
         "block",
-        "where nothing passes tau_conf: fill the best position of each fully active block, of the window, or its first",
-        ("block", "window", "leftmost"),
+        "where nothing passes tau_conf: fill the best position of each fully active block, or the first position of the window",
+        ("block", "leftmost"),
     )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     window_attention: str = option(

@@ -39,7 +39,7 @@ class OracleConfig:
     tau_conf: float = 0.9
     tau_look: float = 0.0
     tau_verify: float = 0.0
-    force: str = "block"  # block | window | leftmost
+    force: str = "block"  # block | leftmost
     extra_fill: int = 0
     boundary: str = "fresh"  # fresh | stale | fill
     cache: str = "block"  # block | token | none | prefix | dual
@@ -53,7 +53,7 @@ class OracleConfig:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
             "verify": ("confidence", "agreement"),
-            "force": ("block", "window", "leftmost"),
+            "force": ("block", "leftmost"),
             "boundary": ("fresh", "stale", "fill"),
             "cache": ("block", "token", "none", "prefix", "dual"),
         }
@@ -273,8 +273,8 @@ class Oracle:
                 inside = [pos for pos in masked if pos in block]
                 if i in self.full and inside and not any(pos in chosen for pos in inside):
                     chosen.append(best(inside))
-        elif not chosen and masked:  # window is the paper's Eq. 1, leftmost is ours
-            chosen = [best(masked) if config.force == "window" else masked[0]]
+        elif not chosen and masked:  # leftmost
+            chosen = [masked[0]]
         for _ in range(config.extra_fill):  # the most confident of the rest
             rest = [pos for pos in masked if pos not in chosen]
             if rest:
