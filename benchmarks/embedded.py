@@ -7,7 +7,6 @@
     python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part temperatures # sampled answers
     python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows a token
-    python -m benchmarks.embedded --part kept --problems 2000   # K/V of filled tokens kept within the window
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
@@ -119,31 +118,12 @@ def blocks() -> list[tuple[str, Setting]]:
     ]
 
 
-def kept() -> list[tuple[str, Setting]]:
-    """K/V of filled tokens kept within the window (cache=token), with many blocks, two, and one."""
-    many = [
-        ("verified, tokens kept", drafted(0, 10)),
-        ("plain, tokens kept", {"tau_conf": 0.9}),
-        ("control, tokens kept", {"extra_fill": 1}),
-        ("verified, branches, tokens kept", drafted(7, 1)),
-        ("LoPA, tokens kept", {"branches": 7}),
-    ]
-    few = [
-        ("verified, 2 blocks, tokens kept", drafted(0, 10, max_active_blocks=2)),
-        ("verified, 1 block, tokens kept", drafted(0, 6, max_active_blocks=1)),
-        ("plain, 1 block, tokens kept", {"tau_conf": 0.9, "max_active_blocks": 1}),
-        ("control, 1 block, tokens kept", {"extra_fill": 1, "max_active_blocks": 1}),
-    ]
-    return [(name, {**setting, "cache": "token"}) for name, setting in many + few]
-
-
 def final() -> list[tuple[str, Setting]]:
     """What the README quotes, on problems that no choice was made on."""
     return [
         ("left to right", dict(LEFT_TO_RIGHT)),
         ("plain", {"tau_conf": 0.9}),
         ("verified, draft rows", drafted(0, 10)),
-        ("verified, tokens kept", drafted(0, 10, cache="token")),
         ("verified, branches", drafted(7, 1)),
         ("LoPA published", {"branches": 7}),
         ("LoPA published", {"branches": 1}),
@@ -168,13 +148,12 @@ PARTS = {
     "depths": (depths, 1),
     "temperatures": (temperatures, 1),
     "blocks": (blocks, 1),
-    "kept": (kept, 1),
     "final": (final, 2),
     "eight_bits": (eight_bits, 1),
 }
 
 
-MOST = {"LoPA published": 500, "LoPA, tokens kept": 500}
+MOST = {"LoPA published": 500}
 """Most problems of a setting: its eight windows a step make it slow on a CPU."""
 
 

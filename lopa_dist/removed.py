@@ -14,6 +14,7 @@ REMOVED = {
     "decode.score_window": f"leave it out; {TRIED}",
     "decode.alpha": f"leave it out; {TRIED}",
     "decode.force=window": f"take decode.force=block, the same where there is one block; {TRIED}",
+    "decode.cache=token": f"take decode.cache=block; {TRIED}",
 }
 """By a key, or a key with one of its values: what to write instead."""
 

@@ -179,8 +179,6 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["decode.cache=token", "decode.prompt_attention=joint"], ["decode.cache=token needs", "decode.cache=block"]),
-        (["decode.cache=token", "decode.window_attention=block_causal"], ["decode.window_attention=full"]),
         (["decode.cache=dual"], ["decode.cache=dual needs decode.canvas=whole", "decode.cache=prefix"]),
         (["decode.cache=prefix", "decode.window_attention=block_causal"], ["decode.cache=prefix", "=full", "=block "]),
         (["decode.canvas=whole", "decode.window_attention=block_causal"], ["decode.canvas=whole", "=full"]),

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.kept_tokens import keep_tokens
 from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.winner import Winner
 
@@ -26,7 +25,7 @@ def advance(state: State, winner: Winner) -> None:
     slots, width = records.packed.shape[1:]
     size, end = config.block_size, state.end
     by_block = (slots, width // size, size)
-    span, window, inside, masked_before = state.window(width)
+    span, window, inside, _ = state.window(width)
     running = state.done == 0
     keep_boundary(state, records, running)
     if config.stores_kv:
@@ -84,8 +83,6 @@ def advance(state: State, winner: Winner) -> None:
     state.complete.copy_(complete)
     state.end.copy_(new_end)
     state.masked.copy_(left)
-    if config.keeps_tokens:
-        keep_tokens(state, masked_before, inside & ~masked)
     state.set_window(state.window(width)._replace(token=window, masked=masked))
 
 

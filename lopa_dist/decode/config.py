@@ -17,9 +17,6 @@ class DecodeConfig:
 
     - none: it takes none; the whole sequence goes through the model in every step.
     - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
-    - token: as block, and those of filled tokens in blocks that still have masks, each from the second forward that had
-      the token, or from a later one that had the next token, too. When another block is complete, all of them are
-      computed anew (docs/architecture.md). It needs `window_attention` full and a prompt that never sees the answer.
     - prefix: as block, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
       before a block is cached in the block's first forward, which sees the whole sequence).
     - dual: as prefix, and the K/V of the masks behind are kept, too, until the next such forward (Fast-dLLM's dual
@@ -72,7 +69,7 @@ class DecodeConfig:
     )
     force: str = option(
         "block",
-        "where nothing passes tau_conf: fill the best position of each fully active block, or the first position of the window",
+        "where nothing passes tau_conf: fill the best position of each fully active block, or the window's first",
         ("block", "leftmost"),
     )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
@@ -92,7 +89,7 @@ class DecodeConfig:
     cache: str = option(
         "block",
         "whose keys and values a step takes from an earlier one",
-        ("block", "token", "none", "prefix", "dual"),
+        ("block", "none", "prefix", "dual"),
     )
     canvas: str = option(
         "growing",
@@ -177,16 +174,6 @@ class DecodeConfig:
                     "decode.canvas=whole needs decode.window_attention=full: with block_causal no row sees the masks "
                     "behind its block"
                 )
-        if self.cache == "token" and self.window_attention != "full":
-            raise ValueError(
-                "decode.cache=token needs decode.window_attention=full, because all rows of a window see what is kept; "
-                "use decode.cache=block"
-            )
-        if self.cache == "token" and self.prompt_attention == "joint":
-            raise ValueError(
-                "decode.cache=token needs decode.prompt_attention=self or blocks: where a prompt sees the window, its "
-                "K/V change with every token; use decode.cache=block"
-            )
         if self.cache == "dual" and self.canvas != "whole":
             raise ValueError(
                 "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window; "
@@ -200,13 +187,8 @@ class DecodeConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether prompts are computed once, and complete blocks are, too (with cache=token but for their last row)."""
-        return self.cache in ("block", "token")
-
-    @property
-    def keeps_tokens(self) -> bool:
-        """Whether K/V of filled tokens are kept before their block is complete."""
-        return self.cache == "token"
+        """Whether K/V of prompts and complete blocks are computed once and reused."""
+        return self.cache == "block"
 
     @property
     def stores_kv_behind(self) -> bool:

@@ -14,7 +14,6 @@ import torch
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.structure import computes_boundary
 from lopa_dist.engine.buckets import ladder
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -132,7 +131,7 @@ def usual_window(config: DecodeConfig, shift: bool) -> int:
     for every draft but the first.
     """
     blocks = config.block_size * min(config.max_active_blocks or USUAL_BLOCKS, USUAL_BLOCKS)
-    boundary = config.stores_kv and computes_boundary(config, shift)
+    boundary = config.stores_kv and config.boundary == "fresh" and config.window_attention == "full" and shift
     return blocks + boundary + 2 * config.extra_drafts
 
 

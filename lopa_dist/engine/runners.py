@@ -121,11 +121,11 @@ class Runners:
         """Rows that steps hardly ever exceed: those of every sequence, or of one that is larger than the bounds.
 
         A sequence has its prompt and one window, later a window in every branch: active blocks, and one more that was
-        finished, or the row before them (with cache=token both). Where nothing is kept for good, a window is all of the
+        finished, or the row before them. Where nothing is kept for good, a window is all of the
         sequence.
         """
         config = self.config
-        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1) + config.keeps_tokens
+        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1)
         if not config.keeps_kv:
             window = longest
         elif config.canvas == "whole":

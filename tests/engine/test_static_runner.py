@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig, HostState
-from lopa_dist.decode.structure import computes_boundary
 from lopa_dist.engine import runner as runner_module
 from lopa_dist.engine import static_runner
 from lopa_dist.engine.buckets import TOP, bucket, ladder
@@ -66,10 +65,7 @@ def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
     if anew or host.done[slot]:
         return np.arange(0)
     behind = host.limit[slot] if config.cache == "dual" else host.end[slot]
-    kept = int(host.kept[slot])
-    if config.keeps_tokens and computes_boundary(config, shift=True) and committed > 0:
-        kept -= 1  # they begin in place of the last committed one
-    return np.append(np.arange(prompt + committed + kept), np.arange(prompt + host.end[slot], prompt + behind))
+    return np.append(np.arange(prompt + committed), np.arange(prompt + host.end[slot], prompt + behind))
 
 
 def poison(engine: Engine) -> None:

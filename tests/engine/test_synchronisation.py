@@ -101,8 +101,7 @@ KNOBS = pytest.mark.parametrize(
     [
         {}, {"window_attention": "block_causal"}, {"cache": "none"},
         {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"}, {"temperature": 0.7},
-        {"prompt_attention": "blocks", "window_attention": "block_causal"}, {"cache": "token"},
-        {"cache": "token", "verify": "agreement", "drafts": 3, "branches": 1},
+        {"prompt_attention": "blocks", "window_attention": "block_causal"},
     ],
     ids=str,
 )  # fmt: skip
