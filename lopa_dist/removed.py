@@ -15,6 +15,9 @@ REMOVED = {
     "decode.alpha": f"leave it out; {TRIED}",
     "decode.force=window": f"take decode.force=block, the same where there is one block; {TRIED}",
     "decode.cache=token": f"take decode.cache=block; {TRIED}",
+    "decode.one_block_from": f"set decode.max_active_blocks=1 where many sequences run; {TRIED}",
+    "decode.branches=auto": f"give a number, 0 with drafts in rows; {TRIED}",
+    "engine.max_rows=auto": f"give a number, or leave it out; {TRIED}",
 }
 """By a key, or a key with one of its values: what to write instead."""
 

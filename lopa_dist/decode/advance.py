@@ -61,9 +61,8 @@ def advance(state: State, winner: Winner) -> None:
     last = (total[:, 1:] > 0).sum(1, keepdim=True)  # [S, 1] number of the last block in the window
     progress = ((total - holes) / total).gather(1, last)[:, 0]
     append = (progress >= config.tau_add) & running & ~state.eos
-    most = 1 if state.one_block else config.max_active_blocks
-    if most is not None:
-        append &= (end - complete + size - 1) // size < most
+    if config.max_active_blocks is not None:
+        append &= (end - complete + size - 1) // size < config.max_active_blocks
     new_end = torch.minimum(torch.add(end, append, alpha=size), state.limit)
 
     # done: nothing left to fill, or an EOS with nothing masked before it

@@ -52,9 +52,6 @@ class DecodeConfig:
     max_active_blocks: int | None = option(
         None, "blocks that are filled at the same time at most; 1 is block diffusion, null lets tau_add alone decide"
     )
-    one_block_from: int | None = option(
-        None, "running sequences from which on each fills one block at a time, so that rows bring more; null: never"
-    )
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
     tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
@@ -119,9 +116,8 @@ class DecodeConfig:
         for key, least in at_least.items():
             if getattr(self, key) < least:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be at least {least}")
-        for key in ("max_active_blocks", "one_block_from"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise ValueError(f"decode.{key}={value}: must be at least 1, or null")
+        if self.max_active_blocks is not None and self.max_active_blocks < 1:
+            raise ValueError(f"decode.max_active_blocks={self.max_active_blocks}: must be at least 1, or null")
         for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "tau_verify", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")

@@ -133,7 +133,6 @@ class State:
     chain_context: Tensor  # [S, C] the token before each draft's position, given the drafts before it (`spawn`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
-    one_block: bool = False  # whether no sequence gets a block beside one that has masks (decode.one_block_from)
     structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
 
     def __post_init__(self) -> None:

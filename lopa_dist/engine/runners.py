@@ -131,7 +131,7 @@ class Runners:
         elif config.canvas == "whole":
             window = config.max_new_tokens + 1
         each = max(longest, self.branches * (window + 2 * config.extra_drafts))
-        return min(sequences * each, max(self.options.row_limit or TOP, each))
+        return min(sequences * each, max(self.options.max_rows or TOP, each))
 
 
 USUAL_BLOCKS = 2

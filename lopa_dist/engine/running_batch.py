@@ -119,8 +119,6 @@ class RunningBatch:
 
     def schedule(self) -> Step:
         """Choose the sequences of the next step."""
-        few = self.state.config.one_block_from
-        self.state.one_block = few is not None and len(self.running) >= few
         slots, error = self.scheduler.choose(self.state, self.host, self.compute_chunk()), self.chunks.error
         if slots is None:
             return Step(None, self.state, self.host, self.shared_prefixes(None, self.host), self.host, error)

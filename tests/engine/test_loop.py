@@ -187,22 +187,6 @@ def test_drafts_that_overflow_reach_no_window(
     assert sum(compared) > 5
 
 
-@pytest.mark.parametrize("options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}], ids=str)
-def test_one_block_at_a_time_while_many_run(small_model: Transformer, options: dict[str, Any]) -> None:
-    """With as many sequences in flight as `one_block_from` says; when fewer are left, blocks are added again."""
-    config = replace(BASE, tau_add=0.0, tau_act=0.02, tau_conf=0.95, max_new_tokens=60, stop_at_eos=False, **options)
-    limits = (60, 30, 8, 8)
-    requests = [replace(r, max_new_tokens=n) for r, n in zip(random_requests(4, 4, 60), limits, strict=True)]
-    many, one = texts(small_model, config, requests), texts(small_model, replace(config, max_active_blocks=1), requests)
-    assert many != one
-    assert texts(small_model, replace(config, one_block_from=1), requests) == one
-    assert texts(small_model, replace(config, one_block_from=5), requests) == many  # four run at once
-    mixed = texts(small_model, replace(config, one_block_from=3), requests)
-    assert mixed not in (many, one)
-    found = on_mesh(2, 1, lambda comm, _: texts(small_model, replace(config, one_block_from=3), requests, comm))
-    assert found == [mixed] * 2
-
-
 @pytest.mark.parametrize(("k", "size"), [(3, 2), (7, 4)])
 @pytest.mark.parametrize("protocol", ["full", "block_causal"])
 def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, protocol: str, k: int, size: int) -> None:
