@@ -18,6 +18,7 @@ REMOVED = {
     "decode.one_block_from": f"set decode.max_active_blocks=1 where many sequences run; {TRIED}",
     "decode.branches=auto": f"give a number, 0 with drafts in rows; {TRIED}",
     "engine.max_rows=auto": f"give a number, or leave it out; {TRIED}",
+    "decode.cache=prefix": f"take decode.cache=dual with decode.canvas=whole; {TRIED}",
 }
 """By a key, or a key with one of its values: what to write instead."""
 

@@ -32,7 +32,7 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     """Anything that the rules of decoding allow, for records that come from no model."""
     eighths = st.integers(0, 8).map(lambda n: n / 8)
     attention = draw(st.sampled_from(["full", "block_causal"]))
-    cache = draw(st.sampled_from(["block", "none", *(["prefix", "dual"] if attention == "full" else [])]))
+    cache = draw(st.sampled_from(["block", "none", *(["dual"] if attention == "full" else [])]))
     return DecodeConfig(
         **draw(verification()),
         block_size=draw(st.sampled_from([4, 8, 32])),
@@ -58,7 +58,7 @@ def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
     """Variants of `base` for short answers of a small random model."""
     attention = draw(st.sampled_from(["full", "block_causal"]))
     full = attention == "full"
-    cache = draw(st.sampled_from(["block", "none", *(["prefix", "dual"] if full else [])]))
+    cache = draw(st.sampled_from(["block", "none", *(["dual"] if full else [])]))
     size = draw(st.sampled_from([4, 4, 8, 32]))
     return replace(
         base,

@@ -169,9 +169,8 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
     found = resolve_decode(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
     assert (found.canvas, found.cache, found.prompt_attention) == ("growing", "block", "blocks")
     assert (found.window_attention, found.sub_block_size, found.boundary) == ("block_causal", 8, "fill")
-    for cache in ("prefix", "dual"):
-        asked = composed("decode=threshold", f"decode.cache={cache}").decode
-        assert resolve_decode(asked, PATTERNS["vanilla"]).cache == cache
+    asked = composed("decode=threshold", "decode.cache=dual").decode
+    assert resolve_decode(asked, PATTERNS["vanilla"]).cache == "dual"
     assert resolve_decode(asked, PATTERNS["d2f"]).canvas == "whole"
     causal = composed("decode=threshold", "decode.window_attention=block_causal").decode
     assert resolve_decode(causal, PATTERNS["vanilla"]).canvas == "growing"
@@ -182,13 +181,13 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["decode.cache=dual"], ["decode.cache=dual needs decode.canvas=whole", "decode.cache=prefix"]),
-        (["decode.cache=prefix", "decode.window_attention=block_causal"], ["decode.cache=prefix", "=full", "=block "]),
+        (["decode.cache=dual"], ["decode.cache=dual needs decode.canvas=whole"]),
+        (["decode.cache=dual", "decode.window_attention=block_causal"], ["decode.cache=dual", "=full", "=block "]),
         (["decode.canvas=whole", "decode.window_attention=block_causal"], ["decode.canvas=whole", "=full"]),
         (["decode.sub_block_size=3"], ["decode.sub_block_size=3", "divide decode.block_size=16"]),
         (["decode.sub_block_size=0"], ["decode.sub_block_size=0", "at least 1"]),
         (["decode.canvas=half"], ["decode.canvas", "growing", "whole", "auto"]),
-        (["decode.cache=both"], ["decode.cache", "prefix", "dual", "auto"]),
+        (["decode.cache=both"], ["decode.cache", "block", "dual", "auto"]),
     ],
 )
 def test_caches_and_canvases_that_do_not_go_together(overrides: list[str], words: list[str]) -> None:
@@ -502,4 +501,4 @@ def test_what_replaces_a_setting_is_a_setting() -> None:
     for gone, instead in REMOVED.items():
         key, _, value = gone.partition("=")
         assert (key in known) == bool(value), gone
-        assert {name for name in re.findall(r"(?:decode|engine)\.\w+", instead)} <= set(known), gone
+        assert set(re.findall(r"(?:decode|engine)\.\w+", instead)) <= set(known), gone

@@ -17,10 +17,9 @@ class DecodeConfig:
 
     - none: it takes none; the whole sequence goes through the model in every step.
     - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
-    - prefix: as block, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
-      before a block is cached in the block's first forward, which sees the whole sequence).
-    - dual: as prefix, and the K/V of the masks behind are kept, too, until the next such forward (Fast-dLLM's dual
-      cache). It needs `canvas` whole; without it nothing is behind.
+    - dual: as block, but that forward computes the prompt and all blocks anew, and the K/V of the masks behind are kept,
+      too, until the next such forward (Fast-dLLM's dual cache: everything but a block is cached in the block's first
+      forward, which sees the whole sequence). It needs `canvas` whole.
 
     `boundary` is for models with the logit shift, whose first window position is predicted by the row before it, which
     is cached: that row is computed anew in every step (fresh), its record is kept from the forward that filled the
@@ -86,7 +85,7 @@ class DecodeConfig:
     cache: str = option(
         "block",
         "whose keys and values a step takes from an earlier one",
-        ("block", "none", "prefix", "dual"),
+        ("block", "none", "dual"),
     )
     canvas: str = option(
         "growing",
@@ -160,7 +159,7 @@ class DecodeConfig:
 
     def _check_cache_and_canvas(self) -> None:
         if self.window_attention == "block_causal":
-            if self.cache in ("prefix", "dual"):
+            if self.cache == "dual":
                 raise ValueError(
                     f"decode.cache={self.cache} needs decode.window_attention=full: with block_causal, complete blocks "
                     "never change and decode.cache=block is exact"
@@ -172,8 +171,7 @@ class DecodeConfig:
                 )
         if self.cache == "dual" and self.canvas != "whole":
             raise ValueError(
-                "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window; "
-                "use decode.cache=prefix"
+                "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window"
             )
 
     @property

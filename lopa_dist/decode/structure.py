@@ -179,7 +179,7 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
         begin = -host.prompt
     else:
         anew = host.committed < 0
-        if not config.keeps_kv:  # prefix and dual: whenever a block was completed, everything before it
+        if not config.keeps_kv:  # dual: whenever a block was completed, everything before it
             anew = host.committed < host.complete
         prompt = 0 if prefill_apart(config) else (prefixes.length if prefixes else 0) - host.prompt
         begin = np.where(anew, prompt, host.committed - fresh_boundary(state, host))

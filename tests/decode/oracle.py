@@ -42,7 +42,7 @@ class OracleConfig:
     force: str = "block"  # block | leftmost
     extra_fill: int = 0
     boundary: str = "fresh"  # fresh | stale | fill
-    cache: str = "block"  # block | none | prefix | dual
+    cache: str = "block"  # block | none | dual
     sub_block_size: int | None = None
     stop_at_eos: bool = True
     mask_id: int
@@ -55,7 +55,7 @@ class OracleConfig:
             "verify": ("confidence", "agreement"),
             "force": ("block", "leftmost"),
             "boundary": ("fresh", "stale", "fill"),
-            "cache": ("block", "none", "prefix", "dual"),
+            "cache": ("block", "none", "dual"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -276,7 +276,7 @@ def test_the_canvas_has_room_for_the_prompts_tail() -> None:
 def test_rows_of_every_cache() -> None:
     """What goes through the model once a block is complete, and in the step after."""
     rows = {}
-    for cache in ("none", "block", "prefix", "dual"):
+    for cache in ("none", "block", "dual"):
         config = replace(CONFIG, branches=0, cache=cache, canvas="whole", max_active_blocks=1, prompt_attention="joint")
         state = started(config)
         put(state, range(32))
@@ -293,7 +293,6 @@ def test_rows_of_every_cache() -> None:
     assert rows == {  # the shift recomputes the row before the window
         "none": [(-3, 128, None), (-3, 128, None)],
         "block": [(0, 128, None), (31, 128, None)],
-        "prefix": [(-3, 128, None), (31, 128, None)],
         "dual": [(-3, 128, (131, 0)), (31, 64, (67, 64))],
     }
 

@@ -93,7 +93,6 @@ def test_graphs_give_the_eager_text(embedded_model: Transformer, requests: list[
         ({"temperature": 0.8, "top_p": 0.9}, "exact"),  # the record head has no graph
         ({"prompt_attention": "blocks", "window_attention": "block_causal", "boundary": "stale"}, "exact"),
         ({"prompt_attention": "joint", "max_active_blocks": 1}, "approximate"),
-        ({"cache": "prefix"}, "none"),
         ({"cache": "dual", "canvas": "whole"}, "none"),
         ({"cache": "none"}, "none"),
     ],

@@ -84,7 +84,7 @@ def test_a_section_gives_all_its_settings_and_a_key_its_details() -> None:
     assert "logging.wandb.mode=auto" in found
     assert all(setting.startswith("logging.") for setting in found)
     [(_, cache)] = lines_of("decode.cache").items()
-    assert "takes: auto, block, none, prefix, dual" in cache
+    assert "takes: auto, block, none, dual" in cache
     assert any(line.startswith("- dual: ") for line in cache)
     assert not any(line.startswith("`boundary`") for line in cache)
 
