@@ -19,6 +19,7 @@ REMOVED = {
     "decode.branches=auto": f"give a number, 0 with drafts in rows; {TRIED}",
     "engine.max_rows=auto": f"give a number, or leave it out; {TRIED}",
     "decode.cache=prefix": f"take decode.cache=dual with decode.canvas=whole; {TRIED}",
+    "engine.prefix_cache=approximate": f"take engine.prefix_cache=exact; {TRIED}",
 }
 """By a key, or a key with one of its values: what to write instead."""
 

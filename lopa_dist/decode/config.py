@@ -17,8 +17,8 @@ class DecodeConfig:
 
     - none: it takes none; the whole sequence goes through the model in every step.
     - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
-    - dual: as block, but that forward computes the prompt and all blocks anew, and the K/V of the masks behind are kept,
-      too, until the next such forward (Fast-dLLM's dual cache: everything but a block is cached in the block's first
+    - dual: as block, but that forward computes the prompt and all blocks anew, and K/V of the masks behind are kept
+      until the next such forward (Fast-dLLM's dual cache: everything but a block is cached in the block's first
       forward, which sees the whole sequence). It needs `canvas` whole.
 
     `boundary` is for models with the logit shift, whose first window position is predicted by the row before it, which

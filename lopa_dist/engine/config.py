@@ -16,8 +16,6 @@ class EngineConfig:
 
     - exact: those that change no text (of samples' common prompt; of few-shot examples and system prompts, on models
       that read prompts block by block).
-    - approximate: those of common beginnings, on all models; a common beginning then does not see the question behind
-      it.
     - none: every request computes its own.
 
     `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;
@@ -48,9 +46,7 @@ class EngineConfig:
         ("auto", *ATTENTION),
     )
     graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))
-    prefix_cache: str = option(
-        "exact", "whose keys and values serve several requests", ("exact", "approximate", "none")
-    )
+    prefix_cache: str = option("exact", "whose keys and values serve several requests", ("exact", "none"))
     prefill_chunk: int | None = option(
         2048, "prompt tokens computed at a time, where prompts are read block by block; null: a whole prompt at once"
     )

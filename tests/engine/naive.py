@@ -48,9 +48,7 @@ def any_close(values: list[float], bounds: tuple[float, ...] = ()) -> bool:
 class Naive:
     """Generates like `Engine`, slowly."""
 
-    def __init__(
-        self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int, cut: int = 0
-    ) -> None:
+    def __init__(self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int) -> None:
         known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
         self.model, self.config, self.prompt = model, config, prompt[: len(prompt) - known]
         ids = model.config
@@ -61,13 +59,10 @@ class Naive:
         self.cache: Cache = []
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
         self.thresholds = (config.tau_conf, config.tau_add, config.tau_act)
-        self.cut = cut  # tokens of the prompt that do not see what is behind them
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
         config, end = self.config, self.oracle.end
-        if position < self.cut - len(self.prompt):
-            return self.cut - len(self.prompt)
         of_its_block = (position // config.block_size + 1) * config.block_size
         if position < 0 and config.prompt_attention != "joint":
             return 0 if config.prompt_attention == "self" else of_its_block
@@ -220,7 +215,6 @@ def check_same(
     requests: list[Request],
     found: Texts,
     wanted: Texts,
-    prefix_cache: str = "none",
 ) -> None:
     """Two ways of computing gave the same text; a request may differ where rounding chooses between near ties.
 
@@ -228,9 +222,8 @@ def check_same(
     """
     assert found.keys() == wanted.keys()
     for request in requests:
-        cut = request.prefix if prefix_cache == "approximate" and config.prompt_attention != "blocks" else 0
         if found[request.index] != wanted[request.index]:
-            naive = Naive(model, config, list(request.prompt), request.max_new_tokens, cut % len(request.prompt))
+            naive = Naive(model, config, list(request.prompt), request.max_new_tokens)
             naive.generate()
             assert naive.near_tie, (request, found[request.index], wanted[request.index])
             assert not config.temperature

@@ -16,7 +16,7 @@ from lopa_dist.engine.config import EngineConfig
         ("prefill_chunk", 0, "an integer of at least 1"),
         ("attention", "flash", "one of auto, torch, meta, plain"),
         ("graphs", "yes", "one of auto, always, never"),
-        ("prefix_cache", "on", "one of exact, approximate, none"),
+        ("prefix_cache", "on", "one of exact, none"),
     ],
 )
 def test_what_is_not_allowed_is_named(key: str, value: object, allowed: str) -> None:
