@@ -20,6 +20,7 @@ REMOVED = {
     "engine.max_rows=auto": f"give a number, or leave it out; {TRIED}",
     "decode.cache=prefix": f"take decode.cache=dual with decode.canvas=whole; {TRIED}",
     "engine.prefix_cache=approximate": f"take engine.prefix_cache=exact; {TRIED}",
+    "decode.tau_verify": f"leave it out, or raise decode.tau_look; {TRIED}",
 }
 """By a key, or a key with one of its values: what to write instead."""
 

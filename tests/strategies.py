@@ -18,7 +18,6 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
     options: dict[str, Any] = {"branches": branches, "verify": verify}
     if verify == "agreement":
         options["drafts"] = draw(st.sampled_from(DRAFTS))
-        options["tau_verify"] = draw(st.sampled_from([0.0, 0.0, 0.03, 0.25, 0.5]))
     else:
         options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))
     return options

@@ -74,8 +74,6 @@ def test_a_path_alone_is_a_model_of_its_own(
             "decode.extra_fill=1 cannot go with decode.verify=agreement",
         ),
         ({"verify": "agreement", "drafts": -1}, "decode.drafts=-1"),
-        ({"tau_verify": 0.5}, "decode.tau_verify=0.5 needs decode.verify=agreement"),
-        ({"verify": "agreement", "drafts": 2, "tau_verify": 1.5}, "decode.tau_verify=1.5: must be between 0 and 1"),
         ({"verify": "both"}, "confidence, agreement"),
     ],
 )

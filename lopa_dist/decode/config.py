@@ -31,9 +31,7 @@ class DecodeConfig:
     - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
-      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified. With `tau_verify`, a
-      token that is less probable there is not accepted, and does not replace a draft either; `tau_conf` may still fill
-      it.
+      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
@@ -60,9 +58,6 @@ class DecodeConfig:
         ("probability", "margin", "neg_entropy"),
     )
     tau_look: float = option(0.0, "least probability of a lookahead token")
-    tau_verify: float = option(
-        0.0, "verify=agreement: least probability of a draft or what replaces it, in the context that verifies it"
-    )
     force: str = option(
         "block",
         "where nothing passes tau_conf: fill the best position of each fully active block, or the window's first",
@@ -117,7 +112,7 @@ class DecodeConfig:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be at least {least}")
         if self.max_active_blocks is not None and self.max_active_blocks < 1:
             raise ValueError(f"decode.max_active_blocks={self.max_active_blocks}: must be at least 1, or null")
-        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "tau_verify", "top_p"):
+        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
         if not 0 <= self.temperature < math.inf:
@@ -141,10 +136,6 @@ class DecodeConfig:
         if self.verify != "agreement" and self.drafts:
             raise ValueError(
                 f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole branches"
-            )
-        if self.verify != "agreement" and self.tau_verify:
-            raise ValueError(
-                f"decode.tau_verify={self.tau_verify} needs decode.verify=agreement: {self.verify} verifies no token"
             )
         if self.verify == "agreement":
             if not self.drafts:

@@ -58,19 +58,18 @@ def by_agreement(state: State, records: Records) -> Winner:
     """Drafts are accepted as long as the model predicts their tokens in the context of the drafts before them.
 
     The first draft that fails gives way to what the model predicts instead. So every token of the chain is the model's
-    own choice in the context that it is placed into. The branch that has this context wins. It does not bring tokens
-    that are less probable there than `DecodeConfig.tau_verify`.
+    own choice in the context that it is placed into. The branch that has this context wins.
     """
     config = state.config
     slots, index = (arange(n, state.canvas.device) for n in (state.slots, config.max_chain))
     assert records.drafts is not None
     position, draft, predicted = *state.chain, records.drafts.token  # [S, C]
-    probable = records.drafts.probability >= config.tau_verify  # false where it is NaN
-    agrees = (predicted == draft) & (index < state.drafts[:, None]) & probable
+    valid = ~records.drafts.probability.isnan()  # rows of drafts may overflow
+    agrees = (predicted == draft) & (index < state.drafts[:, None]) & valid
     accepted = agrees.cumprod(1).sum(1)  # [S]
     branch = torch.minimum(accepted // config.drafts, state.branches - 1).clamp(min=0)
     token = torch.where(index < accepted[:, None], draft, predicted)
-    brought = (index <= torch.minimum(accepted, state.drafts - 1)[:, None]) & probable
+    brought = (index <= torch.minimum(accepted, state.drafts - 1)[:, None]) & valid
     winner = Records(records.packed[:, slots, branch])
     return Winner(branch, winner, torch.where(brought, position, -1), token, accepted=accepted)
 

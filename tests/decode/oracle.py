@@ -38,7 +38,6 @@ class OracleConfig:
     tau_act: float = 0.95
     tau_conf: float = 0.9
     tau_look: float = 0.0
-    tau_verify: float = 0.0
     force: str = "block"  # block | leftmost
     extra_fill: int = 0
     boundary: str = "fresh"  # fresh | stale | fill
@@ -236,15 +235,13 @@ class Oracle:
         self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
     ) -> tuple[int, dict[int, int]]:
         """The branch with the context of the first draft that fails, and the tokens it brings: the accepted drafts,
-        and in place of the one that failed what the model predicts there, unless that is improbable."""
+        and in place of the one that failed what the model predicts there."""
         brought: dict[int, int] = {}
         for number, (pos, draft) in enumerate(self.chain):
             branch, nth = divmod(number, self.config.drafts)
-            predicted, probability, _ = verified[branch, nth] if (branch, nth) in verified else seen[branch][pos]
-            probable = probability >= self.config.tau_verify
-            if probable:
-                brought[pos] = predicted
-            if predicted != draft or not probable:
+            predicted = (verified[branch, nth] if (branch, nth) in verified else seen[branch][pos])[0]
+            brought[pos] = predicted
+            if predicted != draft:
                 self.accepted.append(number)
                 return branch, brought
         self.accepted.append(len(self.chain))

@@ -181,7 +181,7 @@ class Naive:
                         continue
                     p = rows[position - shift]
                     first_choice, second = p.topk(2).values.tolist()
-                    self.near_tie |= close(first_choice, [second, self.config.tau_verify])
+                    self.near_tie |= close(first_choice, [second])
                     found[position] = (
                         int(p.argmax()),
                         float(p.max()),
@@ -191,7 +191,7 @@ class Naive:
                 drafts = view["drafts"][branch]
                 for number, p in self.verify(ids, at, start, drafts).items() if len(drafts) > 1 else ():
                     first_choice, second = p.topk(2).values.tolist()
-                    self.near_tie |= close(first_choice, [second, self.config.tau_verify])
+                    self.near_tie |= close(first_choice, [second])
                     verified[branch, number] = int(p.argmax()), float(p.max()), confidence_of(p, self.config.confidence)
             count = (stop if caching == "dual" else view["complete"]) - first
             oracle.step(records, verified)
