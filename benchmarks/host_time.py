@@ -48,7 +48,7 @@ RUNS = {1: (1, 128), 8: (2, 32), 64: (1, 256)}  # by sequences in flight: how of
 DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
     "control": {"branches": 0, "extra_fill": 1},
-    "LoPA, k = 7": {"branches": 7, "score": "gain"},
+    "LoPA, k = 7": {"branches": 7},
     "verified, 10 drafts": {"branches": 0, "verify": "agreement", "drafts": 10},
     "verified, 16 drafts": {"branches": 0, "verify": "agreement", "drafts": 16},
 }

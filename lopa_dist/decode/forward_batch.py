@@ -46,7 +46,7 @@ class ForwardBatch:
     branch: Ints  # [G]; -1 for prompts
     start: Ints  # [G] its first row among the packed ones
     rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] tokens before it and kept ones of its window, which it sees
+    shared: Ints  # [G] tokens before it, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
     lo: Ints  # [R] first own column that a row sees
     hi: Ints  # [R] the one behind the last that it sees
@@ -81,17 +81,14 @@ class ForwardBatch:
             return None
         return torch.ones_like(self.tokens, dtype=torch.bool).index_fill_(0, self.drafts.packed_row, False)
 
-    def packed(self, segment: Ints, offset: Ints | Tensor) -> Ints | Tensor:
-        """Return packed rows ``[n]``, given by their segments and how many rows of these have lower positions.
+    def packed(self, segment: Ints, offset: Ints) -> Ints | Tensor:
+        """Return packed rows ``[n]``, given by their segments and their numbers there, in the order of positions.
 
-        Rows of drafts do not count, nor do those of kept tokens.
+        Rows of drafts do not count.
 
         Args:
             segment, offset: ``[n]``.
         """
-        first = (self.start if self.drafts is None else self.drafts.start)[segment]
-        if self.drafts is None and not isinstance(offset, Tensor):
-            return first + offset
-        device = self.tokens.device
-        row = to_device(first, device) + offset if isinstance(offset, Tensor) else to_device(first + offset, device)
-        return row if self.drafts is None else self.drafts.packed_row[row]
+        if self.drafts is None:
+            return self.start[segment] + offset
+        return self.drafts.packed_row[to_device(self.drafts.start[segment] + offset, self.tokens.device)]

@@ -92,7 +92,6 @@ class HostState(NamedTuple):
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
     first_masked: Ints  # 1 if position `complete` is masked
-    kept: Ints  # tokens in the window whose K/V are kept (cache=token, `kept_tokens`)
     drafts: Ints  # tokens that the next forward verifies, of all branches together (verify=agreement)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
@@ -114,7 +113,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "kv_kept", "edit_confidence", "chain_context")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "chain_context")  # tensors that begin with S
 
 
 @dataclass
@@ -129,14 +128,11 @@ class State:
     integers: Tensor  # [fields of HostState, S] what the host must know
     key: Tensor  # [S] int64, the request's random key
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
-    kv_kept: Tensor  # [S, 1 + origin + N] column c says whose K/V are kept of cell c - 1 of `canvas` (`kept_tokens`)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
-    edit_confidence: Tensor  # [S, K] confidence that a branch was created with; 1 for the anchor
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
     chain_context: Tensor  # [S, C] the token before each draft's position, given the drafts before it (`spawn`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
-    one_block: bool = False  # whether no sequence gets a block beside one that has masks (decode.one_block_from)
     structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
 
     def __post_init__(self) -> None:
@@ -146,7 +142,7 @@ class State:
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
         self.masked, self.first_masked = rows["masked"], rows["first_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
-        self.kept, self.drafts, self.accepted = rows["kept"], rows["drafts"], rows["accepted"]
+        self.drafts, self.accepted = rows["drafts"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
@@ -181,9 +177,7 @@ class State:
             integers=long(len(HostState._fields), slots),
             key=long(slots),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
-            kv_kept=long(slots, 1 + max_prompt + columns if config.keeps_tokens else 0),
             edits=long(2, slots, k, e),
-            edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
             chain=long(2, slots, config.max_chain),
             chain_context=long(slots, config.max_chain),
             boundary=Records(long(3, slots).int()),
@@ -238,9 +232,7 @@ class State:
         self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
         self.key.index_copy_(0, slots_, keys_)
         self.eos.index_fill_(0, slots_, 0)
-        self.kv_kept.index_fill_(0, slots_, 0)
         self.edit_position.index_fill_(0, slots_, -1)
-        self.edit_confidence.index_fill_(0, slots_, 1.0)
         known = np.stack(host)
         known[:, slots] = integers
         return HostState._make(known)

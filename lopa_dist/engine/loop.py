@@ -183,11 +183,11 @@ class Engine:
         options = self.options
         free = memory.free_bytes(self.device)
         if free is None:
-            return Plan(sequences, options.row_limit)
+            return Plan(sequences, options.max_rows)
         free = self.lockstep.least(free, self.device)
         rows = self.runners.most_rows(self.rules.at_once(longest_prompt))
         element = self.model.head_weight.element_size()
-        plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
+        plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
         log.info(
             "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
             plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",

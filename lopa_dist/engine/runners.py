@@ -122,17 +122,17 @@ class Runners:
         """Rows that steps hardly ever exceed: those of every sequence, or of one that is larger than the bounds.
 
         A sequence has its prompt and one window, later a window in every branch: active blocks, and one more that was
-        finished, or the row before them (with cache=token both). Where nothing is kept for good, a window is all of the
+        finished, or the row before them. Where nothing is kept for good, a window is all of the
         sequence.
         """
         config = self.config
-        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1) + config.keeps_tokens
+        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1)
         if not config.keeps_kv:
             window = longest
         elif config.canvas == "whole":
             window = config.max_new_tokens + 1
         each = max(longest, self.branches * (window + 2 * config.extra_drafts))
-        return min(sequences * each, max(self.options.row_limit or TOP, each))
+        return min(sequences * each, max(self.options.max_rows or TOP, each))
 
 
 USUAL_BLOCKS = 2

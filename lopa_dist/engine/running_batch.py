@@ -124,16 +124,13 @@ class RunningBatch:
 
     def schedule(self) -> Step:
         """Choose the sequences of the next step."""
-        few = self.state.config.one_block_from
-        self.state.one_block = few is not None and len(self.running) >= few
         waiting = self.compute_chunk()
         slots = self.scheduler.choose(self.state, self.host, self.lookahead.lookahead(), waiting)
         before = self.host if slots is None else self.host.take(slots)
         state = self.state if slots is None else self.state.take(slots)
         ahead, proposal = self.lookahead.begin(before), self.lookahead.propose(before)
-        return Step(
-            slots, state, before, self.shared_prefixes(slots, before), before, ahead, proposal, self.chunks.error
-        )
+        prefixes, error = self.shared_prefixes(slots, before), self.chunks.error
+        return Step(slots, state, before, prefixes, before, ahead, proposal, error)
 
     def compute_chunk(self) -> list[int]:
         """Compute a chunk of a long prompt, or more where nobody could run before; returns the slots that still wait.

@@ -87,8 +87,8 @@ class MetaPlan:
             scratch: pool slot of packed row 0; the same for every batch.
             workspace: another plan's, to share.
             launch: instead of `launch_for`'s.
-            bounded: whether rows may see a part of the cached tokens (`Segments.seen`). Steps over columns then begin at
-                fixed tokens.
+            bounded: whether rows may see a part of the cached tokens (`Segments.seen`). Steps over columns then begin
+                at fixed tokens.
 
         Raises:
             ValueError: a head size or number of heads that the kernel does not have.

@@ -34,8 +34,8 @@ class Segments:
     hi: Ints  # [R] the own column behind the last that each row sees
     tail: tuple[Ints, Ints] | None = None  # [G] first pool slot and number of cached tokens of a second range
     lo: Ints | None = None  # [R] first own column that each row sees; None: 0
-    # [R] cached tokens that each row sees, of both ranges; None: all of its segment's. A row that does not see all of them
-    # sees no own column
+    # [R] cached tokens that each row sees, of both ranges; None: all of its segment's. A row that does not see all of
+    # them sees no own column
     seen: Ints | None = None
 
 

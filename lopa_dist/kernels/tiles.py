@@ -138,8 +138,8 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and meet in the L2 cache
     merges = np.stack([q0, n, first_part, pieces], axis=1)[in_parts]
     return Tiles(
-        table[longest_first].astype(np.int32), cached_seen.astype(np.int32), lo.astype(np.int32), hi.astype(np.int32), merges.astype(np.int32),
-        int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
+        table[longest_first].astype(np.int32), cached_seen.astype(np.int32), lo.astype(np.int32),
+        hi.astype(np.int32), merges.astype(np.int32), int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
     )  # fmt: skip
 
 
