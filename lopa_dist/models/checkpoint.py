@@ -11,7 +11,7 @@ from lopa_dist.models import tensor_parallel
 from lopa_dist.models.adapter import Adapter
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config
-from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, weight_files
+from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
 from lopa_dist.models.quantize import check, quantize
 from lopa_dist.models.tokenizer import special_tokens
 from lopa_dist.models.transformer import Transformer
@@ -28,7 +28,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw, generation = read_json(file), read_json_if_there(folder / "generation_config.json")
     special = special_tokens(folder)
     try:
-        return model_config(raw, generation, special)
+        return model_config(raw, generation, special, repository(folder))
     except KeyError as error:
         raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
     except ValueError as error:

@@ -128,21 +128,61 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int]) -> ModelConfig:
+SDAR_BLOCKS = (4, 8, 16, 32, 64)
+I_DLM_BLOCKS = (1, 2, 3)
+
+
+def family_of(raw: dict[str, Any], name: str = "") -> str:
+    """The key of `FAMILIES` that a checkpoint belongs to.
+
+    That is its `model_type`, except where families share one. I-DLM (arXiv 2604.11035) calls itself ``sdar``: same
+    weights' names, but causal and with the logit shift. Run as SDAR it would write wrong text without an error. What
+    tells them apart is `use_regular_causal`, else `block_size`: SDAR's blocks are of 4 to 64 tokens, I-DLM's strides of
+    1 to 3. A name that says I-DLM where the blocks say SDAR is refused as well.
+
+    Args:
+        raw: its `config.json`.
+        name: of its folder or repository.
+
+    Raises:
+        ValueError: a family that is not known, or one of several that cannot be told apart.
+    """
+    kind = raw.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
+    if kind == "sdar":
+        block, causal = raw.get("block_size") or 4, raw.get("use_regular_causal")
+        if causal or (causal is None and block in I_DLM_BLOCKS):
+            key = "use_regular_causal=true" if causal else f"block_size={block}"
+            raise ValueError(
+                f"model_type 'sdar' with {key} is I-DLM, a causal model, which is not supported; if this is an SDAR "
+                "model, set use_regular_causal to false in config.json"
+            )
+        if causal is None and (block not in SDAR_BLOCKS or "i-dlm" in name.lower()):
+            raise ValueError(
+                f"model_type 'sdar' with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
+                f"{', '.join(map(str, SDAR_BLOCKS))} tokens, and I-DLM models have this model_type, too. Set "
+                "use_regular_causal in config.json: false for SDAR, true for I-DLM"
+            )
+    return kind
+
+
+def model_config(
+    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], name: str = ""
+) -> ModelConfig:
     """A checkpoint's configuration.
 
     Args:
         raw: its `config.json`.
         generation: its `generation_config.json`, or empty.
         special: ids of the special tokens of its tokenizer.
+        name: of its folder or repository.
 
     Raises:
         KeyError: a key that config.json must have.
         ValueError: a family or option that is not supported.
     """
-    kind = raw.get("model_type")
-    if kind not in FAMILIES:
-        raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
+    kind = family_of(raw, name)
     family = FAMILIES[kind]
     if message := unsupported(raw, family.only):
         raise ValueError(message)

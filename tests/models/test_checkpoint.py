@@ -295,6 +295,34 @@ def test_variants_that_would_compute_something_else_are_refused(
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "name", "message"),
+    [
+        ({"block_size": 3}, "a", r"'sdar' with block_size=3 is I-DLM.*set use_regular_causal to false"),
+        ({"block_size": 2}, "a", "block_size=2 is I-DLM"),
+        ({"block_size": 1}, "a", "block_size=1 is I-DLM"),
+        ({"block_size": 4, "use_regular_causal": True}, "a", "use_regular_causal=true is I-DLM"),
+        ({"block_size": 7}, "a", r"block_size=7 in a: SDAR's blocks are of 4, 8.*use_regular_causal"),
+        ({"block_size": 4}, "I-DLM-8B", r"block_size=4 in I-DLM-8B: .*Set use_regular_causal in config\.json"),
+        ({"block_size": ...}, "i-dlm-8b", "block_size=4 in i-dlm-8b"),
+        ({"block_size": 4}, "models--yifanyu--I-DLM-8B/snapshots/3f", "block_size=4 in yifanyu/I-DLM-8B"),
+    ],
+)
+def test_i_dlm_is_not_taken_for_sdar(change: dict[str, Any], name: str, message: str, tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path / name, small_checkpoints.KINDS["sdar"], {})
+    edit_config(folder, **change)
+    with pytest.raises(CheckpointError, match=message):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("block", [4, 8, 16, 32, 64, ..., 3])
+def test_sdar_is_sdar(block: Any, tmp_path: Path) -> None:
+    """Also where a parent folder is called otherwise, and with any blocks where config.json says that it is."""
+    folder = small_checkpoints.write(tmp_path / "i-dlm" / "SDAR-4B", small_checkpoints.KINDS["sdar"], {})
+    edit_config(folder, block_size=block, use_regular_causal=False if block == 3 else ...)
+    assert (read_config(folder).family, read_config(folder).block_size) == ("sdar", 4 if block is ... else block)
+
+
 def test_theta_in_rope_parameters(folder: Path) -> None:
     edit_config(folder, rope_theta=..., rope_parameters={"rope_type": "default", "rope_theta": 123.0})
     assert read_config(folder).rope_theta == 123.0
