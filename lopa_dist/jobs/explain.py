@@ -168,7 +168,7 @@ def by_pattern(config: Config) -> Found:
             choices = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
             reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {choices}"
             found[f"decode.{name}"] = "auto", reason
-        else:
+        elif values:
             found[f"decode.{name}"] = yaml.safe_load(next(iter(values))), f"model.pattern={given}"
     return found
 

@@ -17,7 +17,7 @@ from lopa_dist.jobs.device import choose_dtype
 from lopa_dist.jobs.profiles import profile_of
 from lopa_dist.kernels.attention import suited
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import FAMILIES, TrainingPattern, training_pattern
+from lopa_dist.models.families import FAMILIES, TrainingPattern, check_drafts, training_pattern
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.mesh import Mesh
 
@@ -54,7 +54,14 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     """Return the options with every ``auto`` replaced by the value of `pattern`.
 
     Neither ranks nor a profile are known here: branches are 0 with verify=agreement, else 7; one_block_from is null.
+
+    Raises:
+        ValueError: options that do not go together, or a causal model, which no option decodes yet.
     """
+    if pattern.window_attention == "causal":
+        raise ValueError(
+            "this is a causal model, in which a row sees what is before it alone: decode has nothing for it"
+        )
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     if values["one_block_from"] == "auto":
         values["one_block_from"] = None
@@ -87,6 +94,7 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Found:
         pattern = FAMILIES[shape.family].pattern
         reason = f"the pattern of its family {shape.family}, {pattern}"
         found["model.pattern"] = pattern, f"the model's family, {shape.family}"
+    check_drafts(shape, config.decode.drafts)
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):
         if getattr(config.decode, entry.name) == "auto" and entry.name not in BY_PROFILE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lopa_dist.kernels.rope import Llama3Scaling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import unsupported
 
@@ -34,6 +35,9 @@ PATTERNS = {
     # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other. They are
     # counted from the first token of the prompt: that is made of blocks, too, and its tail begins the first new one.
     "block_diffusion": TrainingPattern("block_causal", "blocks", cache="block", max_active_blocks=1),
+    # Every row, of a mask too, sees what is before it and itself: predictions for the next token are the model's own,
+    # whatever else is in the forward. Autoregressive models are of this kind, and have no masks.
+    "causal": TrainingPattern("causal", "causal", cache="block", max_active_blocks=1),
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>")  # these end an answer, besides the eos_token_id of the files
@@ -50,18 +54,21 @@ HF_KEYS = {
 }
 """Our field -> key of `config.json`, as transformers' Llama, Qwen2 and Qwen3 have them."""
 
-HF_ONLY: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
+HF_ONLY: dict[str, Any] = {
+    "hidden_act": "silu", "use_sliding_window": False, "use_mrope": False, "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}  # fmt: skip
 """Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`."""
+    """One `model_type`, or one of several that share it (`family_of`)."""
 
     pattern: str  # key of PATTERNS
     shift: bool  # row p-1 predicts position p
-    mask_token: str  # as its tokenizer spells it
-    mask_id: int  # of the published checkpoints; used where neither config.json nor the tokenizer has it
+    mask_token: str | None  # as its tokenizer spells it; null: it has none
+    mask_id: int | None  # of the published checkpoints; used where neither config.json nor the tokenizer has it
     qkv_bias: bool = False
     qk_norm: bool = False
     rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; null: never
@@ -125,6 +132,20 @@ FAMILIES = {
         pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
         block_key="bd_size", sub_block_size=8,
     ),
+    "I-DLM": Family(  # I-DLM-8B and -32B (arXiv 2604.11035): Qwen3's layout
+        pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False},
+    ),
+    # autoregressive models: what diffusion models are compared with
+    "qwen2": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qkv_bias=True),
+    "qwen3": Family(
+        pattern="causal", shift=True, mask_token=None, mask_id=None, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False},
+    ),
+    "llama": Family(
+        pattern="causal", shift=True, mask_token=None, mask_id=None,
+        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False},
+    ),
 }  # fmt: skip
 
 
@@ -138,7 +159,8 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
     That is its `model_type`, except where families share one. I-DLM (arXiv 2604.11035) calls itself ``sdar``: same
     weights' names, but causal and with the logit shift. Run as SDAR it would write wrong text without an error. What
     tells them apart is `use_regular_causal`, else `block_size`: SDAR's blocks are of 4 to 64 tokens, I-DLM's strides of
-    1 to 3. A name that says I-DLM where the blocks say SDAR is refused as well.
+    1 to 3. A name that says I-DLM where the blocks say SDAR is refused. So is an autoregressive `model_type` with code
+    or masks of its own: diffusion models converted from Llama or Qwen may keep it.
 
     Args:
         raw: its `config.json`.
@@ -150,20 +172,24 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
     kind = raw.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
-    if kind == "sdar":
-        block, causal = raw.get("block_size") or 4, raw.get("use_regular_causal")
-        if causal or (causal is None and block in I_DLM_BLOCKS):
-            key = "use_regular_causal=true" if causal else f"block_size={block}"
-            raise ValueError(
-                f"model_type 'sdar' with {key} is I-DLM, a causal model, which is not supported; if this is an SDAR "
-                "model, set use_regular_causal to false in config.json"
-            )
-        if causal is None and (block not in SDAR_BLOCKS or "i-dlm" in name.lower()):
-            raise ValueError(
-                f"model_type 'sdar' with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
-                f"{', '.join(map(str, SDAR_BLOCKS))} tokens, and I-DLM models have this model_type, too. Set "
-                "use_regular_causal in config.json: false for SDAR, true for I-DLM"
-            )
+    if FAMILIES[kind].mask_token is None:
+        for key in ("auto_map", "mask_token_id"):
+            if raw.get(key) is not None:
+                raise ValueError(
+                    f"model_type {kind!r} with {key}={raw[key]!r}: not a plain {kind} model but one with code or masks "
+                    "of its own, which is not known"
+                )
+    if kind != "sdar":
+        return kind
+    block, causal = raw.get("block_size") or 4, raw.get("use_regular_causal")
+    if causal or (causal is None and block in I_DLM_BLOCKS):
+        return "I-DLM"
+    if causal is None and (block not in SDAR_BLOCKS or "i-dlm" in name.lower()):
+        raise ValueError(
+            f"model_type 'sdar' with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
+            f"{', '.join(map(str, SDAR_BLOCKS))} tokens, and I-DLM models have this model_type, too. Set "
+            "use_regular_causal in config.json: false for SDAR, true for I-DLM"
+        )
     return kind
 
 
@@ -186,6 +212,10 @@ def model_config(
     family = FAMILIES[kind]
     if message := unsupported(raw, family.only):
         raise ValueError(message)
+    if others := set(raw.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(
+            f"layer_types of {', '.join(map(repr, sorted(others)))} are not supported, only 'full_attention'"
+        )
     sizes = {ours: raw[key] for ours, key in family.keys.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
     eos = eos_ids(raw, generation, special)
@@ -194,6 +224,7 @@ def model_config(
         family=kind,
         head_dim=raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"],
         rope_theta=rope_theta(raw),
+        rope_scaling=rope_scaling(raw),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         rope_fp32=family.rope_key is not None and raw.get(family.rope_key, True),
@@ -206,19 +237,38 @@ def model_config(
     )
 
 
+def rope_options(raw: dict[str, Any]) -> dict[str, Any]:
+    """How positions become angles: newer files have `rope_parameters`, older ones `rope_scaling` and `rope_theta`."""
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+
 def rope_theta(raw: dict[str, Any]) -> float:
-    """Newer transformers write `rope_parameters` instead of `rope_theta`."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"rope_scaling of type {kind!r} is not supported, only 'default'")
+    """The base of the rotation's frequencies."""
+    rope = rope_options(raw)
     return rope["rope_theta"] if "rope_theta" in rope else raw["rope_theta"]
+
+
+def rope_scaling(raw: dict[str, Any]) -> Llama3Scaling | None:
+    """How the frequencies are changed for long contexts, if they are."""
+    rope = rope_options(raw)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope_scaling of type {kind!r} is not supported, only 'default' and 'llama3'")
+    keys = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+    return Llama3Scaling(*(rope[key] for key in keys))
 
 
 def mask_id(
     family: Family, raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], vocabulary: int
 ) -> int:
-    """The mask token: what the files say, what the tokenizer calls so, or the family's."""
+    """The mask token: what the files say, what the tokenizer calls so, or the family's.
+
+    Where the family has none, the first id that is no token's.
+    """
+    if family.mask_token is None:
+        return vocabulary
     found = first_known(
         raw.get("mask_token_id"), generation.get("mask_token_id"), special.get(family.mask_token), family.mask_id
     )
@@ -252,6 +302,15 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
     family = FAMILIES[config.family]
     found = PATTERNS[family.pattern if pattern == "auto" else pattern]
     return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size)
+
+
+def check_drafts(config: ModelConfig, drafts: int) -> None:
+    """Raise a ValueError if a model is to draft tokens that it has no masks for."""
+    if drafts and not config.has_mask:
+        raise ValueError(
+            f"decode.drafts={drafts} needs a mask token, whose rows predict tokens further on; {config.family} models "
+            "have none and write one token a forward: set decode.drafts=0"
+        )
 
 
 def checkpoint_name(family: str, ours: str) -> str:

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.rope import rope_and_store, rope_table
+from lopa_dist.kernels.rope import rope_and_store
 from lopa_dist.kernels.rows import add_rms_norm, rms_norm, swiglu
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.quantize import QuantizedLinear, joined
-from lopa_dist.models.transformer import Layer, RMSNorm, Transformer
+from lopa_dist.models.transformer import Layer, RMSNorm, Transformer, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
@@ -92,8 +92,7 @@ class FusedTransformer:
             wanted: numbers of rows.
         """
         eps = self.config.rms_eps
-        dtype = torch.float32 if self.config.rope_fp32 else self.embedding.dtype
-        cos, sin = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        cos, sin = rope_of(self.config, positions, self.embedding.dtype)
         stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
         x = F.embedding(tokens, self.embedding)
         normed = rms_norm(x, self.norms[0], eps)

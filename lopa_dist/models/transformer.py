@@ -22,6 +22,12 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [R, H, D], k [R, Hkv, D], v [R, Hkv, D]) -> [R, H, D]``"""
 
 
+def rope_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`rope_table` of ``positions [R]``, in the weights' `dtype` unless the model rotates in fp32."""
+    dtype = torch.float32 if config.rope_fp32 else dtype
+    return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling)
+
+
 class RMSNorm(nn.Module):
     """Scale of `rms_norm`."""
 
@@ -114,8 +120,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm, ``[R, d]``."""
-        dtype = torch.float32 if self.config.rope_fp32 else self.model.embed_tokens.weight.dtype
-        rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        rope = rope_of(self.config, positions, self.model.embed_tokens.weight.dtype)
         return self.rotated(tokens, rope, attend)
 
     def rotated(self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,6 +48,16 @@ def test_no_auto_is_left_and_the_rest_stays() -> None:
         assert reason
         if section != "model":  # what the model is loaded with is resolved where it is loaded
             assert getattr(getattr(resolved, section), name) == value
+
+
+def test_causal_models_are_not_decoded_as_masked_ones() -> None:
+    """And one without masks is not asked for drafts."""
+    shape = replace(read_config(EMBEDDED), family="qwen3")
+    shape = replace(shape, mask_id=shape.vocab_size)
+    with pytest.raises(ValueError, match="this is a causal model"):
+        by_model(config("decode=vanilla"), shape, CPU)
+    with pytest.raises(ValueError, match=r"decode\.drafts=10 needs a mask token"):
+        by_model(config("decode=verified"), shape, CPU)
 
 
 def test_a_replica_decodes_its_share_of_few_requests() -> None:
