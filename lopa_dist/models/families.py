@@ -298,8 +298,19 @@ def first_known(*values: int | None) -> int:
 
 
 def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPattern:
-    """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`)."""
+    """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`).
+
+    Raises:
+        ValueError: a causal model is not of this pattern, or a model without the logit shift cannot be causal.
+    """
     family = FAMILIES[config.family]
+    if pattern != "auto":
+        if family.pattern == "causal" and pattern != "causal":
+            raise ValueError(f"model.pattern={pattern}: {config.family} models are causal; leave it at auto")
+        if pattern == "causal" and not config.shift:
+            raise ValueError(
+                f"model.pattern=causal: in {config.family} models a row predicts its own position, not the next one"
+            )
     found = PATTERNS[family.pattern if pattern == "auto" else pattern]
     return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size)
 

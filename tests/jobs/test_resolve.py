@@ -55,9 +55,14 @@ def test_causal_models_are_not_decoded_as_masked_ones() -> None:
     shape = replace(read_config(EMBEDDED), family="qwen3")
     shape = replace(shape, mask_id=shape.vocab_size)
     with pytest.raises(ValueError, match="this is a causal model"):
-        by_model(config("decode=vanilla"), shape, CPU)
+        by_model(config("model=local", "model.path=x", "decode=vanilla"), shape, CPU)
     with pytest.raises(ValueError, match=r"decode\.drafts=10 needs a mask token"):
         by_model(config("decode=verified"), shape, CPU)
+    with pytest.raises(ValueError, match=r"model\.pattern=d2f: qwen3 models are causal"):
+        by_model(config("decode=vanilla"), shape, CPU)
+    unshifted = replace(read_config(EMBEDDED), family="llada", shift=False)
+    with pytest.raises(ValueError, match=r"model\.pattern=causal: in llada models a row predicts its own position"):
+        by_model(config("decode=vanilla", "model.pattern=causal"), unshifted, CPU)
 
 
 def test_a_replica_decodes_its_share_of_few_requests() -> None:
