@@ -33,6 +33,7 @@ def subject(config: Config, device: torch.device, window: int) -> Subject:
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "model": revision(find(config.model.path)),
         "lora": config.model.lora and revision(find(config.model.lora, "model.lora")),
+        "lora_rows": config.model.lora_rows,
         "dtype": choose_dtype(config.model, device),
         "quantization": config.model.quantization,
         "attention": config.engine.attention,

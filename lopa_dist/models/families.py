@@ -315,6 +315,23 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
     return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size)
 
 
+def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
+    """A causal model's configuration with masks, for an adapter that acts on their rows alone.
+
+    The mask is the token that the adapter's own tokenizer, with the special tokens `special`, calls so, or I-DLM's.
+
+    Raises:
+        ValueError: the model is not causal, or its vocabulary has no such id.
+    """
+    family, masked = FAMILIES[config.family], FAMILIES["I-DLM"]
+    if family.pattern != "causal":
+        raise ValueError(
+            f"model.lora_rows=masks is for causal models, whose tokens do not see masks; {config.family} models are "
+            "not: use model.lora_rows=all"
+        )
+    return config if config.has_mask else replace(config, mask_id=mask_id(masked, {}, {}, special, config.vocab_size))
+
+
 def check_drafts(config: ModelConfig, drafts: int) -> None:
     """Raise a ValueError if a model is to draft tokens that it has no masks for."""
     if drafts and not config.has_mask:
