@@ -82,8 +82,9 @@ class DecodeConfig:
     )
     prompt_attention: str = option(
         "self",
-        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to the row's own block (blocks)",
-        ("self", "joint", "blocks"),
+        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to its own block (blocks) or to "
+        "itself (causal)",
+        ("self", "joint", "blocks", "causal"),
     )
     boundary: str = option(
         "fresh",
@@ -139,6 +140,11 @@ class DecodeConfig:
                 "decode.prompt_attention=joint needs decode.window_attention=full: with block_causal a prompt row "
                 "cannot see the first mask block"
             )
+        if (self.window_attention == "causal") != (self.prompt_attention == "causal"):
+            raise ValueError(
+                f"decode.prompt_attention={self.prompt_attention} cannot go with decode.window_attention="
+                f"{self.window_attention}: a causal model reads prompts and answers alike, and no other model is causal"
+            )
         self._check_verification()
         self._check_cache_and_canvas()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
@@ -149,6 +155,11 @@ class DecodeConfig:
 
     def _check_verification(self) -> None:
         if self.causal:
+            if self.branches or self.extra_fill or self.cache != "block":
+                raise ValueError(
+                    "causal models need decode.branches=0, decode.extra_fill=0 and decode.cache=block: what is written "
+                    "is verified, and cached, at once"
+                )
             return
         if self.verify != "agreement" and self.drafts:
             raise ValueError(

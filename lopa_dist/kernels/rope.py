@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,12 +12,34 @@ from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.rows import rms_norm
 
 
-def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+class Llama3Scaling(NamedTuple):
+    """How Llama 3.1 and later slow down rotations for long contexts (arXiv 2407.21783; keys of `rope_scaling`).
+
+    Frequencies with fewer than `low_freq_factor` turns over `original_positions` are divided by `factor`, those with
+    more than `high_freq_factor` stay, and between the two the divisor changes evenly.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+    def __call__(self, inverse: Tensor) -> Tensor:
+        """Radians a position of each frequency, ``[D / 2]``."""
+        turns = self.original_positions / (2 * math.pi / inverse)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return (1 - kept) * inverse / self.factor + kept * inverse
+
+
+def rope_table(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: Llama3Scaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of ``positions [R]``: two ``[R, 1, head_dim]``, angles computed in fp32.
 
     The formula is transformers' to the bit: at position 30,000, a frequency's last bit turns by what bf16 rounds away.
     """
     inverse = 1 / theta ** (torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    inverse = inverse if scaling is None else scaling(inverse)
     angles = positions[:, None].float() * inverse  # [R, head_dim / 2]
     angles = torch.cat([angles, angles], -1)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
