@@ -10,7 +10,7 @@ from lopa_dist.checks import check_choices, option
 
 @dataclass
 class DecodeConfig:
-    """How the masks are filled. Defaults are LoPA's published thresholds for GSM8K on D2F-Dream, with k = 7.
+    """How the masks are filled. The defaults are verified lookahead; published ways of decoding are presets.
 
     `cache` says whose K/V a step takes from an earlier one. "Before" and "behind" are as seen from the window, which
     begins at the first block that has masks and ends with the last one that may be filled:
@@ -37,13 +37,13 @@ class DecodeConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    branches: int = option(7, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
+    branches: int = option(0, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
     verify: str = option(
-        "confidence",
+        "agreement",
         "which branch wins, and so which lookahead tokens stay",
         ("confidence", "agreement"),
     )
-    drafts: int = option(0, "draft tokens that each branch verifies, with verify=agreement")
+    drafts: int = option(10, "draft tokens that each branch verifies, with verify=agreement; 0 with verify=confidence")
     block_size: int = option(32, "tokens of a block")
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
@@ -135,7 +135,8 @@ class DecodeConfig:
     def _check_verification(self) -> None:
         if self.verify != "agreement" and self.drafts:
             raise ValueError(
-                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole branches"
+                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole "
+                "branches; set decode.drafts=0"
             )
         if self.verify == "agreement":
             if not self.drafts:
