@@ -42,6 +42,11 @@ class ModelOptions:
 
     path: str = option("embedded", "the checkpoint: embedded, lists, a folder, or a Hugging Face id")
     lora: str | None = option(None, "a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded")
+    lora_rows: str = option(
+        "all",
+        "rows that the adapter acts on: all, or those of masks, which leaves a causal model's text as it is (I-DLM)",
+        ("all", "masks"),
+    )
     pattern: str = option(
         "auto",
         "how the model was trained, which decode options set to auto follow; auto: as its family",
@@ -64,6 +69,8 @@ class ModelOptions:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
         check_choices("model", self)
+        if self.lora_rows != "all" and self.lora is None:
+            raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
 
 AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")

@@ -137,7 +137,8 @@ def test_every_model_is_a_hub_id_and_adapters_come_with_their_pattern() -> None:
             continue
         model = composed(f"model={file.stem}").model
         assert re.fullmatch(r"[\w-]+/[\w.-]+", model.path)
-        assert (model.lora is not None) == (model.pattern == "d2f") == file.stem.startswith("d2f_")
+        merged = model.lora is not None and model.lora_rows == "all"
+        assert merged == (model.pattern == "d2f") == file.stem.startswith("d2f_")
         assert model.chat_template == ("never" if file.stem.endswith("_base") else "auto")
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from lopa_dist.checks import check_choices, option
+from lopa_dist.checks import check_choices, number, option, require_count
+
+MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
 
 @dataclass
@@ -43,7 +46,15 @@ class DecodeConfig:
         "which branch wins, and so which lookahead tokens stay",
         ("confidence", "agreement"),
     )
-    drafts: int = option(10, "draft tokens that each branch verifies, with verify=agreement; 0 with verify=confidence")
+    drafts: Any = option(  # noqa: RUF009 an integer, or auto
+        10,
+        "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
+    )
+    groups: int = option(
+        1,
+        "causal models: groups of masks, which predict the next drafts: behind the last draft, and behind those where "
+        "chains of drafts end most often",
+    )
     block_size: int = option(32, "tokens of a block")
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
@@ -65,12 +76,15 @@ class DecodeConfig:
     )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     window_attention: str = option(
-        "full", "a row of the window sees the whole window, or nothing behind its own block", ("full", "block_causal")
+        "full",
+        "a row of the window sees the whole window, nothing behind its own block, or nothing behind itself",
+        ("full", "block_causal", "causal"),
     )
     prompt_attention: str = option(
         "self",
-        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to the row's own block (blocks)",
-        ("self", "joint", "blocks"),
+        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to its own block (blocks) or to "
+        "itself (causal)",
+        ("self", "joint", "blocks", "causal"),
     )
     boundary: str = option(
         "fresh",
@@ -97,9 +111,11 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         check_choices("decode", self)
+        self.drafts = number(self.drafts)
+        require_count("decode.drafts", self.drafts, 0, auto=self.causal)
         at_least = {
             "branches": 0,
-            "drafts": 0,
+            "groups": 1,
             "extra_fill": 0,
             "block_size": 1,
             "max_new_tokens": 1,
@@ -124,6 +140,11 @@ class DecodeConfig:
                 "decode.prompt_attention=joint needs decode.window_attention=full: with block_causal a prompt row "
                 "cannot see the first mask block"
             )
+        if (self.window_attention == "causal") != (self.prompt_attention == "causal"):
+            raise ValueError(
+                f"decode.prompt_attention={self.prompt_attention} cannot go with decode.window_attention="
+                f"{self.window_attention}: a causal model reads prompts and answers alike, and no other model is causal"
+            )
         self._check_verification()
         self._check_cache_and_canvas()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
@@ -133,6 +154,13 @@ class DecodeConfig:
             )
 
     def _check_verification(self) -> None:
+        if self.causal:
+            if self.branches or self.extra_fill or self.cache != "block":
+                raise ValueError(
+                    "causal models need decode.branches=0, decode.extra_fill=0 and decode.cache=block: what is written "
+                    "is verified, and cached, at once"
+                )
+            return
         if self.verify != "agreement" and self.drafts:
             raise ValueError(
                 f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole "
@@ -167,6 +195,11 @@ class DecodeConfig:
             )
 
     @property
+    def causal(self) -> bool:
+        """Whether a row sees nothing behind itself: what is verified then is exact (`causal`)."""
+        return self.window_attention == "causal"
+
+    @property
     def stores_kv(self) -> bool:
         """Whether a step takes K/V from an earlier one."""
         return self.cache != "none"
@@ -189,14 +222,14 @@ class DecodeConfig:
     @property
     def max_chain(self) -> int:
         """Drafts of a sequence at most, of all its branches: (k + 1) * m."""
-        return self.max_branches * self.drafts
+        return MOST_DRAFTS if isinstance(self.drafts, str) else self.max_branches * self.drafts
 
     @property
     def extra_drafts(self) -> int:
         """Drafts of a branch that need rows of their own at most: all but the first, two rows each."""
-        return max(0, self.drafts - 1)
+        return 0 if self.causal else max(0, self.drafts - 1)
 
     @property
     def max_edits(self) -> int:
         """Tokens in which a branch differs from the anchor at most."""
-        return max(1, self.branches * self.drafts)
+        return 1 if self.causal else max(1, self.branches * self.drafts)

@@ -160,7 +160,9 @@ class State:
         """Return a state of `slots` empty slots for prompts of at most `max_prompt` tokens."""
         # twice the length: the widest window of the batch, laid over any sequence, stays inside
         most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
-        blocks = 2 * -(-most // config.block_size)
+        columns = 2 * -(-most // config.block_size) * config.block_size
+        if config.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
+            columns = most + config.max_chain + 2
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
@@ -170,7 +172,7 @@ class State:
             config=config,
             vocabulary=vocabulary,
             origin=max_prompt,
-            canvas=torch.full((slots, max_prompt + blocks * config.block_size), vocabulary.mask_id, device=device),
+            canvas=torch.full((slots, max_prompt + columns), vocabulary.mask_id, device=device),
             eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
             integers=long(len(HostState._fields), slots),
             key=long(slots),
@@ -204,16 +206,17 @@ class State:
         tail = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
         before = np.array([len(one.prompt) for one in admitted]) - tail
         limit = np.array([one.max_new_tokens for one in admitted]) + tail
-        end = np.minimum(self.config.block_size, limit)
+        end = tail if self.config.causal else np.minimum(self.config.block_size, limit)
         begin = dict.fromkeys(HostState._fields, 0 * slots) | {
             "prompt": before,
             "committed": 0 * slots - 1,
+            "complete": tail if self.config.causal else 0 * slots,
             "end": end,
             "limit": limit,
             "known": tail,
             "masked": end - tail,
             "branches": 0 * slots + 1,
-            "first_masked": np.where(tail == 0, 1, 0),
+            "first_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
         }
         integers = np.stack([*begin.values()])
         canvas = np.full((len(admitted), columns), mask_id)
@@ -299,7 +302,7 @@ class State:
         Args:
             sequence, position: ``[H]``.
         """
-        step = 0 if self.config.verify == "agreement" else self.step[sequence]
+        step = 0 if self.config.verify == "agreement" or self.config.causal else self.step[sequence]
         return (self.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
 
     def to_host(self) -> HostState:
@@ -315,6 +318,8 @@ class State:
 
 def known_tokens(config: DecodeConfig, prompt: int) -> int:
     """Return how many tokens of a prompt of `prompt` tokens count as the answer's first ones (see above)."""
+    if config.causal:  # the last one, which predicts the first token of the answer
+        return min(prompt, 1)
     return prompt % config.block_size if config.prompt_attention == "blocks" else 0
 
 

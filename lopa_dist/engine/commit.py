@@ -32,6 +32,11 @@ def commit(
         comm: the branch group.
     """
     batch, config, winner = prepared.batch, state.config, after.winner
+    if config.causal:  # K/V were written in place
+        if batch.prefill:
+            for slot in prepared.slot(batch.prefill.sequence[: batch.prefill.num_prefixes]).tolist():
+                pool.store_prefix(slot)
+        return
     pending = (before.complete > before.committed) & (before.branches > 0)
     if not config.stores_kv or not pending.any():
         return

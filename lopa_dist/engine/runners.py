@@ -62,7 +62,7 @@ class Runners:
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
         stack_rows = (windows + 2 * config.extra_drafts) * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
-        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device)
+        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device, config.causal)
         possible = isinstance(self.attention, Meta) and tensor.size == 1
         if graphs == "always" and not possible:
             raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
@@ -92,8 +92,9 @@ class Runners:
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
         longest = self.longest(longest_prompt)
+        groups = self.config.max_chain + 1 if self.config.causal else 0  # of masks, which are segments like branches
         return StaticRunner(
-            self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,
+            self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
             self.usual_rows(sequences, longest) if scratch is None else scratch, not self.options.reproducible,
             self.options.graphs == "always",
         )  # fmt: skip

@@ -60,6 +60,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     model = {
         "revision": revision(builder.folder),
         "lora": config.model.lora and revision(find(config.model.lora, "model.lora")),
+        "lora_rows": config.model.lora_rows,
         "dtype": builder.dtype,
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,

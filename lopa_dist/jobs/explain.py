@@ -131,11 +131,20 @@ def resolved(config: Config) -> Found:
 
 def shape_of(config: Config) -> ModelConfig | None:
     """The model's configuration, if its files are on this machine."""
-    path = config.model.path
-    if local(path) is not None:
-        return read_config(find(path))
-    cached = try_to_load_from_cache(path, "config.json")
-    return read_config(Path(cached).parent) if isinstance(cached, str) else None
+    model = config.model
+    path = find(model.path) if local(model.path) is not None else in_cache(model.path, "config.json")
+    if path is None:
+        return None
+    mask_adapter = None
+    if model.lora is not None and model.lora_rows == "masks":
+        mask_adapter = local(model.lora) or in_cache(model.lora, "adapter_config.json") or Path(model.lora)
+    return read_config(path, mask_adapter)
+
+
+def in_cache(path: str, file: str) -> Path | None:
+    """The folder of a hub id's `file`, if it was downloaded before."""
+    cached = try_to_load_from_cache(path, file)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def by_pattern(config: Config) -> Found:
@@ -154,7 +163,7 @@ def by_pattern(config: Config) -> Found:
             choices = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
             reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {choices}"
             found[f"decode.{name}"] = "auto", reason
-        else:
+        elif values:
             found[f"decode.{name}"] = yaml.safe_load(next(iter(values))), f"model.pattern={given}"
     return found
 

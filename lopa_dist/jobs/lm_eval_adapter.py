@@ -80,7 +80,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             raise LaunchError(f"lm-eval with {world.size} ranks: run it as one process")
         if device == "cuda:0" and not torch.cuda.is_available():  # what the harness says where the user says nothing
             device = "auto"
-        self.options = ModelOptions(path, lora, pattern, dtype, device, quantization=quantization)
+        self.options = ModelOptions(path, lora, pattern=pattern, dtype=dtype, device=device, quantization=quantization)
         self.engine = EngineConfig(max_sequences, attention=attention, prefix_cache=prefix_cache)
         self.seed = seed
         config = Config(model=self.options)

@@ -13,7 +13,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.device import choose_dtype
 from lopa_dist.kernels.attention import suited
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import FAMILIES, TrainingPattern, training_pattern
+from lopa_dist.models.families import FAMILIES, TrainingPattern, check_drafts, training_pattern
 
 Found = dict[str, tuple[Any, str]]
 """By the key of an option that is ``auto``: what it stands for, and what that follows, in words."""
@@ -62,9 +62,10 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Found:
         pattern = FAMILIES[shape.family].pattern
         reason = f"the pattern of its family {shape.family}, {pattern}"
         found["model.pattern"] = pattern, f"the model's family, {shape.family}"
+    check_drafts(shape, config.decode.drafts)
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):
-        if getattr(config.decode, entry.name) == "auto":
+        if getattr(config.decode, entry.name) == "auto" and entry.name != "drafts":  # chosen anew in every step
             found[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from lopa_dist.config import Config, composed
@@ -28,6 +31,21 @@ def test_no_auto_is_left_and_the_rest_stays() -> None:
         assert reason
         if section != "model":  # what the model is loaded with is resolved where it is loaded
             assert getattr(getattr(resolved, section), name) == value
+
+
+def test_causal_models_are_not_decoded_as_masked_ones() -> None:
+    """And one without masks is not asked for drafts."""
+    shape = replace(read_config(EMBEDDED), family="qwen3")
+    shape = replace(shape, mask_id=shape.vocab_size)
+    plain = resolve(config("model=local", "model.path=x", "decode=lopa", "decode.branches=0"), shape, CPU)
+    assert plain.decode.causal
+    with pytest.raises(ValueError, match=r"decode\.drafts=10 needs a mask token"):
+        by_model(config("decode=verified"), shape, CPU)
+    with pytest.raises(ValueError, match=r"model\.pattern=d2f: qwen3 models are causal"):
+        by_model(config("decode=vanilla"), shape, CPU)
+    unshifted = replace(read_config(EMBEDDED), family="llada", shift=False)
+    with pytest.raises(ValueError, match=r"model\.pattern=causal: in llada models a row predicts its own position"):
+        by_model(config("decode=vanilla", "model.pattern=causal"), unshifted, CPU)
 
 
 def test_a_replica_decodes_its_share_of_few_requests() -> None:
