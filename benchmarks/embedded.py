@@ -43,6 +43,10 @@ from lopa_dist.tasks.task import Item, Task
 
 RESULTS = Path(__file__).parent / "results"
 BASE = {"block_size": 16, "max_new_tokens": 64, "branches": 0}
+UNVERIFIED: dict[str, Any] = {
+    "verify": "confidence",
+    "drafts": 0,
+}  # under `BASE`; results are keyed without it
 BRANCHES, THRESHOLDS = (0, 1, 3, 7, 15), (0.95, 0.9, 0.8, 0.7)
 LEFT_TO_RIGHT = {"tau_conf": 1.0, "force": "leftmost", "max_active_blocks": 1}
 
@@ -171,7 +175,7 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     """Run one setting in this process, on one thread."""
     torch.set_num_threads(1)
     quantization = setting.get("quantization", "none")
-    config = DecodeConfig(**{**BASE, **{k: v for k, v in setting.items() if k != "quantization"}})
+    config = DecodeConfig(**{**UNVERIFIED, **BASE, **{k: v for k, v in setting.items() if k != "quantization"}})
     builder = EngineBuilder(ModelOptions(quantization=quantization, dtype="fp32"), torch.device("cpu"))
     builder.load(warn=False)
     task = Arithmetic(problems, "held_out", seed)

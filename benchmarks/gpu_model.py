@@ -119,7 +119,8 @@ def toy_case(case: Case) -> Case:
 def decoding(case: Case) -> DecodeConfig:
     """How a case is decoded: one block of its window at a time."""
     return DecodeConfig(
-        branches=case.branches - 1, block_size=case.window, max_active_blocks=1, max_new_tokens=BLOCKS * case.window,
+        verify="confidence", drafts=0, branches=case.branches - 1,
+        block_size=case.window, max_active_blocks=1, max_new_tokens=BLOCKS * case.window,
         boundary="stale", stop_at_eos=False,
     )  # fmt: skip
 

@@ -133,7 +133,9 @@ def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in DECODINGS}
         runs, count = RUNS[sequences]
         for run, name in product(range(runs), DECODINGS):
-            config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
+            config = DecodeConfig(
+                block_size=16, max_new_tokens=64, **{"verify": "confidence", "drafts": 0, **DECODINGS[name]}
+            )
             chosen = [items[(run * count + i) % len(items)] for i in range(count)]
             requests = requests_of(chosen, builder.tokenizer, config.max_new_tokens)
             records: list[Tensor] = []

@@ -28,7 +28,7 @@ from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 IN_FLIGHT = (1, 4, 16, 64, 256)
-BASE = DecodeConfig(block_size=16, max_new_tokens=64, branches=0)
+BASE = DecodeConfig(verify="confidence", drafts=0, block_size=16, max_new_tokens=64, branches=0)
 VERIFIED: dict[str, Any] = {"verify": "agreement"}
 ONE: dict[str, Any] = {"max_active_blocks": 1}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from benchmarks.embedded import LEFT_TO_RIGHT, RESULTS, Setting, drafted, figures_of
+from benchmarks.embedded import LEFT_TO_RIGHT, RESULTS, UNVERIFIED, Setting, drafted, figures_of
 from benchmarks.kept import Kept
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
@@ -106,7 +106,7 @@ def work(job: Job) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
     builder = EngineBuilder(ModelOptions(path=job.path, pattern="d2f", dtype="fp32"), torch.device("cpu"))
     builder.load(warn=False)
-    task, config = Lists(job.problems, "held_out", job.seed), DecodeConfig(**job.setting)
+    task, config = Lists(job.problems, "held_out", job.seed), DecodeConfig(**{**UNVERIFIED, **job.setting})
     items = [item for item in task.items() if job.takes(item)]
     families = {family: [item for item in items if item.custom_id.endswith(f"-{family}")] for family in FAMILIES}
     return {family: figures_of(builder, config, task, asked) for family, asked in families.items() if asked}

@@ -19,6 +19,7 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
     if verify == "agreement":
         options["drafts"] = draw(st.sampled_from(DRAFTS))
     else:
+        options["drafts"] = 0
         options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))
     return options
 

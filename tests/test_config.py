@@ -67,8 +67,8 @@ def test_a_path_alone_is_a_model_of_its_own(
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"verify": "agreement"}, "decode.drafts of 1 or more"),
-        ({"drafts": 2}, "decode.verify=agreement"),
+        ({"drafts": 0}, "decode.drafts of 1 or more"),
+        ({"verify": "confidence", "drafts": 2}, "decode.verify=agreement"),
         (
             {"verify": "agreement", "drafts": 2, "extra_fill": 1},
             "decode.extra_fill=1 cannot go with decode.verify=agreement",
@@ -501,3 +501,13 @@ def test_what_replaces_a_setting_is_a_setting() -> None:
         key, _, value = gone.partition("=")
         assert (key in known) == bool(value), gone
         assert set(re.findall(r"(?:decode|engine)\.\w+", instead)) <= set(known), gone
+
+
+def test_one_default_everywhere() -> None:
+    """What `DecodeConfig()` decodes is what models bring along, and with its sizes the embedded model's preset."""
+    default, model, embedded = DecodeConfig(), composed("model=dream_instruct").decode, composed().decode
+    sizes = {"block_size", "max_new_tokens", "sub_block_size", "max_active_blocks"}
+    for entry in fields(DecodeConfig):
+        ours, theirs = getattr(default, entry.name), getattr(model, entry.name)
+        assert theirs in (ours, "auto"), entry.name
+        assert entry.name in sizes or getattr(embedded, entry.name) == ours, entry.name

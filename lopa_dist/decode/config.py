@@ -13,7 +13,7 @@ MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
 @dataclass
 class DecodeConfig:
-    """How the masks are filled. Defaults are LoPA's published thresholds for GSM8K on D2F-Dream, with k = 7.
+    """How the masks are filled. The defaults are verified lookahead; published ways of decoding are presets.
 
     `cache` says whose K/V a step takes from an earlier one. "Before" and "behind" are as seen from the window, which
     begins at the first block that has masks and ends with the last one that may be filled:
@@ -40,15 +40,15 @@ class DecodeConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    branches: int = option(7, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
+    branches: int = option(0, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
     verify: str = option(
-        "confidence",
+        "agreement",
         "which branch wins, and so which lookahead tokens stay",
         ("confidence", "agreement"),
     )
     drafts: Any = option(  # noqa: RUF009 an integer, or auto
-        0,
-        "draft tokens that each branch verifies, with verify=agreement; for causal models auto takes the fastest",
+        10,
+        "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
     )
     groups: int = option(
         1,
@@ -163,7 +163,8 @@ class DecodeConfig:
             return
         if self.verify != "agreement" and self.drafts:
             raise ValueError(
-                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole branches"
+                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole "
+                "branches; set decode.drafts=0"
             )
         if self.verify == "agreement":
             if not self.drafts:

@@ -15,7 +15,16 @@ from tests.decode.admission import admit
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
-CONFIG = DecodeConfig(branches=3, block_size=32, max_new_tokens=128, tau_add=0.1, tau_act=0.95, tau_conf=0.9)
+CONFIG = DecodeConfig(
+    verify="confidence",
+    drafts=0,
+    branches=3,
+    block_size=32,
+    max_new_tokens=128,
+    tau_add=0.1,
+    tau_act=0.95,
+    tau_conf=0.9,
+)
 
 
 def started(config: DecodeConfig, blocks: int = 1) -> State:

@@ -22,7 +22,7 @@ from lopa_dist.tasks.word_problems import problems
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-CONFIG = DecodeConfig(branches=3, block_size=16, max_new_tokens=64)
+CONFIG = DecodeConfig(verify="confidence", drafts=0, branches=3, block_size=16, max_new_tokens=64)
 Texts = dict[int, list[int]]
 LEAST = {torch.float32: 0.97, torch.bfloat16: 0.85}
 """Tokens that two right ways to compute have in common at least.

@@ -27,7 +27,9 @@ from tests.engine.naive import Naive, Texts, check_same
 from tests.engine.ranks import on_mesh, on_ranks
 from tests.strategies import engine_configs
 
-BASE = DecodeConfig(branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75)
+BASE = DecodeConfig(
+    verify="confidence", drafts=0, branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75
+)
 
 
 def random_requests(seed: int, count: int, most: int) -> list[Request]:
@@ -112,7 +114,9 @@ def test_same_when_the_model_is_split(
 def test_embedded_problems_alone_and_together(
     embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast, temperature: float
 ) -> None:
-    config = DecodeConfig(branches=3, block_size=16, max_new_tokens=64, temperature=temperature)
+    config = DecodeConfig(
+        verify="confidence", drafts=0, branches=3, block_size=16, max_new_tokens=64, temperature=temperature
+    )
     stream = problems("held_out", 5)
 
     def prompt() -> list[int]:
