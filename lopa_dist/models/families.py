@@ -6,6 +6,7 @@ embeddings) is read from its files and never stands here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,6 +133,26 @@ FAMILIES = {
         pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
         block_key="bd_size", sub_block_size=8,
     ),
+    "Stable-DiffCoder": Family(  # Seed-Coder's layout, which is LLaMA's
+        pattern="block_diffusion", shift=False, mask_token="<[MASK▁TOKEN]>", mask_id=5,
+        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "layer_norm_eps": None}, block_size=4,
+    ),
+    # A2D: Qwen without the causal mask, trained as a whole (mdlm) or in blocks (bd3lm)
+    "a2d-qwen2": Family(
+        pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True,
+    ),
+    "a2d-qwen2-bd3lm": Family(
+        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True,
+        block_key="block_size",
+    ),
+    "a2d-qwen3": Family(
+        pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False},
+    ),
+    "a2d-qwen3-bd3lm": Family(
+        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False}, block_key="block_size",
+    ),
     "I-DLM": Family(  # I-DLM-8B and -32B (arXiv 2604.11035): Qwen3's layout
         pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=HF_ONLY | {"attention_bias": False},
@@ -162,8 +183,10 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
     That is its `model_type`, except where families share one. I-DLM (arXiv 2604.11035) calls itself ``sdar``: same
     weights' names, but causal and with the logit shift. Run as SDAR it would write wrong text without an error. What
     tells them apart is `use_regular_causal`, else `block_size`: SDAR's blocks are of 4 to 64 tokens, I-DLM's strides of
-    1 to 3. A name that says I-DLM where the blocks say SDAR is refused. So is an autoregressive `model_type` with code
-    or masks of its own: diffusion models converted from Llama or Qwen may keep it.
+    1 to 3. A name that says I-DLM where the blocks say SDAR is refused. A2D models say only in their name or by
+    `block_size` whether they were trained in blocks. Stable-DiffCoder calls itself ``llama``, but its code
+    has its name. Any other autoregressive `model_type` with code or masks of its own is refused: diffusion models that
+    were converted from Llama or Qwen may keep it.
 
     Args:
         raw: its `config.json`.
@@ -175,6 +198,16 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
     kind = raw.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
+    if kind == "llama" and re.search("(stable|seed)_diffcoder", str(raw.get("auto_map"))):
+        return "Stable-DiffCoder"
+    if kind.startswith("a2d"):
+        blocks = raw.get("block_size", 32 if "bd3lm" in name else 0 if "mdlm" in name else None)
+        if blocks is None:
+            raise ValueError(
+                f"model_type {kind!r}: neither config.json nor the name {name!r} says if it was trained in blocks; "
+                "set block_size in config.json: of its blocks (bd3lm), or 0 (mdlm)"
+            )
+        return f"{kind}-bd3lm" if blocks else kind
     if FAMILIES[kind].mask_token is None:
         for key in ("auto_map", "mask_token_id"):
             if raw.get(key) is not None:
@@ -184,7 +217,7 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
                 )
     if kind != "sdar":
         return kind
-    block, causal = raw.get("block_size") or 4, raw.get("use_regular_causal")
+    block, causal = block_size(FAMILIES[kind], raw, name), raw.get("use_regular_causal")
     if causal or (causal is None and block in I_DLM_BLOCKS):
         return "I-DLM"
     if causal is None and (block not in SDAR_BLOCKS or "i-dlm" in name.lower()):
@@ -236,8 +269,21 @@ def model_config(
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
         eos_ids=eos,
         pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
-        block_size=raw.get(family.block_key or "") or family.block_size,
+        block_size=block_size(family, raw, name),
     )
+
+
+def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
+    """Tokens of a block: what config.json says, else SDAR's names (SDAR-4B-Chat-b32), else what the family has.
+
+    Raises:
+        ValueError: file and name say different things.
+    """
+    said = raw.get(family.block_key or "")
+    named = re.search(r"SDAR.*-b(\d+)$", name)
+    if said and named and int(named[1]) != said:
+        raise ValueError(f"block_size={said}, but the name {name} says {named[1]}; correct whichever is wrong")
+    return said or (int(named[1]) if named else family.block_size)
 
 
 def rope_options(raw: dict[str, Any]) -> dict[str, Any]:
@@ -316,6 +362,23 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
             )
     found = PATTERNS[family.pattern if pattern == "auto" else pattern]
     return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size)
+
+
+def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
+    """A causal model's configuration with masks, for an adapter that acts on their rows alone.
+
+    The mask is the token that the adapter's own tokenizer, with the special tokens `special`, calls so, or I-DLM's.
+
+    Raises:
+        ValueError: the model is not causal, or its vocabulary has no such id.
+    """
+    family, masked = FAMILIES[config.family], FAMILIES["I-DLM"]
+    if family.pattern != "causal":
+        raise ValueError(
+            f"model.lora_rows=masks is for causal models, whose tokens do not see masks; {config.family} models are "
+            "not: use model.lora_rows=all"
+        )
+    return config if config.has_mask else replace(config, mask_id=mask_id(masked, {}, {}, special, config.vocab_size))
 
 
 def check_drafts(config: ModelConfig, drafts: int) -> None:

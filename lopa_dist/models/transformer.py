@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.mask_rows import MaskRows
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [R, H, D], k [R, Hkv, D], v [R, Hkv, D]) -> [R, H, D]``"""
@@ -108,6 +109,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.mask_rows: MaskRows | None = None  # of an adapter that acts on them alone
         self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
@@ -125,6 +127,8 @@ class Transformer(nn.Module):
 
     def rotated(self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """As `forward`, with the table of the positions made beforehand."""
+        if self.mask_rows is not None:
+            self.mask_rows.begin(tokens)
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, rope, attend)

@@ -139,6 +139,26 @@ KINDS = {
     ),
 }
 
+SAME_KINDS = {
+    "stable_diffcoder": Kind(  # its model_type is everybody's, and config.json names no mask token
+        HF
+        | {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "layer_norm_eps": None, "pad_token_id": 1}
+        | {"auto_map": {"AutoModelForCausalLM": "modeling_seed_diffcoder.SeedDiffcoderForCausalLM"}},
+        lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes)),
+    ),
+    "a2d_qwen3": Kind(
+        HF
+        | {"model_type": "a2d-qwen3", "head_dim": 16, "attention_bias": False, "tie_word_embeddings": True}
+        | {"block_size": 0, "mask_token_id": 79},
+        lambda **sizes: Qwen3ForCausalLM(Qwen3Config(**sizes)),
+        {"head_dim": 16},
+    ),
+    "a2d_qwen2_bd3lm": Kind(
+        HF | {"model_type": "a2d-qwen2", "block_size": 8, "mask_token_id": 79},
+        lambda **sizes: Qwen2ForCausalLM(Qwen2Config(**sizes)),
+    ),
+}
+"""Families whose arithmetic and decoding are those of one in `KINDS`."""
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -168,7 +188,7 @@ CAUSAL_KINDS = {
         {"rope_scaling": LLAMA3},
     ),
 }
-"""Every row sees what is before it; the masked models of `KINDS` decode otherwise."""
+"""Every row sees what is before it."""
 
 
 def reference(kind: Kind) -> PreTrainedModel:

@@ -293,6 +293,12 @@ def test_a_name_that_can_be_no_hub_id() -> None:
             {"auto_map": {"AutoModelForCausalLM": "mine.Mine"}},
             "model_type 'llama' with auto_map=.*not a plain",
         ),
+        ("sdar", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling of type 'yarn'"),
+        ("sdar", {"model_type": "sdar_moe"}, "model_type 'sdar_moe' is not known"),
+        ("sdar", {"model_type": "wedlm"}, "model_type 'wedlm' is not known"),
+        ("sdar", {"model_type": "diffusion_gemma"}, "model_type 'diffusion_gemma' is not known"),
+        ("sdar", {"model_type": "nemotron_labs_diffusion"}, "model_type 'nemotron_labs_diffusion' is not known"),
+        ("qwen3", {"mask_token_id": 5, "dlm_type": "llada"}, "model_type 'qwen3' with mask_token_id=5"),
         ("qwen2", {"mask_token_id": 5}, "model_type 'qwen2' with mask_token_id=5: not a plain qwen2 model"),
         ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types of 'sliding_attention'"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
@@ -346,6 +352,45 @@ def test_i_dlm_is_i_dlm(change: dict[str, int], tmp_path: Path) -> None:
     folder = small_checkpoints.write(tmp_path, small_checkpoints.KINDS["sdar"], {})
     edit_config(folder, **change)
     assert (read_config(folder).family, read_config(folder).shift) == ("I-DLM", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "block"),
+    [
+        ("SDAR-4B-Chat-b32", ..., 32),
+        ("SDAR-4B-Chat-b32", 32, 32),
+        ("SDAR-4B-Chat", 8, 8),
+        ("TraDo-4B-Instruct", ..., 4),
+    ],
+)
+def test_blocks_of_sdar_checkpoints(name: str, said: Any, block: int, tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path / name, small_checkpoints.KINDS["sdar"], {})
+    edit_config(folder, block_size=said)
+    assert (read_config(folder).family, read_config(folder).block_size) == ("sdar", block)
+    if "b32" in name:
+        edit_config(folder, block_size=4)
+        with pytest.raises(CheckpointError, match="block_size=4, but the name SDAR-4B-Chat-b32 says 32"):
+            read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "family"),
+    [
+        ("Qwen3-0.6B-diffusion-mdlm-v0.1", ..., "a2d-qwen3"),
+        ("Qwen3-0.6B-diffusion-bd3lm-v0.1", ..., "a2d-qwen3-bd3lm"),
+        ("mine", 0, "a2d-qwen3"),
+        ("mine", 16, "a2d-qwen3-bd3lm"),
+    ],
+)
+def test_a2d_models_are_told_apart(name: str, said: Any, family: str, tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path / name, small_checkpoints.SAME_KINDS["a2d_qwen3"], {})
+    edit_config(folder, block_size=said)
+    config = read_config(folder)
+    assert (config.family, config.block_size) == (family, 16 if said == 16 else 32)
+    edit_config(folder, block_size=...)
+    if name == "mine":
+        with pytest.raises(CheckpointError, match=r"'a2d-qwen3': neither config\.json nor the name 'mine' says"):
+            read_config(folder)
 
 
 def test_theta_in_rope_parameters(folder: Path) -> None:

@@ -18,11 +18,11 @@ from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
-from tests.models.small_checkpoints import CAUSAL_KINDS, KINDS, VOCABULARY, reference, weights_of, write
+from tests.models.small_checkpoints import CAUSAL_KINDS, KINDS, SAME_KINDS, VOCABULARY, reference, weights_of, write
 
 CPU = torch.device("cpu")
 Pair = tuple[Transformer, PreTrainedModel]
-ALL = KINDS | CAUSAL_KINDS
+ALL = KINDS | SAME_KINDS | CAUSAL_KINDS
 LENGTH, BLOCK = 26, 6
 PROMPT = 2 * BLOCK
 
@@ -180,6 +180,9 @@ def test_conventions(tmp_path: Path) -> None:
         "illada": (False, 5, 0, "full", "joint", "none", None, 32),
         "sdar": (False, 79, 78, "block_causal", "blocks", "block", 1, 4),
         "fast_dllm_v2": (True, 79, 78, "block_causal", "blocks", "block", 1, 8),
+        "stable_diffcoder": (False, 5, 1, "block_causal", "blocks", "block", 1, 4),
+        "a2d_qwen3": (False, 79, 78, "full", "joint", "none", None, 32),
+        "a2d_qwen2_bd3lm": (False, 79, 78, "block_causal", "blocks", "block", 1, 8),
         "i_dlm": (True, 79, 78, "causal", "causal", "block", 1, 32),
         "qwen2": (True, 80, 78, "causal", "causal", "block", 1, 32),
         "qwen3": (True, 80, 78, "causal", "causal", "block", 1, 32),
@@ -220,6 +223,16 @@ PUBLISHED = {  # sizes in config.json, and the number of parameters that the mod
         {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
         | {"intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False},
         7_615_616_512,
+    ),
+    "stable_diffcoder": (
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"intermediate_size": 14336, "vocab_size": 155136, "head_dim": 128},
+        8.25e9,
+    ),
+    "a2d_qwen3": (
+        {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+        | {"intermediate_size": 3072, "vocab_size": 151936, "head_dim": 128},
+        0.596e9,
     ),
     "i_dlm": (
         {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
