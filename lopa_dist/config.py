@@ -124,8 +124,11 @@ class TaskConfig:
     fewshot_as_multiturn: bool = option(
         True, "in a chat, every example is a turn of its own; false: all are in the user's one"
     )
-    allow_code_execution: bool | None = option(
-        None, "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate"
+    allow_code_execution: bool | str | None = option(
+        None,
+        "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate; unconfined: "
+        "run it without a sandbox, with limits alone",
+        (True, False, "unconfined", None),
     )
     code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")
     split: str = option("held_out", "arithmetic, lists: which problems", ("held_out", "train"))

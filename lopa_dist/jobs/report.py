@@ -13,6 +13,8 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.whole import whole
 
+UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
+
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
     """Write `report.json`, whole or not at all."""
@@ -94,6 +96,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
         *([drafts_sentence(drafts), table(depths, [[f"{share:.0%}" for share in shares]])] if drafts else []),
         *([attempts] if report["attempts"] > 1 else []),
+        *([UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []),
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
         "Bytes that all ranks together give to collectives per step: "
