@@ -200,7 +200,7 @@ class Engine:
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
         """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
         self.statistics.lap("commit")
-        self.ended = EndedStep(step.before, step.after, rows, finished, dict(self.statistics.seconds))
+        self.ended = EndedStep(step.before, step.after, rows, step.works, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -222,4 +222,4 @@ class Engine:
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
         window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)
+        self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)

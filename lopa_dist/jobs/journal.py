@@ -23,6 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from lopa_dist.engine.request import Request
+from lopa_dist.engine.work import Work
 from lopa_dist.jobs.batch_output import LINES, NAME
 from lopa_dist.jobs.packed import Columns, RequestIds
 from lopa_dist.parallel.launcher import Start
@@ -167,6 +168,7 @@ class Merged:
     """What the journal's entries come to."""
 
     figures: Columns  # of the finished requests, in input order
+    work: Work  # of these requests together
     failed: int  # requests that ended with an error, of which there are no figures
     replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
 
@@ -197,7 +199,7 @@ def merge(
                 replicas.append(entry | {"attempt": attempt_of(where.part)})
             if index >= 0 and not length[index]:  # the first counts
                 part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures, failed = Columns(), 0
+    figures, work, failed = Columns(), Work(), 0
     with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         sources = [files.enter_context(part.open("rb")) for part in parts]
         for index in range(len(ids)):
@@ -210,10 +212,11 @@ def merge(
                     failed += 1
                     continue
                 attempt = attempt_of(parts[part_of[index]])
+                work.add(entry.get("work", {}))  # there is none in a journal of an older version
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None:
                 write_line(out, numbers[index], rejected(index))
-    return Merged(figures, failed, replicas)
+    return Merged(figures, work, failed, replicas)
 
 
 def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:

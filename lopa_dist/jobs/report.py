@@ -44,7 +44,10 @@ def settings(report: dict[str, Any]) -> Config:
 
 def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures in words; that of merged shards has fewer."""
-    speed, seconds = report["tokens_per_s"], f"{report['wall_s']:.1f} s, of which decoding {report['decode_s']:.1f} s"
+    speed, wall, decoding = report["tokens_per_s"], f"{report['wall_s']:.1f} s", f"{report['decode_s']:.1f} s"
+    seconds = f"{wall}, of which decoding {decoding}"
+    if (attempts := report.get("attempts", 1)) > 1:
+        seconds = f"{wall} in the last of {attempts} attempts; decoding took {decoding} in all of them"
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
@@ -86,7 +89,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
     knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
     where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
-    attempts = f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."
+    attempts = f"Attempts: {report['attempts']}. Times of steps, bytes and the wall time are those of the last one."
     drafts = report.get("drafts")
     shares = drafts["acceptance"] if drafts else []
     depths = [str(depth) for depth in range(1, len(shares) + 1)]

@@ -213,7 +213,7 @@ class Job:
                     continue
                 figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids)
-                entries.append(entry | {"figures": asdict(figures), "line": line})
+                entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
                 amounts.update(tokens=figures.tokens, forwards=figures.forwards)
                 if figures.correct is not None:
                     amounts.update(judged=1, right=int(figures.correct))
@@ -248,7 +248,7 @@ class Job:
                 statistics.absorb(replica["statistics"])
         decode_s = generation_s(figures, replicas)
         wall_s = time.perf_counter() - self.began
-        report = build_report(config, figures, errors, statistics, traffic, self.group, decode_s, wall_s)
+        report = build_report(config, figures, errors, merged.work, statistics, traffic, self.group, decode_s, wall_s)
         report |= {
             "attempts": self.attempt.number,
             "input": self.digest(),
@@ -259,7 +259,7 @@ class Job:
         if config.logging.plots:
             from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
-            plots = run_plots(folder, figures["seconds"], statistics, config.decode.branches)
+            plots = run_plots(folder, figures["seconds"], merged.work, statistics, config.decode.branches)
         with named(folder / "report.md"):
             (folder / "report.md").write_text(report_markdown(report, plots))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do

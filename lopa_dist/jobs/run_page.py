@@ -99,6 +99,8 @@ def headline(report: dict[str, Any]) -> str:
     if report.get("rows_per_token"):
         words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
     words += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
+    if report.get("attempts", 1) > 1:
+        words += f" in the last of {report['attempts']} attempts"
     world = report.get("world")
     if world:
         ranks = f"on {world['size']} ranks, started by {world['launcher']}"

@@ -88,7 +88,7 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
     accuracies = {}
-    for rule in [key for key in reports[0] if key.startswith("accuracy")]:
+    for rule in sorted({key for report in reports for key in report if key.startswith("accuracy")}):
         judged = [(r[rule], r["requests"] - r["errors"]) for r in reports if rule in r]
         accuracies[rule] = ratio(sum(share * count for share, count in judged), sum(count for _, count in judged))
     seconds = max(r["decode_s"] for r in reports)
