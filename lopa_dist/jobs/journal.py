@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.batch_output import LINES, NAME
@@ -154,7 +155,7 @@ class Writer:
     def write(self, *entries: dict[str, Any]) -> None:
         """Append entries and make sure that they are on disk: once for all, for a sync takes milliseconds."""
         with named(Path(self.file.name)):
-            self.file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+            self.file.writelines(map(json_line, entries))
             self.file.flush()
             os.fsync(self.file.fileno())
 
@@ -222,7 +223,7 @@ def merge(
 def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
     """Write one line of `results.jsonl`, with its place in the input behind its name."""
     numbered = {"custom_id": None, "index": None} | line | {"index": number}
-    out.write(json.dumps(numbered, ensure_ascii=False) + "\n")
+    out.write(json_line(numbered))
 
 
 def attempt_of(part: Path) -> int:

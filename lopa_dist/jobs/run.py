@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.config import Config
+from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.attempt import Attempt, begin_attempt
@@ -261,7 +262,7 @@ class Job:
 
             plots = run_plots(folder, figures["seconds"], merged.work, statistics, config.decode.branches)
         with named(folder / "report.md"):
-            (folder / "report.md").write_text(report_markdown(report, plots))
+            (folder / "report.md").write_text(encodable(report_markdown(report, plots)), encoding="utf-8")
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
         write_run_page(folder, report, self.input.questions)
         if wandb_log is not None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,23 @@ def test_a_stop_keeps_the_verdicts_that_there_are(tmp_path: Path) -> None:
     all_of_them = lines(tmp_path)
     assert all_of_them[:2] == some
     assert {line["reason"] for line in all_of_them[2:]} == {"TimeoutError: no result within 1.5 s"}
+
+
+@linux
+@pytest.mark.usefixtures("sandbox_to_itself")
+def test_an_error_message_that_no_encoding_has_is_a_wrong_answer_s(tmp_path: Path) -> None:
+    broken = "raise Exception('\\ud800')\ndef f(): pass\n#"
+    report = run(code_job(tmp_path, [PASSES, broken, PASSES], timeout_s=5), tmp_path, World("python"))
+    assert [(line["correct"], line.get("reason")) for line in lines(tmp_path)] == [
+        (True, None), (False, "Exception: \ufffd"), (True, None),
+    ]  # fmt: skip
+    assert report["accuracy"] == 2 / 3
+
+
+def test_a_problem_that_is_there_twice_is_two_requests(tmp_path: Path) -> None:
+    config = code_job(tmp_path, [PASSES, FAILS], timeout_s=5)
+    file = Path(str(config.task.input))
+    file.write_text(file.read_text() + file.read_text() + file.read_text().splitlines()[0] + "\n")
+    config = replace(config, task=replace(config.task, allow_code_execution=False))
+    assert run(config, tmp_path, World("python"))["requests"] == 5
+    assert [line["custom_id"] for line in lines(tmp_path)] == ["HE/0", "HE/1", "HE/0#2", "HE/1#2", "HE/0#3"]
