@@ -251,6 +251,7 @@ class Job:
         wall_s = time.perf_counter() - self.began
         report = build_report(config, figures, errors, merged.work, statistics, traffic, self.group, decode_s, wall_s)
         report |= {
+            "weights": self.attempt.settings["model"],
             "attempts": self.attempt.number,
             "input": self.digest(),
             "whole_input": self.input_hash,

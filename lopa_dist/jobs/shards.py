@@ -81,7 +81,8 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     """What shards of one job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
     engine = {"prefix_cache": report["engine"]["prefix_cache"]}  # the engine's one setting that changes texts
-    return {key: report[key] for key in ("decode", "model", "seed")} | {"engine": engine, "task": task}
+    # at one path there may be other weights, and dtype=auto means another precision on another device
+    return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"engine": engine, "task": task}
 
 
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
