@@ -126,10 +126,13 @@ class Journal:
                         yield entry, location
 
     def done(self, ids: RequestIds) -> bytearray:
-        """1 for each request whose id has an entry, 0 for the others (and for rejected ones)."""
+        """1 for each request whose id has an entry, 0 for the others (and for rejected ones).
+
+        An answer that could not be judged is not done: another attempt may be able to.
+        """
         done = np.zeros(len(ids), np.uint8)
         for found in self.found(ids):
-            done[[index for index, _, _ in found if index >= 0]] = 1
+            done[[index for index, entry, _ in found if index >= 0 and "unjudged" not in entry]] = 1
         return bytearray(done.tobytes())
 
     def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
@@ -171,6 +174,7 @@ class Merged:
     figures: Columns  # of the finished requests, in input order
     work: Work  # of these requests together
     failed: int  # requests that ended with an error, of which there are no figures
+    unjudged: int  # requests whose answers could not be judged
     replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
 
 
@@ -193,12 +197,16 @@ def merge(
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
-    replicas = []
+    replicas, unjudged = [], set[int]()
     for found in journal.found(ids):
         for index, entry, where in found:
             if "statistics" in entry:
                 replicas.append(entry | {"attempt": attempt_of(where.part)})
-            if index >= 0 and not length[index]:  # the first counts
+            # the first counts, and one with a verdict more than one without
+            if index >= 0 and (not length[index] or (index in unjudged and "unjudged" not in entry)):
+                unjudged.discard(index)
+                if "unjudged" in entry:
+                    unjudged.add(index)
                 part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures, work, failed = Columns(), Work(), 0
     with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
@@ -217,7 +225,7 @@ def merge(
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None:
                 write_line(out, numbers[index], rejected(index))
-    return Merged(figures, work, failed, replicas)
+    return Merged(figures, work, failed, len(unjudged), replicas)
 
 
 def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from lopa_dist.whole import whole
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
+UNJUDGED = "{} answers, because judging failed: no part of the accuracy; the same command tries again"
+
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
     """Write `report.json`, whole or not at all."""
@@ -50,6 +52,7 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         seconds = f"{wall} in the last of {attempts} attempts; decoding took {decoding} in all of them"
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
+        *([("not judged", UNJUDGED.format(report["unjudged"]))] if report.get("unjudged") else []),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
         ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
     ]
@@ -70,9 +73,14 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("wall time", seconds)]
 
 
+def judged(report: dict[str, Any]) -> int:
+    """Answers that the accuracy is of; reports of older versions do not say."""
+    return int(report.get("judged", report["requests"] - report["errors"]))
+
+
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
     """The 95 % confidence interval of the accuracy: Wilson's, which also holds for few answers that are all right."""
-    z, share, count = 1.96, report["accuracy"], max(1, report["requests"] - report["errors"])
+    z, share, count = 1.96, report["accuracy"], max(1, judged(report))
     middle = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 1 + z**2 / count

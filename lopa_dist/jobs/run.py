@@ -205,7 +205,8 @@ class Job:
         entries: list[dict[str, Any]] = []
         amounts = Counter[str]()
         try:
-            for answer, score in verdicts:
+            for verdict in verdicts:
+                answer, score = verdict.answer, verdict.score
                 generation = answer.generation
                 entry = {"id": id_of(answer.item, generation.request), "at": answer.at}
                 amounts.update(done=1)
@@ -214,6 +215,9 @@ class Job:
                     continue
                 figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids)
+                if verdict.failure:
+                    entry |= {"unjudged": True}
+                    line |= {"correct": None, "unjudged": verdict.failure}
                 entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
                 amounts.update(tokens=figures.tokens, forwards=figures.forwards)
                 if figures.correct is not None:
@@ -249,7 +253,9 @@ class Job:
                 statistics.absorb(replica["statistics"])
         decode_s = generation_s(figures, replicas)
         wall_s = time.perf_counter() - self.began
-        report = build_report(config, figures, errors, merged.work, statistics, traffic, self.group, decode_s, wall_s)
+        report = build_report(
+            config, figures, errors, merged.unjudged, merged.work, statistics, traffic, self.group, decode_s, wall_s
+        )
         report |= {
             "weights": self.attempt.settings["model"],
             "attempts": self.attempt.number,

@@ -91,7 +91,8 @@ def short(text: str) -> str:
 def headline(report: dict[str, Any]) -> str:
     """What ran and what came out, in words."""
     failed = f" ({report['errors']} with errors)" if report["errors"] else ""
-    words = f"{report['requests']} requests{failed}, {way(report)}: "
+    unjudged = f", of which {report['unjudged']} could not be judged" if report.get("unjudged") else ""
+    words = f"{report['requests']} requests{failed}{unjudged}, {way(report)}: "
     if "accuracy" in report:
         low, high = accuracy_interval(report)
         words += f"{report['accuracy']:.1%} of the answers are right (95 % confidence: {low:.1%} to {high:.1%}), at "

@@ -12,7 +12,7 @@ from typing import Any
 from lopa_dist.jobs.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.journal import difference
 from lopa_dist.jobs.metrics import mean, ratio
-from lopa_dist.jobs.report import read_report, write_report
+from lopa_dist.jobs.report import judged, read_report, write_report
 from lopa_dist.whole import whole
 
 
@@ -90,13 +90,15 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
     accuracies = {}
     for rule in sorted({key for report in reports for key in report if key.startswith("accuracy")}):
-        judged = [(r[rule], r["requests"] - r["errors"]) for r in reports if rule in r]
-        accuracies[rule] = ratio(sum(share * count for share, count in judged), sum(count for _, count in judged))
+        found = [(r[rule], judged(r)) for r in reports if rule in r]
+        accuracies[rule] = ratio(sum(share * count for share, count in found), sum(count for _, count in found))
     seconds = max(r["decode_s"] for r in reports)
     return {
         "schema": 1,
         **counts,
+        **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
         **accuracies,
+        **({"judged": sum(judged(r) for r in reports if "accuracy" in r)} if "accuracy" in accuracies else {}),
         "tpf": ratio(counts["completion_tokens"], counts["forwards"]),
         "tokens_per_s": {
             "mean": mean([r["tokens_per_s"]["mean"] for r in reports]),
