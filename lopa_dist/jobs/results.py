@@ -31,6 +31,11 @@ def finished_text(
         return generation, whole
     text = whole[: min(ends)]
     count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_of(n)))
+    # a part of a character is as long as the character, but another one
+    while not text_of(count).startswith(text) and count < len(generation.tokens):
+        count += 1
+    while count and text_of(count - 1).startswith(text):
+        count -= 1
     return replace(generation, tokens=generation.tokens[:count], finish_reason="stop"), text
 
 
