@@ -93,7 +93,8 @@ def by_plain_steps(state: State, records: Records, exact: bool) -> Winner:
     Args:
         state, records: as for `verify`; the branches are nested.
         exact: a branch must hold all that the plain step fills, not only a part of it. Where blocks are filled one
-            after the other, the text then is plain decoding's own (at temperature 0: noise is drawn by step).
+            after the other, the text then is plain decoding's own (at temperature 0, for noise is drawn by
+            step, and not with cache=token, where what is kept depends on the number of forwards).
     """
     if state.config.branches == 0:
         return anchor_alone(state, records)

@@ -31,6 +31,7 @@ from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
 RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", NAME, LINES)
+ANEW = "give job.resume=new to start over (what there is is set aside)"
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -83,7 +84,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "settings.json"
         if file.exists():
-            changes = difference(json.loads(file.read_text()), settings)
+            changes = difference(read(file), settings)
             if changes:
                 raise ValueError(
                     f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
@@ -97,9 +98,11 @@ class Journal:
     def first_start(self) -> Start:
         """How the first attempt was started."""
         try:
-            return Start(**json.loads((self.folder / "start.json").read_text()))
+            return Start(**read(self.folder / "start.json"))
         except FileNotFoundError:
             return Start()
+        except TypeError as error:
+            raise ValueError(f"{self.folder / 'start.json'}: damaged ({error}); {ANEW}") from error
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""
@@ -232,6 +235,17 @@ def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
     """Write one line of `results.jsonl`, with its place in the input behind its name."""
     numbered = {"custom_id": None, "index": None} | line | {"index": number}
     out.write(json_line(numbered))
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A JSON file of the journal; a ValueError where it is damaged."""
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
+    return found
 
 
 def attempt_of(part: Path) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lopa_dist import __version__
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
@@ -30,18 +31,31 @@ def read_report(file: Path) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"{file} is not whole ({error}); start its job again, which makes it anew") from error
+    if not isinstance(report, dict):
+        raise ValueError(f"{file} is no report of a job; start its job again, which makes it anew")
     return report
 
 
 def settings(report: dict[str, Any]) -> Config:
-    """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one."""
-    return Config(
-        model=ModelOptions(**report["model"]),
-        task=TaskConfig(**report["task"]),
-        decode=DecodeConfig(**report["decode"]),
-        engine=EngineConfig(**report["engine"]),
-        seed=report["seed"],
-    )
+    """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one.
+
+    Raises:
+        ValueError: this version does not know some of its settings, or wants others.
+    """
+    try:
+        return Config(
+            model=ModelOptions(**report["model"]),
+            task=TaskConfig(**report["task"]),
+            decode=DecodeConfig(**report["decode"]),
+            engine=EngineConfig(**report["engine"]),
+            seed=report["seed"],
+        )
+    except (TypeError, KeyError) as error:
+        made = report.get("versions", {}).get("lopa_dist", "another version")
+        raise ValueError(
+            f"its settings are not those of lopa_dist {__version__} ({error}): it was made with lopa_dist {made}; take "
+            "that one, or run it again"
+        ) from error
 
 
 def figures(report: dict[str, Any]) -> list[tuple[str, str]]:

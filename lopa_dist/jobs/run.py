@@ -21,7 +21,7 @@ from lopa_dist.jobs.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.device import choose_device, threads
+from lopa_dist.jobs.device import choose_device, cores, threads
 from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.journal import Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
@@ -166,7 +166,7 @@ class Job:
         config, mesh = self.config, self.group.mesh
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, "
-            "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks, into %s",
+            "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks%s, into %s",
             self.task.name, len(self.input), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
@@ -174,16 +174,24 @@ class Job:
             self.builder.device, config.decode.branches,
             f" and {config.decode.drafts} drafts a branch" if config.decode.drafts else "",
             config.decode.window_attention,
-            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
+            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.threads(),
+            self.folder,
         )  # fmt: skip
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
+
+    def threads(self) -> str:
+        """How many CPU threads compute, and why so many; empty on a GPU."""
+        if self.builder.device.type != "cpu":
+            return ""
+        number, why = threads(self.config, self.group.world)
+        return f" of {number} thread{'' if number == 1 else 's'} ({why})"
 
     def record(self, generations: Iterable[Generation], engine: Engine) -> None:
         """Journal what this replica finishes, each answer when its verdict is there."""
         group, config = self.group, self.config
         progress = config.logging.progress if self.is_rank_0 else "never"
-        judges = Judges(self.task, min(MOST_JUDGES, threads(config, group.world)))
+        judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
         with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
             if self.is_rank_0:
                 display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.attempt.done)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from heapq import merge
 from itertools import chain, zip_longest
@@ -13,6 +12,7 @@ from lopa_dist.jobs.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.journal import difference
 from lopa_dist.jobs.metrics import mean, ratio
 from lopa_dist.jobs.report import judged, read_report, write_report
+from lopa_dist.jobs.results import result_lines
 from lopa_dist.whole import whole
 
 
@@ -67,8 +67,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
 
 def numbered(part: Path) -> Iterator[tuple[int, str]]:
     """A shard's result lines, each with its place in the whole input."""
-    with (part / "results.jsonl").open(encoding="utf-8", newline="\n") as file:
-        yield from ((int(json.loads(line)["index"]), line) for line in file)
+    yield from ((int(line["index"]), text) for text, line in result_lines(part / "results.jsonl"))
 
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
