@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ def settings(report: dict[str, Any]) -> Config:
         return Config(
             model=ModelOptions(**report["model"]),
             task=TaskConfig(**report["task"]),
-            decode=DecodeConfig(**report["decode"]),
-            engine=EngineConfig(**report["engine"]),
+            decode=DecodeConfig(**known(DecodeConfig, report["decode"])),
+            engine=EngineConfig(**known(EngineConfig, report["engine"])),
             seed=report["seed"],
         )
     except (TypeError, KeyError) as error:
@@ -56,6 +57,11 @@ def settings(report: dict[str, Any]) -> Config:
             f"its settings are not those of lopa_dist {__version__} ({error}): it was made with lopa_dist {made}; take "
             "that one, or run it again"
         ) from error
+
+
+def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a section has; reports of earlier versions have some that are gone."""
+    return {entry.name: given[entry.name] for entry in fields(section) if entry.name in given}
 
 
 def figures(report: dict[str, Any]) -> list[tuple[str, str]]:

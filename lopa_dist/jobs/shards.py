@@ -79,9 +79,8 @@ def in_turn(shards: list[Path]) -> Iterator[Line]:
 def settings(report: dict[str, Any]) -> dict[str, Any]:
     """What shards of one job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
-    engine = {"prefix_cache": report["engine"]["prefix_cache"]}  # the engine's one setting that changes texts
     # at one path there may be other weights, and dtype=auto means another precision on another device
-    return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"engine": engine, "task": task}
+    return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def resumed(folder: Path) -> None:
 
 def of_another_version(text: str) -> str:
     found: dict[str, Any] = json.loads(text)
-    found["decode"]["an_older_option"] = 1
+    found["task"]["an_unknown_option"] = 1
     return json.dumps(found)
 
 
@@ -56,8 +56,8 @@ def cut(text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "damage", "use", "message"),
     [
-        ("report.json", of_another_version, report, r"report\.json: .*an_older_option.* made with lopa_dist 0"),
-        ("report.json", of_another_version, traced, r"report\.json: .*an_older_option.*run it again"),
+        ("report.json", of_another_version, report, r"report\.json: .*an_unknown_option.* made with lopa_dist 0"),
+        ("report.json", of_another_version, traced, r"report\.json: .*an_unknown_option.*run it again"),
         ("report.json", lambda _: "[1]", report, r"report\.json is no report of a job"),
         ("report.json", cut, merged, r"report\.json is not whole"),
         ("results.jsonl", cut, traced, r"results\.jsonl, line \d: damaged"),
