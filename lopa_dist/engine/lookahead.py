@@ -31,13 +31,13 @@ Choice = tuple[int, int]
 class Acceptance:
     """How often drafts were accepted by their depth in the chain, the older ones counting less."""
 
-    def __init__(self) -> None:
-        self.tried = np.full(MOST_DRAFTS, 1.0)
-        self.accepted = np.full(MOST_DRAFTS, HOPE)
+    def __init__(self, deepest: int = MOST_DRAFTS) -> None:
+        self.tried = np.full(deepest, 1.0)
+        self.accepted = np.full(deepest, HOPE)
 
     def count(self, drafts: Ints, accepted: Ints) -> None:
         """Count a step: `drafts` ``[S]`` of each sequence, and how many of them were `accepted`."""
-        depth = np.arange(MOST_DRAFTS)
+        depth = np.arange(len(self.tried))
         self.tried = DECAY * self.tried + ((depth < drafts[:, None]) & (depth <= accepted[:, None])).sum(0)
         self.accepted = DECAY * self.accepted + (depth < accepted[:, None]).sum(0)
 
@@ -94,9 +94,9 @@ class LookaheadPolicy:
     """
 
     def __init__(self, config: DecodeConfig) -> None:
-        self.auto = config.drafts == "auto"
-        self.choice: Choice = FIRST[0] if self.auto else (config.max_chain, config.groups)
-        self.acceptance, self.times = Acceptance(), StepTimes()
+        self.causal, self.auto = config.causal, config.drafts == "auto"
+        self.choice: Choice = FIRST[0] if self.auto else (config.max_chain * config.causal, config.groups)
+        self.acceptance, self.times = Acceptance(config.max_chain), StepTimes()
         self.steps = 0
         self.began: float | None = None  # when the last step began, of which the time counts
         self.rows = 0  # of that step
@@ -125,6 +125,8 @@ class LookaheadPolicy:
     def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
         """Count what became of a step's drafts, and make the next step by `choice`, which all ranks follow."""
         self.choice = choice
+        if not self.causal:
+            return
         drafted = (before.drafts > 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
         if drafted.any():
             self.acceptance.count(before.drafts[drafted], after.accepted[drafted])

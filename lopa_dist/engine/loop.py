@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from lopa_dist.decode import (
@@ -201,7 +202,7 @@ class Engine:
         """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
-        self.ended = EndedStep(step.before, step.after, rows, finished, dict(self.statistics.seconds))
+        self.ended = EndedStep(step.before, step.after, rows, step.works, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -223,7 +224,9 @@ class Engine:
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
         if rows.causal is not None:  # every branch rank runs all of them
-            window_rows = rows.rows[rows.branch >= 0] * self.comm.size
+            of_window = rows.branch >= 0
+            window_rows = np.bincount(rows.sequence[of_window], rows.rows[of_window], len(running)).astype(int)
+            window_rows *= self.comm.size
         else:
             window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)
+        self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)
