@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
+from lopa_dist.removed import instead
+
 T = TypeVar("T")
 
 
@@ -36,7 +38,14 @@ def check_choices(name: str, section: Any) -> None:
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise a ValueError unless `value` is one of `choices`."""
     if value not in choices:
-        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(str, choices))}")
+        gone = instead(key, value)
+        more = f"; this choice is gone: {gone}" if gone else ""
+        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(written, choices))}{more}")
+
+
+def written(choice: Any) -> str:
+    """A choice as one writes it on the command line."""
+    return "null" if choice is None else str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
 def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> None:

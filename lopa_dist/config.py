@@ -29,6 +29,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
+from lopa_dist.removed import instead
 from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
 
@@ -43,6 +44,11 @@ class ModelOptions:
 
     path: str = option("embedded", "the checkpoint: embedded, lists, a folder, or a Hugging Face id")
     lora: str | None = option(None, "a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded")
+    lora_rows: str = option(
+        "all",
+        "rows that the adapter acts on: all, or those of masks, which leaves a causal model's text as it is (I-DLM)",
+        ("all", "masks"),
+    )
     pattern: str = option(
         "auto",
         "how the model was trained, which decode options set to auto follow; auto: as its family",
@@ -65,28 +71,24 @@ class ModelOptions:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
         check_choices("model", self)
+        if self.lora_rows != "all" and self.lora is None:
+            raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
 
-AUTO_BRANCHES = 7  # where no profile is at hand
 AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
-AUTO_NUMBERS = ("branches", "block_size", "sub_block_size", "max_active_blocks", "one_block_from")
+AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 
 
 @dataclass
 class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
-    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks; and
-    branches. With verify=agreement, auto means a branch for each branch rank of a replica: k is 0 where there is one.
-    With verify=confidence it means as many branches as cost next to nothing, and one_block_from the number of sequences
-    from which on more blocks cost more than they bring (see `engine.profile`).
+    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks.
     """
 
-    branches: int | str = 7  # type: ignore[assignment]
     block_size: int | str = 32  # type: ignore[assignment]
     sub_block_size: int | str | None = None  # type: ignore[assignment]
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
-    one_block_from: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         choices = choices_of(DecodeConfig)
@@ -101,11 +103,6 @@ class DecodeOptions(DecodeConfig):
         given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
         implied = {"canvas": "whole"} if self.cache == "dual" else {}
         DecodeConfig(**implied | given)
-
-    @property
-    def max_branches(self) -> int:
-        """As for `DecodeConfig`; with ``auto`` the most branch ranks that the mesh is laid out for."""
-        return (AUTO_BRANCHES if isinstance(self.branches, str) else self.branches) + 1
 
 
 @dataclass
@@ -126,8 +123,11 @@ class TaskConfig:
     fewshot_as_multiturn: bool = option(
         True, "in a chat, every example is a turn of its own; false: all are in the user's one"
     )
-    allow_code_execution: bool | None = option(
-        None, "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate"
+    allow_code_execution: bool | str | None = option(
+        None,
+        "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate; unconfined: "
+        "run it without a sandbox, with limits alone",
+        (True, False, "unconfined", None),
     )
     code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")
     split: str = option("held_out", "arithmetic, lists: which problems", ("held_out", "train"))
@@ -184,7 +184,11 @@ class ParallelConfig:
         ("auto", "solo", "gloo", "nccl", "mpi"),
     )
     timeout_s: float = option(60.0, "seconds that a collective may take before a rank counts as lost")
-    threads: int = option(0, "CPU threads of a rank; 0: the machine's cores, shared out among its ranks")
+    threads: int = option(
+        0,
+        "CPU threads of a rank; 0: the machine's cores, shared out among its ranks, or fewer by OMP_NUM_THREADS or "
+        "torch.set_num_threads",
+    )
 
     def __post_init__(self) -> None:
         check_choices("parallel", self)
@@ -296,12 +300,17 @@ def composed(overrides: list[str]) -> Config:
 
 def quoted(text: str) -> str:
     """A text as a value that Hydra reads back as it is: in quotes, unless it is a plain word."""
-    return text if re.fullmatch(r"[\w./:@%+~-]+", text) else f"'{text}'"
+    if re.fullmatch(r"[\w./:@%+~-]+", text):
+        return text
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # backslashes count before a quote only
+    return f"'{escaped}'"
 
 
 def plain(error: OmegaConfBaseException) -> str:
     """OmegaConf's message with the key in front and no internals."""
     first = str(error).splitlines()[0]
+    if gone := instead(str(error.full_key)):
+        return f"{error.full_key}: this setting is gone; {gone}"
     return f"{error.full_key}: {first}" if error.full_key else first
 
 
@@ -324,7 +333,10 @@ def composition(error: HydraException) -> str:
 def typed(key: str, value: Any) -> str:
     """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
     text = quoted(str(value))
-    return f"{key}={text}" if text == str(value) else f'"{key}={text}"'
+    if text == str(value):
+        return f"{key}={text}"
+    for_shell = re.sub(r'([\\"$`])', r"\\\1", f"{key}={text}")
+    return f'"{for_shell}"'
 
 
 def check_keys(overrides: list[str]) -> None:
@@ -332,9 +344,11 @@ def check_keys(overrides: list[str]) -> None:
     known = leaves(OmegaConf.structured(Config))
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
+        key, _, value = override.lstrip("+~").partition("=")
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
+        if gone := instead(key, value):
+            raise UserError(f"{override}: this setting is gone; {gone}")
         if key not in known:
             close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]

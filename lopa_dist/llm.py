@@ -167,7 +167,7 @@ class LLM:
     ) -> list[Output]:
         """What all replicas of a group generate, on every rank."""
         builder, leader = self.builder, group.world.rank == 0
-        config = resolve(config, builder.shape, builder.device, group, len(items))
+        config = resolve(config, builder.shape, builder.device)
         group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests)})
         builder.load(leader, group.tensor)
         sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)

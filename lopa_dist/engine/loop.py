@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from lopa_dist.decode import (
@@ -15,19 +16,16 @@ from lopa_dist.decode import (
     State,
     Vocabulary,
     Winner,
-    advance,
-    layout,
-    spawn,
-    unpack,
-    verify,
 )
 from lopa_dist.decode.draft_rows import rows_of_branch
+from lopa_dist.decode.rules import Share, rules_for
 from lopa_dist.engine import memory
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
+from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.memory import Plan, kv_budget, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
@@ -85,6 +83,7 @@ class Engine:
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # of which something is left to do
+        self.lookahead = LookaheadPolicy(config)
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
         self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun
@@ -104,11 +103,13 @@ class Engine:
         if not requests:
             return
         batch = self.start(requests, next_requests or in_order(len(requests)))
+        layout, unpack, verify, advance, spawn = rules_for(self.config)
         batch.admit()
         while batch.running:
             with self.watched(False):  # all of it is queued; on a GPU nothing is waited for
                 step = batch.schedule()  # all sequences, or those that fit engine.max_rows
-                rows = layout(step.state, step.before, self.comm.rank, self.comm.size, step.prefixes)
+                share = Share(self.comm.rank, self.comm.size, step.prefixes, step.lookahead)
+                rows = layout(step.state, step.before, share)
                 gathered = self.lockstep.forward(batch.runner, rows, step)  # of all ranks
                 records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
                 winner = verify(step.state, records)  # LoPA: which branch wins
@@ -135,7 +136,7 @@ class Engine:
         state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
         chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
-        parts = state, room.pool, room.runner, scheduler, chunks, self.sampling, self.statistics
+        parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts)
         self.statistics.start()
         return self.batch
@@ -185,11 +186,11 @@ class Engine:
         options = self.options
         free = memory.free_bytes(self.device)
         if free is None:
-            return Plan(sequences, options.row_limit)
+            return Plan(sequences, options.max_rows)
         free = self.lockstep.least(free, self.device)
         rows = self.runners.most_rows(self.rules.at_once(longest_prompt))
         element = self.model.head_weight.element_size()
-        plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
+        plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
         log.info(
             "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
             plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",
@@ -200,7 +201,8 @@ class Engine:
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
         """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
         self.statistics.lap("commit")
-        self.ended = EndedStep(step.before, step.after, rows, finished, dict(self.statistics.seconds))
+        self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
+        self.ended = EndedStep(step.before, step.after, rows, step.works, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -221,5 +223,10 @@ class Engine:
         running = before.branches > 0
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
-        window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)
+        if rows.causal is not None:  # every branch rank runs all of them
+            of_window = rows.branch >= 0
+            window_rows = np.bincount(rows.sequence[of_window], rows.rows[of_window], len(running)).astype(int)
+            window_rows *= self.comm.size
+        else:
+            window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
+        self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)

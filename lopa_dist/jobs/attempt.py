@@ -93,14 +93,12 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     model = {
         "revision": builder.revision,
         "lora": builder.adapter_revision,
+        "lora_rows": config.model.lora_rows,
         "dtype": builder.dtype,
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,
     }
-    # exact or none: the same texts
-    engine = {"prefix_cache": "approximate" if config.engine.prefix_cache == "approximate" else "exact"}
-    decode = asdict(config.decode)
-    settings = {"model": model, "decode": decode, "engine": engine, "seed": config.seed, "task": task.name}
+    settings = {"model": model, "decode": asdict(config.decode), "seed": config.seed, "task": task.name}
     if task.shards > 1:  # a folder that has another share would lose its results
         settings["shard"] = f"{task.shard} of {task.shards}"
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts

@@ -48,7 +48,8 @@ class EngineBuilder:
     def __init__(self, options: ModelOptions, device: torch.device) -> None:
         self.options, self.device = options, device
         self.folder = find(options.path)
-        self.shape = read_config(self.folder)
+        mask_adapter = find(str(options.lora), "model.lora") if options.lora_rows == "masks" else None
+        self.shape = read_config(self.folder, mask_adapter)
         self.pattern = training_pattern(self.shape, options.pattern)
         self.dtype = choose_dtype(options, device)
         self.tokenizer = load_tokenizer(self.folder)
@@ -81,7 +82,9 @@ class EngineBuilder:
                 "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
                 "it shows what fp8 does to the texts, and nothing of its speed"
             )
-        adapter = load_adapter(find(options.lora, "model.lora")) if options.lora is not None else None
+        adapter = (
+            load_adapter(find(options.lora, "model.lora"), options.lora_rows) if options.lora is not None else None
+        )
         if warn and adapter and (message := adapter.mismatch(options.path)):
             log.warning("WARNING: %s", message)
         dtype = DTYPES[self.dtype]

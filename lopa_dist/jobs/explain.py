@@ -17,26 +17,16 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from lopa_dist.checks import UserError
+from lopa_dist.checks import UserError, written
 from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, with_own_model
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.jobs.device import choose_device
-from lopa_dist.jobs.resolve import (
-    PROFILE,
-    Found,
-    by_device,
-    by_model,
-    by_profile,
-    by_ranks,
-    needs_profile,
-    resolve_decode,
-)
+from lopa_dist.jobs.resolve import Found, by_device, by_model, resolve_decode
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find, local
 from lopa_dist.parallel.launcher import World
-from lopa_dist.parallel.mesh import Mesh
 
 KINDS = {"int": "an integer", "float": "a number", "bool": "true, false", "None": "null", "list[str]": "a list"}
 
@@ -75,7 +65,7 @@ def allowed(entry: Field[Any], section: Any) -> str:
     choices = documented_field(entry, section).metadata.get("choices")
     if choices:
         more = ("auto",) if section is DecodeOptions and entry.name in AUTO_CHOICES else ()
-        return ", ".join([*more, *choices])
+        return ", ".join([*more, *map(written, choices)])
     kinds = [kind.strip() for kind in str(entry.type).split("|")]
     words = [KINDS[kind] for kind in kinds if kind in KINDS]
     if "str" in kinds:
@@ -132,24 +122,29 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 def resolved(config: Config) -> Found:
     """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
-    device, shape, mesh = choose_device(config, World("python")), shape_of(config), Mesh(1, 1)
+    device, shape = choose_device(config, World("python")), shape_of(config)
     found = by_device(config, device)
     if shape is None:
         return found | by_pattern(config)
-    found |= by_model(config, shape, device) | by_ranks(config, mesh)
-    try:
-        return found | by_profile(config, shape, device, mesh, config.engine.max_sequences)
-    except ValueError as error:
-        return found | dict.fromkeys(needs_profile(config), ("auto", f"{PROFILE}; {error}"))
+    return found | by_model(config, shape, device)
 
 
 def shape_of(config: Config) -> ModelConfig | None:
     """The model's configuration, if its files are on this machine."""
-    path = config.model.path
-    if local(path) is not None:
-        return read_config(find(path))
-    cached = try_to_load_from_cache(path, "config.json")
-    return read_config(Path(cached).parent) if isinstance(cached, str) else None
+    model = config.model
+    path = find(model.path) if local(model.path) is not None else in_cache(model.path, "config.json")
+    if path is None:
+        return None
+    mask_adapter = None
+    if model.lora is not None and model.lora_rows == "masks":
+        mask_adapter = local(model.lora) or in_cache(model.lora, "adapter_config.json") or Path(model.lora)
+    return read_config(path, mask_adapter)
+
+
+def in_cache(path: str, file: str) -> Path | None:
+    """The folder of a hub id's `file`, if it was downloaded before."""
+    cached = try_to_load_from_cache(path, file)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def by_pattern(config: Config) -> Found:
@@ -168,7 +163,7 @@ def by_pattern(config: Config) -> Found:
             choices = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())
             reason = f"how {config.model.path} was trained, as its files say, which are not here yet: {choices}"
             found[f"decode.{name}"] = "auto", reason
-        else:
+        elif values:
             found[f"decode.{name}"] = yaml.safe_load(next(iter(values))), f"model.pattern={given}"
     return found
 

@@ -75,14 +75,12 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         if unknown:
             own = getfullargspec(LopaDist.__init__).args[1:]
             raise ValueError(f"--model_args {', '.join(unknown)}: unknown; known: {', '.join([*own, *known])}")
-        if decode.get("branches") == "auto":
-            raise ValueError("--model_args branches=auto: give a number; lopa-dist profile says which costs nothing")
         world = detect()
         if world.size > 1:
             raise LaunchError(f"lm-eval with {world.size} ranks: run it as one process")
         if device == "cuda:0" and not torch.cuda.is_available():  # what the harness says where the user says nothing
             device = "auto"
-        self.options = ModelOptions(path, lora, pattern, dtype, device, quantization=quantization)
+        self.options = ModelOptions(path, lora, pattern=pattern, dtype=dtype, device=device, quantization=quantization)
         self.engine = EngineConfig(max_sequences, attention=attention, prefix_cache=prefix_cache)
         self.seed = seed
         config = Config(model=self.options)

@@ -49,4 +49,4 @@ def lines_of(path: Path) -> Iterator[str]:
             offset = file.tell()
         if not some:
             return
-        yield from (line.decode() for line in some)
+        yield from (line.decode(errors="replace") for line in some)

@@ -13,21 +13,19 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
+from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.device import choose_device, threads
+from lopa_dist.jobs.device import choose_device, cores, threads
 from lopa_dist.jobs.extra import Extra
 from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
-from lopa_dist.jobs.journal import Writer, merge
+from lopa_dist.jobs.journal import Merged, Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.packed import Columns
@@ -74,7 +72,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         task = make_task(config.task)
         whole_input = HashedItems(task.items())
         items = islice(whole_input, config.task.shard, None, config.task.shards)
-        # how many there are matters to the mesh and to the branches only where they are few
+        # how many there are matters to the mesh only where they are few
         first = list(islice(items, world.size * config.engine.max_sequences))
         parallel = config.parallel
         axes = parallel.data, parallel.branch, parallel.tensor
@@ -88,7 +86,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         folder = Path(group.store.broadcast("folder", str(folder)))
         try:
             builder = EngineBuilder(config.model, device)
-            config = resolve(config, builder.shape, device, group, len(first))
+            config = resolve(config, builder.shape, device)
             encoder = Encoder(config, builder.shape, builder.tokenizer)
             job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
             input_hash = whole_input.digest()
@@ -123,7 +121,7 @@ class Job:
     began: float
     start: float = field(init=False)
     writer: Writer = field(init=False)
-    seconds: NDArray[np.float64] = field(init=False)  # of each finished request, for the plots
+    merged: Merged = field(init=False)  # what the journal came to, for the plots
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
@@ -198,7 +196,7 @@ class Job:
         config, mesh = self.config, self.group.mesh
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, "
-            "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks, into %s",
+            "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks%s, into %s",
             self.task.name, len(self.input), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
@@ -206,16 +204,24 @@ class Job:
             self.builder.device, config.decode.branches,
             f" and {config.decode.drafts} drafts a branch" if config.decode.drafts else "",
             config.decode.window_attention,
-            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.folder,
+            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.threads(),
+            self.folder,
         )  # fmt: skip
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
+
+    def threads(self) -> str:
+        """How many CPU threads compute, and why so many; empty on a GPU."""
+        if self.builder.device.type != "cpu":
+            return ""
+        number, why = threads(self.config, self.group.world)
+        return f" of {number} thread{'' if number == 1 else 's'} ({why})"
 
     def record(self, generations: Iterable[Generation], engine: Engine) -> None:
         """Journal what this replica finishes, each answer when its verdict is there."""
         group, config = self.group, self.config
         progress = config.logging.progress if self.is_rank_0 else "never"
-        judges = Judges(self.task, min(MOST_JUDGES, threads(config, group.world)))
+        judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
         with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
             if self.is_rank_0:
                 display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.attempt.done)))
@@ -237,7 +243,8 @@ class Job:
         entries: list[dict[str, Any]] = []
         amounts = Counter[str]()
         try:
-            for answer, score in verdicts:
+            for verdict in verdicts:
+                answer, score = verdict.answer, verdict.score
                 generation = answer.generation
                 entry = {"id": id_of(answer.item, generation.request), "at": answer.at}
                 amounts.update(done=1)
@@ -246,7 +253,10 @@ class Job:
                     continue
                 figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids)
-                entries.append(entry | {"figures": asdict(figures), "line": line})
+                if verdict.failure:
+                    entry |= {"unjudged": True}
+                    line |= {"correct": None, "unjudged": verdict.failure}
+                entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
                 amounts.update(tokens=figures.tokens, forwards=figures.forwards)
                 if figures.correct is not None:
                     amounts.update(judged=1, right=int(figures.correct))
@@ -279,15 +289,18 @@ class Job:
                 statistics.absorb(replica["statistics"])
         decode_s = generation_s(figures, replicas)
         wall_s = time.perf_counter() - self.began
-        report = build_report(config, figures, errors, statistics, traffic, self.group, decode_s, wall_s)
+        report = build_report(
+            config, figures, errors, merged.unjudged, merged.work, statistics, traffic, self.group, decode_s, wall_s
+        )
         report |= {
+            "weights": self.attempt.settings["model"],
             "attempts": self.attempt.number,
             "input": self.digest(),
             "whole_input": self.input_hash,
             "expected": len(self.input),
         }
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
-        self.seconds = figures["seconds"]
+        self.merged = merged
         return report
 
     def write_pages(self, report: dict[str, Any], engine: Engine | None) -> list[str]:
@@ -305,7 +318,7 @@ class Job:
 
         def write() -> None:
             with named(folder / "report.md"):
-                (folder / "report.md").write_text(report_markdown(report, plots))
+                (folder / "report.md").write_text(encodable(report_markdown(report, plots)), encoding="utf-8")
             write_run_page(folder, report, self.input.questions)
 
         writing = Extra("report.md and report.html could not be written", PAGES_LIMIT_S)
@@ -317,7 +330,8 @@ class Job:
         """Draw the plots; returns their names."""
         from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
 
-        return run_plots(self.folder, self.seconds, engine.statistics, self.config.decode.branches)
+        seconds, branches = self.merged.figures["seconds"], self.config.decode.branches
+        return run_plots(self.folder, seconds, self.merged.work, engine.statistics, branches)
 
     def digest(self) -> str:
         """What the results are of: the settings, and every request and rejection, in order."""

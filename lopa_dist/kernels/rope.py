@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,12 +12,34 @@ from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.rows import rms_norm
 
 
-def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+class Llama3Scaling(NamedTuple):
+    """How Llama 3.1 and later slow down rotations for long contexts (arXiv 2407.21783; keys of `rope_scaling`).
+
+    Frequencies with fewer than `low_freq_factor` turns over `original_positions` are divided by `factor`, those with
+    more than `high_freq_factor` stay, and between the two the divisor changes evenly.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+    def __call__(self, inverse: Tensor) -> Tensor:
+        """Radians a position of each frequency, ``[D / 2]``."""
+        turns = self.original_positions / (2 * math.pi / inverse)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return (1 - kept) * inverse / self.factor + kept * inverse
+
+
+def rope_table(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: Llama3Scaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of ``positions [R]``: two ``[R, 1, head_dim]``, angles computed in fp32.
 
     The formula is transformers' to the bit: at position 30,000, a frequency's last bit turns by what bf16 rounds away.
     """
     inverse = 1 / theta ** (torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    inverse = inverse if scaling is None else scaling(inverse)
     angles = positions[:, None].float() * inverse  # [R, head_dim / 2]
     angles = torch.cat([angles, angles], -1)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -43,11 +68,12 @@ def rope_and_store(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
     of_drafts: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
 
-    Packed row r goes to slot ``scratch + r``. Only rows below `rows` are read, rotated and written; the others' q is
-    undefined, their slots stay as they are. q may be a view of a larger tensor.
+    Packed row r goes to slot ``scratch + r``, or to ``slots[r]``. Only rows below `rows` are read, rotated and written;
+    the others' q is undefined, their slots stay as they are. q may be a view of a larger tensor.
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
@@ -58,6 +84,7 @@ def rope_and_store(
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.
         eps: of these norms.
         of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
+        slots: ``[R]`` int64, no two alike among real rows; None: the slots from `scratch` on.
 
     Returns:
         q ``[R, H, D]``.
@@ -66,7 +93,7 @@ def rope_and_store(
     if fused(qkv):
         from lopa_dist.kernels import rope_triton
 
-        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts)
+        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts, slots)
     count, (kv_heads, dim) = int(rows), keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qk, v = qkv.unflatten(1, (-1, dim)).split([heads + kv_heads, kv_heads], 1)
@@ -74,7 +101,11 @@ def rope_and_store(
         qk = torch.cat([rms_norm(qk[:, :heads], norms[0], eps), rms_norm(qk[:, heads:], norms[1], eps)], 1)
     q, k = apply_rope(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], 1)
     k, v = without_overflow(k, of_drafts), without_overflow(v, of_drafts)
-    keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
+    if slots is None:
+        keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
+    else:
+        keys.index_copy_(0, slots[:count], k[:count])
+        values.index_copy_(0, slots[:count], v[:count])
     return q
 
 

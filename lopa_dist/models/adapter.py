@@ -41,7 +41,10 @@ PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: weight W of a module becomes W + scale x B @ A. Keys are names in the base checkpoint."""
+    """A LoRA adapter: weight W of a module becomes W + scale x B @ A. Keys are names in the base checkpoint.
+
+    With `rows` ``masks`` it does so for rows of masks alone, so nothing is merged (`mask_rows`).
+    """
 
     folder: Path
     base: str | None  # the model that it was trained on, as its config names it
@@ -49,6 +52,7 @@ class Adapter:
     targets: tuple[str, ...]  # ends of the names of the modules it was made for; empty: unknown
     pairs: dict[str, tuple[Tensor, Tensor]]  # weight -> A [r, in], B [out, r]
     whole: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
+    rows: str = "all"  # or "masks"
 
     def check(self, shapes: dict[str, list[int]]) -> None:
         """Compare with the names and shapes of the base checkpoint.
@@ -78,7 +82,12 @@ class Adapter:
 
     def changes(self, name: str) -> bool:
         """Whether the weight `name` is another with the adapter."""
-        return name in self.whole or name in self.pairs
+        return self.rows == "all" and (name in self.whole or name in self.pairs)
+
+    def pair(self, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A and scale x B of the weight `name`."""
+        a, b = self.pairs[name]
+        return a.to(device, dtype), (b.float() * self.scale).to(device, dtype)
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
         """The weight `name`, which the adapter changes; an adapted one is in fp32, for the caller to round once."""
@@ -99,8 +108,8 @@ def last(path: str) -> str:
     return Path(path.rstrip("/")).name.lower()
 
 
-def load_adapter(folder: Path) -> Adapter:
-    """Read `adapter_config.json` and `adapter_model.safetensors`.
+def load_adapter(folder: Path, rows: str = "all") -> Adapter:
+    """Read `adapter_config.json` and `adapter_model.safetensors`; `rows` are those that it acts on.
 
     Raises:
         CheckpointError: files that are missing, or a kind of adapter that is not supported.
@@ -135,6 +144,7 @@ def load_adapter(folder: Path) -> Adapter:
         tuple(targets) if isinstance(targets, list) and not selected else (),
         pairs,
         whole,
+        rows,
     )
 
 

@@ -10,8 +10,9 @@ from torch import nn
 from lopa_dist.models import tensor_parallel
 from lopa_dist.models.adapter import Adapter
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import checkpoint_name, model_config
-from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, weight_files
+from lopa_dist.models.families import checkpoint_name, model_config, with_masks
+from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
+from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
 from lopa_dist.models.quantize import check, quantize
 from lopa_dist.models.tokenizer import special_tokens
 from lopa_dist.models.transformer import Transformer
@@ -20,15 +21,19 @@ from lopa_dist.parallel.communicator import Communicator, Solo
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """What `config.json`, `generation_config.json` and the tokenizer's files say of a checkpoint."""
+def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
+    """What `config.json`, `generation_config.json` and the tokenizer's files say of a checkpoint.
+
+    `mask_adapter` is the folder of an adapter that acts on rows of masks alone: a model without masks gets them by it.
+    """
     file = folder / "config.json"
     if not file.exists():
         raise CheckpointError(f"{folder}: no config.json; model.path must name a Hugging Face checkpoint folder")
     raw, generation = read_json(file), read_json_if_there(folder / "generation_config.json")
     special = special_tokens(folder)
     try:
-        return model_config(raw, generation, special)
+        config = model_config(raw, generation, special, repository(folder))
+        return config if mask_adapter is None else with_masks(config, special_tokens(mask_adapter))
     except KeyError as error:
         raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
     except ValueError as error:
@@ -45,6 +50,8 @@ def load_model(
 ) -> Transformer:
     """Build on the meta device and stream the tensors in, one after the other, merging the adapter on the way.
 
+    An adapter that acts on rows of masks alone is not merged but attached.
+
     Names and shapes are compared before any weight is read. On a CPU, weights that need no conversion stay mapped to
     their file, so that ranks of one machine share them. With a `tensor` group, a rank keeps its part of the weights
     and reads no more than that, but for adapted ones: those are merged whole, so that every rank has the same bits.
@@ -53,7 +60,8 @@ def load_model(
         ValueError: the model's sizes cannot be split over the tensor group, or the device cannot run this quantization.
         CheckpointError: a tensor that is missing, left over, of the wrong shape, or that the adapter does not fit.
     """
-    config = read_config(folder)
+    of_masks = adapter is not None and adapter.rows == "masks"
+    config = read_config(folder, adapter.folder if adapter is not None and of_masks else None)
     with torch.device("meta"):
         model = Transformer(config)
     wanted = model.state_dict()
@@ -68,6 +76,11 @@ def load_model(
         adapter.check(shapes)
         if config.tied and adapter.whole:
             raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
+        if of_masks:
+            outside = [name for name in (*adapter.pairs, *adapter.whole) if ".layers." not in ours[name]]
+            if outside or adapter.whole:
+                names = ", ".join(outside or adapter.whole)
+                raise CheckpointError(f"{adapter.folder}: with model.lora_rows=masks it cannot change {names}")
 
     comm = tensor or Solo()
     tensor_parallel.split(model, comm)
@@ -88,10 +101,28 @@ def load_model(
         embedding = model.model.embed_tokens.weight
         own = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
         model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own], requires_grad=False)
+    if adapter is not None and of_masks:
+        attach(model, adapter, ours, dtype, device, comm)
     model.requires_grad_(False).eval()
     if quantization != "none":
         quantize(model, quantization)
     return model
+
+
+def attach(
+    model: Transformer,
+    adapter: Adapter,
+    ours: dict[str, str],
+    dtype: torch.dtype,
+    device: torch.device,
+    comm: Communicator,
+) -> None:
+    """Make a model's projections add an adapter's products in rows of masks; a rank adds those of its own outputs."""
+    model.mask_rows = MaskRows(model.config.mask_id)
+    for name in adapter.pairs:
+        a, b = adapter.pair(name, device, dtype)
+        b = b[tensor_parallel.rows(ours[name], len(b), comm)].clone()
+        MaskRowAdapter(model.mask_rows, [(len(b), (a, b))]).attach(model.get_submodule(ours[name].rpartition(".")[0]))
 
 
 def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lopa_dist.kernels.rope import Llama3Scaling
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape and conventions of one diffusion language model.
 
     `family` is a key of `families.FAMILIES`. With `shift`, the row of position p-1 predicts the token at position p.
+
+    A model without a mask token has the first id behind its vocabulary as `mask_id`: it marks what is not filled yet,
+    is never predicted and in no prompt, and has no embedding, so that a row of it is an error.
     """
 
     family: str
@@ -31,4 +36,10 @@ class ModelConfig:
     max_positions: int
     rope_fp32: bool = False  # queries and keys are rotated in fp32, whatever the weights' precision
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
+    rope_scaling: Llama3Scaling | None = None
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the model has a mask token, without which nothing but the next token can be predicted."""
+        return self.mask_id < self.vocab_size

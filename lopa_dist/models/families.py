@@ -6,9 +6,11 @@ embeddings) is read from its files and never stands here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lopa_dist.kernels.rope import Llama3Scaling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import unsupported
 
@@ -34,6 +36,9 @@ PATTERNS = {
     # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other. They are
     # counted from the first token of the prompt: that is made of blocks, too, and its tail begins the first new one.
     "block_diffusion": TrainingPattern("block_causal", "blocks", cache="block", max_active_blocks=1),
+    # Every row, of a mask too, sees what is before it and itself: predictions for the next token are the model's own,
+    # whatever else is in the forward. Autoregressive models are of this kind, and have no masks.
+    "causal": TrainingPattern("causal", "causal", cache="block", max_active_blocks=1),
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>")  # these end an answer, besides the eos_token_id of the files
@@ -50,18 +55,21 @@ HF_KEYS = {
 }
 """Our field -> key of `config.json`, as transformers' Llama, Qwen2 and Qwen3 have them."""
 
-HF_ONLY: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
+HF_ONLY: dict[str, Any] = {
+    "hidden_act": "silu", "use_sliding_window": False, "use_mrope": False, "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}  # fmt: skip
 """Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`."""
+    """One `model_type`, or one of several that share it (`family_of`)."""
 
     pattern: str  # key of PATTERNS
     shift: bool  # row p-1 predicts position p
-    mask_token: str  # as its tokenizer spells it
-    mask_id: int  # of the published checkpoints; used where neither config.json nor the tokenizer has it
+    mask_token: str | None  # as its tokenizer spells it; null: it has none
+    mask_id: int | None  # of the published checkpoints; used where neither config.json nor the tokenizer has it
     qkv_bias: bool = False
     qk_norm: bool = False
     rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; null: never
@@ -125,27 +133,125 @@ FAMILIES = {
         pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
         block_key="bd_size", sub_block_size=8,
     ),
+    "Stable-DiffCoder": Family(  # Seed-Coder's layout, which is LLaMA's
+        pattern="block_diffusion", shift=False, mask_token="<[MASK▁TOKEN]>", mask_id=5,
+        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "layer_norm_eps": None}, block_size=4,
+    ),
+    # A2D: Qwen without the causal mask, trained as a whole (mdlm) or in blocks (bd3lm)
+    "a2d-qwen2": Family(
+        pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True,
+    ),
+    "a2d-qwen2-bd3lm": Family(
+        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True,
+        block_key="block_size",
+    ),
+    "a2d-qwen3": Family(
+        pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False},
+    ),
+    "a2d-qwen3-bd3lm": Family(
+        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False}, block_key="block_size",
+    ),
+    "I-DLM": Family(  # I-DLM-8B and -32B (arXiv 2604.11035): Qwen3's layout
+        pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False},
+    ),
+    "lopa_causal": Family(  # the causal model in the package: Qwen2's layout
+        pattern="causal", shift=True, mask_token="<|mask|>", mask_id=1, qkv_bias=True,
+    ),
+    # autoregressive models: what diffusion models are compared with
+    "qwen2": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qkv_bias=True),
+    "qwen3": Family(
+        pattern="causal", shift=True, mask_token=None, mask_id=None, qk_norm=True,
+        only=HF_ONLY | {"attention_bias": False},
+    ),
+    "llama": Family(
+        pattern="causal", shift=True, mask_token=None, mask_id=None,
+        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False},
+    ),
 }  # fmt: skip
 
 
-def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int]) -> ModelConfig:
+SDAR_BLOCKS = (4, 8, 16, 32, 64)
+I_DLM_BLOCKS = (1, 2, 3)
+
+
+def family_of(raw: dict[str, Any], name: str = "") -> str:
+    """The key of `FAMILIES` that a checkpoint belongs to.
+
+    That is its `model_type`, except where families share one. I-DLM (arXiv 2604.11035) calls itself ``sdar``: same
+    weights' names, but causal and with the logit shift. Run as SDAR it would write wrong text without an error. What
+    tells them apart is `use_regular_causal`, else `block_size`: SDAR's blocks are of 4 to 64 tokens, I-DLM's strides of
+    1 to 3. A name that says I-DLM where the blocks say SDAR is refused. A2D models say only in their name or by
+    `block_size` whether they were trained in blocks. Stable-DiffCoder calls itself ``llama``, but its code
+    has its name. Any other autoregressive `model_type` with code or masks of its own is refused: diffusion models that
+    were converted from Llama or Qwen may keep it.
+
+    Args:
+        raw: its `config.json`.
+        name: of its folder or repository.
+
+    Raises:
+        ValueError: a family that is not known, or one of several that cannot be told apart.
+    """
+    kind = raw.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
+    if kind == "llama" and re.search("(stable|seed)_diffcoder", str(raw.get("auto_map"))):
+        return "Stable-DiffCoder"
+    if kind.startswith("a2d"):
+        blocks = raw.get("block_size", 32 if "bd3lm" in name else 0 if "mdlm" in name else None)
+        if blocks is None:
+            raise ValueError(
+                f"model_type {kind!r}: neither config.json nor the name {name!r} says if it was trained in blocks; "
+                "set block_size in config.json: of its blocks (bd3lm), or 0 (mdlm)"
+            )
+        return f"{kind}-bd3lm" if blocks else kind
+    if FAMILIES[kind].mask_token is None:
+        for key in ("auto_map", "mask_token_id"):
+            if raw.get(key) is not None:
+                raise ValueError(
+                    f"model_type {kind!r} with {key}={raw[key]!r}: not a plain {kind} model but one with code or masks "
+                    "of its own, which is not known"
+                )
+    if kind != "sdar":
+        return kind
+    block, causal = block_size(FAMILIES[kind], raw, name), raw.get("use_regular_causal")
+    if causal or (causal is None and block in I_DLM_BLOCKS):
+        return "I-DLM"
+    if causal is None and (block not in SDAR_BLOCKS or "i-dlm" in name.lower()):
+        raise ValueError(
+            f"model_type 'sdar' with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
+            f"{', '.join(map(str, SDAR_BLOCKS))} tokens, and I-DLM models have this model_type, too. Set "
+            "use_regular_causal in config.json: false for SDAR, true for I-DLM"
+        )
+    return kind
+
+
+def model_config(
+    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], name: str = ""
+) -> ModelConfig:
     """A checkpoint's configuration.
 
     Args:
         raw: its `config.json`.
         generation: its `generation_config.json`, or empty.
         special: ids of the special tokens of its tokenizer.
+        name: of its folder or repository.
 
     Raises:
         KeyError: a key that config.json must have.
         ValueError: a family or option that is not supported.
     """
-    kind = raw.get("model_type")
-    if kind not in FAMILIES:
-        raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
+    kind = family_of(raw, name)
     family = FAMILIES[kind]
     if message := unsupported(raw, family.only):
         raise ValueError(message)
+    if others := set(raw.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(
+            f"layer_types of {', '.join(map(repr, sorted(others)))} are not supported, only 'full_attention'"
+        )
     sizes = {ours: raw[key] for ours, key in family.keys.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
     eos = eos_ids(raw, generation, special)
@@ -154,6 +260,7 @@ def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[
         family=kind,
         head_dim=raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"],
         rope_theta=rope_theta(raw),
+        rope_scaling=rope_scaling(raw),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         rope_fp32=family.rope_key is not None and raw.get(family.rope_key, True),
@@ -162,23 +269,55 @@ def model_config(raw: dict[str, Any], generation: dict[str, Any], special: dict[
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
         eos_ids=eos,
         pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
-        block_size=raw.get(family.block_key or "") or family.block_size,
+        block_size=block_size(family, raw, name),
     )
 
 
+def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
+    """Tokens of a block: what config.json says, else SDAR's names (SDAR-4B-Chat-b32), else what the family has.
+
+    Raises:
+        ValueError: file and name say different things.
+    """
+    said = raw.get(family.block_key or "")
+    named = re.search(r"SDAR.*-b(\d+)$", name)
+    if said and named and int(named[1]) != said:
+        raise ValueError(f"block_size={said}, but the name {name} says {named[1]}; correct whichever is wrong")
+    return said or (int(named[1]) if named else family.block_size)
+
+
+def rope_options(raw: dict[str, Any]) -> dict[str, Any]:
+    """How positions become angles: newer files have `rope_parameters`, older ones `rope_scaling` and `rope_theta`."""
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+
 def rope_theta(raw: dict[str, Any]) -> float:
-    """Newer transformers write `rope_parameters` instead of `rope_theta`."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"rope_scaling of type {kind!r} is not supported, only 'default'")
+    """The base of the rotation's frequencies."""
+    rope = rope_options(raw)
     return rope["rope_theta"] if "rope_theta" in rope else raw["rope_theta"]
+
+
+def rope_scaling(raw: dict[str, Any]) -> Llama3Scaling | None:
+    """How the frequencies are changed for long contexts, if they are."""
+    rope = rope_options(raw)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope_scaling of type {kind!r} is not supported, only 'default' and 'llama3'")
+    keys = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+    return Llama3Scaling(*(rope[key] for key in keys))
 
 
 def mask_id(
     family: Family, raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], vocabulary: int
 ) -> int:
-    """The mask token: what the files say, what the tokenizer calls so, or the family's."""
+    """The mask token: what the files say, what the tokenizer calls so, or the family's.
+
+    Where the family has none, the first id that is no token's.
+    """
+    if family.mask_token is None:
+        return vocabulary
     found = first_known(
         raw.get("mask_token_id"), generation.get("mask_token_id"), special.get(family.mask_token), family.mask_id
     )
@@ -208,10 +347,47 @@ def first_known(*values: int | None) -> int:
 
 
 def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPattern:
-    """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`)."""
+    """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`).
+
+    Raises:
+        ValueError: a causal model is not of this pattern, or a model without the logit shift cannot be causal.
+    """
     family = FAMILIES[config.family]
+    if pattern != "auto":
+        if family.pattern == "causal" and pattern != "causal":
+            raise ValueError(f"model.pattern={pattern}: {config.family} models are causal; leave it at auto")
+        if pattern == "causal" and not config.shift:
+            raise ValueError(
+                f"model.pattern=causal: in {config.family} models a row predicts its own position, not the next one"
+            )
     found = PATTERNS[family.pattern if pattern == "auto" else pattern]
     return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size)
+
+
+def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
+    """A causal model's configuration with masks, for an adapter that acts on their rows alone.
+
+    The mask is the token that the adapter's own tokenizer, with the special tokens `special`, calls so, or I-DLM's.
+
+    Raises:
+        ValueError: the model is not causal, or its vocabulary has no such id.
+    """
+    family, masked = FAMILIES[config.family], FAMILIES["I-DLM"]
+    if family.pattern != "causal":
+        raise ValueError(
+            f"model.lora_rows=masks is for causal models, whose tokens do not see masks; {config.family} models are "
+            "not: use model.lora_rows=all"
+        )
+    return config if config.has_mask else replace(config, mask_id=mask_id(masked, {}, {}, special, config.vocab_size))
+
+
+def check_drafts(config: ModelConfig, drafts: int) -> None:
+    """Raise a ValueError if a model is to draft tokens that it has no masks for."""
+    if drafts and not config.has_mask:
+        raise ValueError(
+            f"decode.drafts={drafts} needs a mask token, whose rows predict tokens further on; {config.family} models "
+            "have none and write one token a forward: set decode.drafts=0"
+        )
 
 
 def checkpoint_name(family: str, ours: str) -> str:

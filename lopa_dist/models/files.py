@@ -52,6 +52,14 @@ def local(path: str) -> Path | None:
     return folder if folder.is_dir() or folder.is_absolute() or path.startswith(".") else None
 
 
+def repository(folder: Path) -> str:
+    """The name of a checkpoint: its repository in the hub's cache, if it is there, else its folder's."""
+    folder = folder.absolute()
+    # a snapshot in the cache is models--owner--name/snapshots/commit
+    cached = [part for part in folder.parts[:-2] if part.startswith("models--")]
+    return cached[-1].removeprefix("models--").replace("--", "/") if cached else folder.name
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object, or an error that names the file."""
     try:

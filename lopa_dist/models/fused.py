@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.rope import rope_and_store, rope_table
+from lopa_dist.kernels.rope import rope_and_store
 from lopa_dist.kernels.rows import add_rms_norm, rms_norm, swiglu
 from lopa_dist.kernels.virtual_gemm import vgemm
+from lopa_dist.models.mask_rows import adapter_of
 from lopa_dist.models.quantize import QuantizedLinear, joined
-from lopa_dist.models.transformer import Layer, RMSNorm, Transformer
+from lopa_dist.models.transformer import Layer, RMSNorm, Transformer, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
@@ -36,6 +38,7 @@ class Cache:
     values: Tensor
     scratch: int
     of_drafts: Tensor | None = None  # [R] bool, rows whose K/V must be finite (`kernels.rope.without_overflow`)
+    slots: Tensor | None = None  # [R] where K/V of the rows go instead
 
 
 class FusedLayer:
@@ -58,7 +61,7 @@ class FusedTransformer:
     """``tokens [R], positions [R] -> hidden [R, d]``, of one rank's part where the model is split over several."""
 
     def __init__(self, model: Transformer) -> None:
-        self.real_rows_only = False
+        self.real_rows_only, self.mask_rows = False, model.mask_rows
         self.config, self.embedding = model.config, model.model.embed_tokens.weight
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
@@ -92,20 +95,33 @@ class FusedTransformer:
             wanted: numbers of rows.
         """
         eps = self.config.rms_eps
-        dtype = torch.float32 if self.config.rope_fp32 else self.embedding.dtype
-        cos, sin = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        cos, sin = rope_of(self.config, positions, self.embedding.dtype)
         stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
+        if self.mask_rows is not None:
+            self.mask_rows.begin(tokens)
         x = F.embedding(tokens, self.embedding)
         normed = rms_norm(x, self.norms[0], eps)
         for number, layer in enumerate(self.layers):
             keys, values = cache.keys[number], cache.values[number]
             qkv = self.project(layer.qkv, normed, rows)
             q = rope_and_store(
-                qkv, cos, sin, keys, values, cache.scratch, stored, layer.head_norms, eps, cache.of_drafts
+                qkv,
+                cos,
+                sin,
+                keys,
+                values,
+                cache.scratch,
+                stored,
+                layer.head_norms,
+                eps,
+                cache.of_drafts,
+                cache.slots,
             )
             attended = attend(number, q).flatten(1)
             if wanted is not None and layer is self.layers[-1]:
                 attended, x = attended[wanted], x[wanted]
+                if self.mask_rows is not None:
+                    self.mask_rows.begin(tokens[wanted])
             normed, x = add_rms_norm(self.project(layer.out, attended, rows), x, layer.after, eps)
             normed, x = add_rms_norm(self.feed_forward(layer, normed, rows), x, self.norms[number + 1], eps)
         return normed
@@ -113,13 +129,21 @@ class FusedTransformer:
     def feed_forward(self, layer: FusedLayer, x: Tensor, rows: Tensor | None) -> Tensor:
         """SwiGLU feed-forward of ``[R, d]``."""
         if rows is None and x.device.type == "cpu" and len(x) > CPU_ROWS:
-            return torch.cat([self.feed_forward(layer, part, None) for part in x.split(CPU_ROWS)])
+            return torch.cat([self.part(layer, x, begin) for begin in range(0, len(x), CPU_ROWS)])
         return self.project(layer.down, swiglu(self.project(layer.gate_up, x, rows)), rows)
+
+    def part(self, layer: FusedLayer, x: Tensor, begin: int) -> Tensor:
+        """Feed-forward of the `CPU_ROWS` rows from `begin` on."""
+        rows = slice(begin, begin + CPU_ROWS)
+        with nullcontext() if self.mask_rows is None else self.mask_rows.only(rows):
+            return self.feed_forward(layer, x[rows], None)
 
     def project(self, linear: nn.Module, x: Tensor, rows: Tensor | None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` says how many do, anything."""
         if self.real_rows_only:
             assert isinstance(linear, nn.Linear)
             assert rows is not None
-            return vgemm(x, linear.weight, rows, linear.bias)
+            product = vgemm(x, linear.weight, rows, linear.bias)
+            adapter = adapter_of(linear)
+            return product if adapter is None else adapter.add(x, product)
         return linear(x, rows) if isinstance(linear, QuantizedLinear) else linear(x)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lopa_dist.kernels.quantized import check_fp8, fp8_linear, int8_linear, quantize_fp8, quantize_int8
+from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of, attach_joined
 from lopa_dist.models.transformer import Layer, Transformer
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -25,10 +26,11 @@ class QuantizedLinear(nn.Module):
     weight: Tensor  # [N, K]
     scale: Tensor  # [N]
     bias: Tensor | None  # [N]
+    adapter: MaskRowAdapter | None
 
     def __init__(self, kind: str, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.adapter = kind, None
         for name, value in (("weight", weight), ("scale", scale), ("bias", bias)):
             self.register_buffer(name, value)
 
@@ -37,6 +39,7 @@ class QuantizedLinear(nn.Module):
         """A linear layer's weights in another form, behind the same hooks (those of tensor parallelism)."""
         made = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
         made._forward_pre_hooks, made._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
+        made.adapter = adapter_of(linear)
         return made
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -100,4 +103,5 @@ def joined(parts: list[nn.Module]) -> nn.Module:
             if own is not None and all_of is not None:
                 own.data = all_of.data[begin:end]
         begin = end
+    attach_joined(whole, parts)
     return whole

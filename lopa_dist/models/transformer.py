@@ -17,9 +17,16 @@ from torch import Tensor, nn
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.mask_rows import MaskRows
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [R, H, D], k [R, Hkv, D], v [R, Hkv, D]) -> [R, H, D]``"""
+
+
+def rope_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`rope_table` of ``positions [R]``, in the weights' `dtype` unless the model rotates in fp32."""
+    dtype = torch.float32 if config.rope_fp32 else dtype
+    return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling)
 
 
 class RMSNorm(nn.Module):
@@ -102,6 +109,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.mask_rows: MaskRows | None = None  # of an adapter that acts on them alone
         self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
@@ -114,12 +122,13 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm, ``[R, d]``."""
-        dtype = torch.float32 if self.config.rope_fp32 else self.model.embed_tokens.weight.dtype
-        rope = rope_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        rope = rope_of(self.config, positions, self.model.embed_tokens.weight.dtype)
         return self.rotated(tokens, rope, attend)
 
     def rotated(self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """As `forward`, with the table of the positions made beforehand."""
+        if self.mask_rows is not None:
+            self.mask_rows.begin(tokens)
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, rope, attend)

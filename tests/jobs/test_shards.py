@@ -11,7 +11,7 @@ import pytest
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.shards import merge_shards
+from lopa_dist.jobs.shards import merge_shards, summed
 from lopa_dist.jobs.trace import trace
 from lopa_dist.parallel.launcher import World
 from tests.jobs.test_run import config, lines
@@ -91,9 +91,6 @@ def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) 
     file.write_text(json.dumps({**report, "seed": 5}))
     with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 5"):
         merge_shards(tmp_path / "array")
-    file.write_text(json.dumps(report | {"engine": report["engine"] | {"prefix_cache": "approximate"}}))
-    with pytest.raises(ValueError, match=r"engine\.prefix_cache was 'exact', is 'approximate'"):
-        merge_shards(tmp_path / "array")
     file.unlink()
     with pytest.raises(ValueError, match="no finished run of shard 1 of 3"):
         merge_shards(tmp_path / "array")
@@ -145,3 +142,11 @@ def test_the_input_s_digest_tells_what_other_shards_have(tmp_path: Path) -> None
         found.append(json.loads((tmp_path / "report.json").read_text())["whole_input"])
     assert found[0] == found[3]
     assert len(set(found)) == 3
+
+
+def test_a_shard_without_verdicts_takes_none_from_the_others(folder: Path) -> None:
+    without = json.loads((folder / "whole" / "report.json").read_text())
+    judged = without | {"accuracy": 0.75}
+    for reports in ([without, judged], [judged, without]):
+        assert summed(reports)["accuracy"] == 0.75
+    assert "accuracy" not in summed([without, without])

@@ -7,8 +7,10 @@ import math
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from lopa_dist.kernels.rope import apply_rope, rope_table
+from lopa_dist.kernels.rope import Llama3Scaling, apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 
 
@@ -83,6 +85,27 @@ def test_a_wide_table_rotates_in_fp32() -> None:
     table = rope_table(torch.arange(200) * 151, 64, 5e5, torch.float32)
     assert torch.equal(apply_rope(x, *table), apply_rope(x.float(), *table).bfloat16())
     assert not torch.equal(apply_rope(x, *table), apply_rope(x, *(part.bfloat16() for part in table)))
+
+
+@pytest.mark.parametrize("scaling", [Llama3Scaling(8.0, 1.0, 4.0, 8192), Llama3Scaling(32.0, 1.0, 4.0, 8192)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_llama3_frequencies_are_those_of_transformers(scaling: Llama3Scaling, head_dim: int) -> None:
+    """To the bit; there are some of each kind: kept, between, and divided."""
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 5e5, "factor": scaling.factor, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        },
+    )  # fmt: skip
+    wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1 / 5e5 ** (torch.arange(0, head_dim, 2) / head_dim)
+    assert torch.equal(scaling(plain), wanted)
+    kinds = [wanted == plain, (wanted - plain / scaling.factor).abs() < 1e-6 * wanted]
+    assert all(kind.any() for kind in (*kinds, ~(kinds[0] | kinds[1])))
+    cos, sin = rope_table(torch.tensor([9]), head_dim, 5e5, torch.float32, scaling)
+    assert torch.equal(cos[0, 0], (9 * wanted).cos().repeat(2))
+    assert torch.equal(sin[0, 0], (9 * wanted).sin().repeat(2))
 
 
 def test_rope_table_in_bf16_is_the_rounded_fp32_table() -> None:

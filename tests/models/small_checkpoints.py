@@ -139,6 +139,57 @@ KINDS = {
     ),
 }
 
+SAME_KINDS = {
+    "stable_diffcoder": Kind(  # its model_type is everybody's, and config.json names no mask token
+        HF
+        | {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "layer_norm_eps": None, "pad_token_id": 1}
+        | {"auto_map": {"AutoModelForCausalLM": "modeling_seed_diffcoder.SeedDiffcoderForCausalLM"}},
+        lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes)),
+    ),
+    "a2d_qwen3": Kind(
+        HF
+        | {"model_type": "a2d-qwen3", "head_dim": 16, "attention_bias": False, "tie_word_embeddings": True}
+        | {"block_size": 0, "mask_token_id": 79},
+        lambda **sizes: Qwen3ForCausalLM(Qwen3Config(**sizes)),
+        {"head_dim": 16},
+    ),
+    "a2d_qwen2_bd3lm": Kind(
+        HF | {"model_type": "a2d-qwen2", "block_size": 8, "mask_token_id": 79},
+        lambda **sizes: Qwen2ForCausalLM(Qwen2Config(**sizes)),
+    ),
+}
+"""Families whose arithmetic and decoding are those of one in `KINDS`."""
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+CAUSAL_KINDS = {
+    "i_dlm": Kind(
+        HF | {"model_type": "sdar", "head_dim": 16, "attention_bias": False, "mask_token_id": 79, "block_size": 3},
+        lambda **sizes: Qwen3ForCausalLM(Qwen3Config(**sizes)),
+        {"head_dim": 16},
+    ),
+    "qwen2": Kind(
+        HF | {"model_type": "qwen2", "tie_word_embeddings": True, "sliding_window": 131072, "max_window_layers": 2},
+        lambda **sizes: Qwen2ForCausalLM(Qwen2Config(**sizes)),
+    ),
+    "qwen3": Kind(
+        HF | {"model_type": "qwen3", "head_dim": 16, "attention_bias": False, "layer_types": ["full_attention"] * 2},
+        lambda **sizes: Qwen3ForCausalLM(Qwen3Config(**sizes)),
+        {"head_dim": 16},
+    ),
+    "llama": Kind(
+        HF | {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+        lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes)),
+    ),
+    "llama3": Kind(
+        HF | {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "rope_scaling": LLAMA3},
+        lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes)),
+        {"rope_scaling": LLAMA3},
+    ),
+}
+"""Every row sees what is before it."""
+
 
 def reference(kind: Kind) -> PreTrainedModel:
     """The transformers model, with weights so large that attention, biases and norms matter."""

@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.checkpoint import dream_config, save
+from lopa_dist.embedded.checkpoint import config_json, save
 from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.families import check_drafts
 from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
@@ -60,7 +61,7 @@ def weights_of(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], shards: int = 1) -> Path:
-    (folder / "config.json").write_text(json.dumps(dream_config(config)))
+    (folder / "config.json").write_text(json.dumps(config_json(config)))
     small_checkpoints.save(folder, weights, shards)
     return folder
 
@@ -162,7 +163,7 @@ def test_the_tensors_in_the_way_are_named(
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("model_type", ["llama", None])
+@pytest.mark.parametrize("model_type", ["mistral", None])
 def test_an_unknown_model_type_names_the_known_ones(model_type: str | None, folder: Path) -> None:
     edit_config(folder, model_type=model_type)
     with pytest.raises(CheckpointError, match=rf"{model_type!r} is not known; known: .*Dream"):
@@ -282,12 +283,35 @@ def test_a_name_that_can_be_no_hub_id() -> None:
         ("llada", {"include_qkv_bias": True}, "include_qkv_bias=True"),
         ("illada", {"layer_norm_eps": 1e-5}, "layer_norm_eps"),
         ("sdar", {"attention_bias": True}, "attention_bias=True"),
+        ("i_dlm", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling of type 'yarn' is not supported"),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4}}, "rope_scaling of type 'linear'"),
+        ("llama", {"attention_bias": True}, "attention_bias=True"),
+        ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        (
+            "llama",
+            {"auto_map": {"AutoModelForCausalLM": "mine.Mine"}},
+            "model_type 'llama' with auto_map=.*not a plain",
+        ),
+        ("sdar", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling of type 'yarn'"),
+        ("sdar", {"model_type": "sdar_moe"}, "model_type 'sdar_moe' is not known"),
+        ("sdar", {"model_type": "wedlm"}, "model_type 'wedlm' is not known"),
+        ("sdar", {"model_type": "diffusion_gemma"}, "model_type 'diffusion_gemma' is not known"),
+        ("sdar", {"model_type": "nemotron_labs_diffusion"}, "model_type 'nemotron_labs_diffusion' is not known"),
+        ("qwen3", {"mask_token_id": 5, "dlm_type": "llada"}, "model_type 'qwen3' with mask_token_id=5"),
+        ("qwen2", {"mask_token_id": 5}, "model_type 'qwen2' with mask_token_id=5: not a plain qwen2 model"),
+        ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types of 'sliding_attention'"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("qwen3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0"),
+        ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config="),
+        ("qwen3", {"model_type": "qwen3_moe"}, "model_type 'qwen3_moe' is not known; known: Dream, "),
     ],
 )
 def test_variants_that_would_compute_something_else_are_refused(
     kind: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    small_checkpoints.write(tmp_path, small_checkpoints.KINDS[kind], {})
+    kinds = small_checkpoints.KINDS | small_checkpoints.CAUSAL_KINDS
+    small_checkpoints.write(tmp_path, kinds[kind], {})
     read_config(tmp_path)
     edit_config(tmp_path, **change)
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -295,9 +319,99 @@ def test_variants_that_would_compute_something_else_are_refused(
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "name", "message"),
+    [
+        ({"block_size": 7}, "a", r"block_size=7 in a: SDAR's blocks are of 4, 8.*use_regular_causal"),
+        ({"block_size": 4}, "I-DLM-8B", r"block_size=4 in I-DLM-8B: .*Set use_regular_causal in config\.json"),
+        ({"block_size": ...}, "i-dlm-8b", "block_size=4 in i-dlm-8b"),
+        ({"block_size": 4}, "models--yifanyu--I-DLM-8B/snapshots/3f", "block_size=4 in yifanyu/I-DLM-8B"),
+    ],
+)
+def test_neither_sdar_nor_i_dlm_is_taken_for_the_other(
+    change: dict[str, Any], name: str, message: str, tmp_path: Path
+) -> None:
+    folder = small_checkpoints.write(tmp_path / name, small_checkpoints.KINDS["sdar"], {})
+    edit_config(folder, **change)
+    with pytest.raises(CheckpointError, match=message):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("block", [4, 8, 16, 32, 64, ..., 3])
+def test_sdar_is_sdar(block: Any, tmp_path: Path) -> None:
+    """Also where a parent folder is called otherwise, and with any blocks where config.json says that it is."""
+    folder = small_checkpoints.write(tmp_path / "i-dlm" / "SDAR-4B", small_checkpoints.KINDS["sdar"], {})
+    edit_config(folder, block_size=block, use_regular_causal=False if block == 3 else ...)
+    assert (read_config(folder).family, read_config(folder).block_size) == ("sdar", 4 if block is ... else block)
+
+
+@pytest.mark.parametrize(
+    "change", [{"block_size": block} for block in (1, 2, 3)] + [{"block_size": 4, "use_regular_causal": True}]
+)
+def test_i_dlm_is_i_dlm(change: dict[str, int], tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path, small_checkpoints.KINDS["sdar"], {})
+    edit_config(folder, **change)
+    assert (read_config(folder).family, read_config(folder).shift) == ("I-DLM", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "block"),
+    [
+        ("SDAR-4B-Chat-b32", ..., 32),
+        ("SDAR-4B-Chat-b32", 32, 32),
+        ("SDAR-4B-Chat", 8, 8),
+        ("TraDo-4B-Instruct", ..., 4),
+    ],
+)
+def test_blocks_of_sdar_checkpoints(name: str, said: Any, block: int, tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path / name, small_checkpoints.KINDS["sdar"], {})
+    edit_config(folder, block_size=said)
+    assert (read_config(folder).family, read_config(folder).block_size) == ("sdar", block)
+    if "b32" in name:
+        edit_config(folder, block_size=4)
+        with pytest.raises(CheckpointError, match="block_size=4, but the name SDAR-4B-Chat-b32 says 32"):
+            read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "family"),
+    [
+        ("Qwen3-0.6B-diffusion-mdlm-v0.1", ..., "a2d-qwen3"),
+        ("Qwen3-0.6B-diffusion-bd3lm-v0.1", ..., "a2d-qwen3-bd3lm"),
+        ("mine", 0, "a2d-qwen3"),
+        ("mine", 16, "a2d-qwen3-bd3lm"),
+    ],
+)
+def test_a2d_models_are_told_apart(name: str, said: Any, family: str, tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path / name, small_checkpoints.SAME_KINDS["a2d_qwen3"], {})
+    edit_config(folder, block_size=said)
+    config = read_config(folder)
+    assert (config.family, config.block_size) == (family, 16 if said == 16 else 32)
+    edit_config(folder, block_size=...)
+    if name == "mine":
+        with pytest.raises(CheckpointError, match=r"'a2d-qwen3': neither config\.json nor the name 'mine' says"):
+            read_config(folder)
+
+
 def test_theta_in_rope_parameters(folder: Path) -> None:
     edit_config(folder, rope_theta=..., rope_parameters={"rope_type": "default", "rope_theta": 123.0})
     assert read_config(folder).rope_theta == 123.0
+
+
+def test_a_model_without_a_mask_token_marks_unfilled_cells_with_an_id_of_no_token(tmp_path: Path) -> None:
+    """Also where its tokenizer has tokens behind the vocabulary; and it cannot draft."""
+    kind = small_checkpoints.CAUSAL_KINDS["qwen3"]
+    small_checkpoints.write(tmp_path, kind, small_checkpoints.weights_of(kind, small_checkpoints.reference(kind)))
+    config, model = read_config(tmp_path), load_model(tmp_path, torch.float32, CPU)
+    assert (config.mask_id, config.has_mask) == (config.vocab_size, False)
+    with pytest.raises(IndexError):
+        model.model.embed_tokens(torch.tensor([config.mask_id]))
+    check_drafts(config, 0)
+    with pytest.raises(
+        ValueError, match=r"decode\.drafts=3 needs a mask token.*qwen3 models have none.*decode.drafts=0"
+    ):
+        check_drafts(config, 3)
+    check_drafts(replace(config, mask_id=79), 3)
 
 
 def test_the_tokenizer_names_mask_and_end_of_turn(folder: Path) -> None:

@@ -18,18 +18,19 @@ from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
-from tests.models.small_checkpoints import KINDS, VOCABULARY, reference, weights_of, write
+from tests.models.small_checkpoints import CAUSAL_KINDS, KINDS, SAME_KINDS, VOCABULARY, reference, weights_of, write
 
 CPU = torch.device("cpu")
 Pair = tuple[Transformer, PreTrainedModel]
+ALL = KINDS | SAME_KINDS | CAUSAL_KINDS
 LENGTH, BLOCK = 26, 6
 PROMPT = 2 * BLOCK
 
 
-@pytest.fixture(params=KINDS, scope="module")
+@pytest.fixture(params=ALL, scope="module")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Our model, loaded from files, and the reference."""
-    kind = KINDS[request.param]
+    kind = ALL[request.param]
     other = reference(kind)
     folder = write(tmp_path_factory.mktemp(request.param), kind, weights_of(kind, other), shards=2)
     return load_model(folder, torch.float32, CPU), other
@@ -40,6 +41,8 @@ def mask_of(name: str, length: int) -> Tensor:
     place = torch.arange(length)
     if name == "all":
         return torch.ones(length, length, dtype=torch.bool)
+    if name == "causal":
+        return place[:, None] >= place
     if name == "full":
         return (place[:, None] >= PROMPT) | (place < PROMPT)
     return place[:, None] // BLOCK >= place // BLOCK
@@ -104,7 +107,7 @@ def new_pool(model: Transformer, sequences: int = 1) -> KVPool:
 
 
 @pytest.mark.parametrize("attention", ["torch", "plain"])
-@pytest.mark.parametrize("mask", ["all", "block_causal"])
+@pytest.mark.parametrize("mask", ["all", "block_causal", "causal"])
 def test_whole_sequence(pair: Pair, mask: str, attention: str) -> None:
     model, other = pair
     tokens, visible = tokens_of(1), mask_of(mask, LENGTH)
@@ -112,7 +115,7 @@ def test_whole_sequence(pair: Pair, mask: str, attention: str) -> None:
     assert (logits - wanted(other, tokens, visible)).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("mask", ["full", "block_causal"])
+@pytest.mark.parametrize("mask", ["full", "block_causal", "causal"])
 def test_behind_a_cached_prefix(pair: Pair, mask: str) -> None:
     model, other = pair
     tokens, visible, pool = tokens_of(2), mask_of(mask, LENGTH), new_pool(model)
@@ -140,10 +143,31 @@ def test_segments_of_branches_in_one_batch(pair: Pair, mask: str) -> None:
         assert (logits - right).abs().max() <= 1e-4
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("first", [0, 200])
+@pytest.mark.parametrize("pair", CAUSAL_KINDS, indirect=True)
+def test_causal_models_compute_what_transformers_does(pair: Pair, first: int) -> None:
+    """The plain form, with the reference's own causal mask, at low and high positions."""
+    model, other = pair
+    tokens, places, group = tokens_of(6), torch.arange(LENGTH), model.config.heads // model.config.kv_heads
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+        weights = (q @ k.transpose(1, 2) * model.config.head_dim**-0.5).masked_fill(
+            places[:, None] < places, -torch.inf
+        )
+        return (weights.softmax(-1) @ v).transpose(0, 1)
+
+    logits = model(tokens, places + first, attend) @ model.head_weight.T
+    right = other(tokens[None], position_ids=places[None] + first, use_cache=False).logits[0]
+    assert right.std() > 0.5
+    assert (logits - right).abs().max() <= 1e-5
+
+
 def test_conventions(tmp_path: Path) -> None:
     """Shift, pattern and ids of each family, as published."""
     found = {}
-    for name, kind in KINDS.items():
+    for name, kind in ALL.items():
         config = read_config(write(tmp_path / name, kind, {}))
         at = training_pattern(config)
         found[name] = (
@@ -156,8 +180,17 @@ def test_conventions(tmp_path: Path) -> None:
         "illada": (False, 5, 0, "full", "joint", "none", None, 32),
         "sdar": (False, 79, 78, "block_causal", "blocks", "block", 1, 4),
         "fast_dllm_v2": (True, 79, 78, "block_causal", "blocks", "block", 1, 8),
+        "stable_diffcoder": (False, 5, 1, "block_causal", "blocks", "block", 1, 4),
+        "a2d_qwen3": (False, 79, 78, "full", "joint", "none", None, 32),
+        "a2d_qwen2_bd3lm": (False, 79, 78, "block_causal", "blocks", "block", 1, 8),
+        "i_dlm": (True, 79, 78, "causal", "causal", "block", 1, 32),
+        "qwen2": (True, 80, 78, "causal", "causal", "block", 1, 32),
+        "qwen3": (True, 80, 78, "causal", "causal", "block", 1, 32),
+        "llama": (True, 80, 78, "causal", "causal", "block", 1, 32),
+        "llama3": (True, 80, 78, "causal", "causal", "block", 1, 32),
     }
-    assert [name for name in KINDS if read_config(tmp_path / name).rope_fp32] == ["llada"]
+    assert [name for name in ALL if not read_config(tmp_path / name).has_mask] == ["qwen2", "qwen3", "llama", "llama3"]
+    assert [name for name in ALL if read_config(tmp_path / name).rope_fp32] == ["llada"]
     narrow = replace(KINDS["llada"], config=KINDS["llada"].config | {"rope_full_precision": False})
     assert not read_config(write(tmp_path / "narrow", narrow, {})).rope_fp32
     dream = read_config(tmp_path / "dream")
@@ -191,13 +224,33 @@ PUBLISHED = {  # sizes in config.json, and the number of parameters that the mod
         | {"intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False},
         7_615_616_512,
     ),
+    "stable_diffcoder": (
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"intermediate_size": 14336, "vocab_size": 155136, "head_dim": 128},
+        8.25e9,
+    ),
+    "a2d_qwen3": (
+        {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+        | {"intermediate_size": 3072, "vocab_size": 151936, "head_dim": 128},
+        0.596e9,
+    ),
+    "i_dlm": (
+        {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"intermediate_size": 12288, "vocab_size": 151936, "head_dim": 128, "mask_token_id": 151669},
+        8.19e9,
+    ),
+    "llama3": (  # Llama 3.1 8B
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"intermediate_size": 14336, "vocab_size": 128256},
+        8_030_261_248,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes(name: str, tmp_path: Path) -> None:
     sizes, parameters = PUBLISHED[name]
-    config = read_config(write(tmp_path, replace(KINDS[name], config=KINDS[name].config | sizes), {}))
+    config = read_config(write(tmp_path, replace(ALL[name], config=ALL[name].config | sizes), {}))
     with torch.device("meta"):
         model = Transformer(config)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=1e-3)

@@ -1,0 +1,162 @@
+"""How far a causal model looks ahead in each step: how many masks stand behind which of the drafts.
+
+No text depends on it, so the choice may follow the load. In a device with time to spare, rows cost little, and many
+drafts bring many tokens a forward. In a full one a row that brings no token is wasted, and one token at a time is best.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from statistics import median
+
+import numpy as np
+
+from lopa_dist.decode.causal_rows import Lookahead, row_counts
+from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
+from lopa_dist.decode.state import HostState
+from lopa_dist.ragged import Ints
+
+MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
+DECAY = 0.998  # what a count of drafts is worth a step later
+REMEMBERED = 9  # steps of a size, of whose times the median counts
+EXPLORE = 64  # one in so many steps makes another choice, so that what is not chosen is known, too
+FIRST = ((2, 1), (2, 1), (0, 1))  # choices that a job begins with: cheap ones, of two sizes
+HOPE = 0.8  # probability that a draft is accepted, before any was
+Choice = tuple[int, int]
+"""Masks of a group, and groups."""
+
+
+class Acceptance:
+    """How often drafts were accepted by their depth in the chain, the older ones counting less."""
+
+    def __init__(self, deepest: int = MOST_DRAFTS) -> None:
+        self.tried = np.full(deepest, 1.0)
+        self.accepted = np.full(deepest, HOPE)
+
+    def count(self, drafts: Ints, accepted: Ints) -> None:
+        """Count a step: `drafts` ``[S]`` of each sequence, and how many of them were `accepted`."""
+        depth = np.arange(len(self.tried))
+        self.tried = DECAY * self.tried + ((depth < drafts[:, None]) & (depth <= accepted[:, None])).sum(0)
+        self.accepted = DECAY * self.accepted + (depth < accepted[:, None]).sum(0)
+
+    def ends(self, drafts: int) -> list[float]:
+        """Return with which probability a chain of so many drafts ends at each depth; ``[drafts + 1]``."""
+        reached = np.cumprod(np.append(1.0, (self.accepted / self.tried)[:drafts]))
+        return [*(reached[:-1] - reached[1:]).tolist(), float(reached[-1])]
+
+
+class StepTimes:
+    """How long a step takes by its rows: medians of those measured last, and straight lines between them."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, deque[tuple[int, float]]] = {}  # by size class: rows and seconds
+        self.points: list[tuple[float, float]] = []  # rows and seconds of each class, the fewest rows first
+        self.line = 0.0, 0.0  # seconds of a step without rows, and of a row, as all points together say
+
+    def measured(self, rows: int, seconds: float) -> None:
+        """Add a step."""
+        size = int(4 * np.log2(max(rows, 1)))  # a class has up to a fifth more rows than the one before
+        self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
+        self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
+        if len(self.points) > 1:
+            x, y = np.array(self.points).T
+            slope = max(float(np.polyfit(x, y, 1, w=1 / y)[0]), 0.0)
+            self.line = max(float((y - slope * x).mean()), 0.0), slope
+
+    def of(self, rows: float) -> float:
+        """Return the expected seconds of a step.
+
+        Beyond what was measured it follows the line, but no row takes longer there than the nearest one measured, and
+        more rows take no less time than fewer.
+        """
+        if not self.points:
+            return 1.0
+        at = bisect_left(self.points, (rows, 0.0))
+        if 0 < at < len(self.points):
+            (low_rows, low), (high_rows, high) = self.points[at - 1 : at + 1]
+            return low + (high - low) * (rows - low_rows) / (high_rows - low_rows)
+        near_rows, near = self.points[min(at, len(self.points) - 1)]
+        bounds = sorted((near, near * rows / near_rows))
+        return min(max(self.line[0] + self.line[1] * rows, bounds[0]), bounds[1])
+
+
+class LookaheadPolicy:
+    """Chooses the masks of every step of one replica.
+
+    With a number of drafts it is always that, and `DecodeConfig.groups` groups. With ``drafts=auto`` it is what brings
+    most tokens a second, by the acceptance and the times of this job's own steps. The times differ from rank to rank:
+    so each rank makes a proposal, and all follow that of the first (`Lockstep`).
+
+    Args:
+        config: `drafts` and `groups` are read.
+    """
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self.causal, self.auto = config.causal, config.drafts == "auto"
+        self.choice: Choice = FIRST[0] if self.auto else (config.max_chain * config.causal, config.groups)
+        self.acceptance, self.times = Acceptance(config.max_chain), StepTimes()
+        self.steps = 0
+        self.began: float | None = None  # when the last step began, of which the time counts
+        self.rows = 0  # of that step
+        self.chosen: dict[int, int] = {}  # steps by masks of a group
+
+    def lookahead(self) -> Lookahead:
+        """Return how far the next step looks ahead, by `choice`."""
+        masks, groups = self.choice
+        ends = self.acceptance.ends(masks)
+        depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
+        return Lookahead(masks, tuple(depths))
+
+    def begin(self, host: HostState) -> Lookahead:
+        """Begin a step, whose time is measured, of the sequences `host`; returns its `lookahead`."""
+        ahead = self.lookahead()
+        self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
+        if self.auto:
+            now = time.perf_counter()
+            if self.began is not None:
+                self.times.measured(self.rows, now - self.began)
+            prefill = ((host.committed < 0) & (host.branches > 0)).any()
+            self.began = None if prefill else now
+            self.rows = int(row_counts(host, ahead)[1].sum())
+        return ahead
+
+    def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
+        """Count what became of a step's drafts, and make the next step by `choice`, which all ranks follow."""
+        self.choice = choice
+        if not self.causal:
+            return
+        drafted = (before.drafts > 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
+        if drafted.any():
+            self.acceptance.count(before.drafts[drafted], after.accepted[drafted])
+
+    def propose(self, host: HostState) -> Choice:
+        """Return what this rank would do in the next step."""
+        if not self.auto:
+            return self.choice
+        self.steps += 1
+        if self.steps < len(FIRST):
+            return FIRST[self.steps]
+        sequences = int((host.branches > 0).sum())
+        ranked = sorted(self.choices(), key=lambda choice: -self.tokens_a_second(choice, sequences))
+        return ranked[1 + self.steps // EXPLORE % 3] if self.steps % EXPLORE == 0 else ranked[0]
+
+    def choices(self) -> list[Choice]:
+        """Return what may be chosen: groups behind the last draft alone, behind a quarter of all depths, behind all."""
+        counts = {masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1} for masks in MASKS}
+        return [(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
+
+    def tokens_a_second(self, choice: Choice, sequences: int) -> float:
+        """Return what so many sequences would bring if every step were made by a choice.
+
+        A step behind an end that had a group has a chain of drafts; one behind another end has none, and brings one
+        token. So of ``2 - covered`` steps one has a chain.
+        """
+        masks, groups = choice
+        ends = self.acceptance.ends(masks)
+        tokens = 1 + sum(depth * p for depth, p in enumerate(ends))
+        covered = ends[-1] + sum(sorted(ends[:-1], reverse=True)[: groups - 1])
+        chain, cold = 1 + masks + groups * masks, 1 + masks
+        seconds = self.times.of(sequences * chain) + (1 - covered) * self.times.of(sequences * cold)
+        return sequences * (tokens + 1 - covered) / seconds

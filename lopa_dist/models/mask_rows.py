@@ -1,0 +1,82 @@
+"""A LoRA adapter that acts on rows of masks alone, beside the base model's products.
+
+So a causal model drafts with an adapter and writes its own text: I-DLM's adapter for Qwen3 works like this (arXiv
+2604.11035). A projection computes all rows with the base weights. Then what the adapter adds is put into the rows whose
+token is the mask, and no other row is touched: it keeps its bits by construction. The adapter's two narrow products are
+computed for all rows, too, because shapes must not depend on the tokens in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Pair = tuple[Tensor, Tensor]
+"""A ``[r, in]`` and B ``[out, r]``, the scale included."""
+
+
+class MaskRows:
+    """Which rows of the running forward are masks; all adapted projections of a model share it."""
+
+    def __init__(self, mask_id: int) -> None:
+        self.mask_id = mask_id
+        self.rows = torch.empty(0, 1, dtype=torch.bool)  # [R, 1]
+
+    def begin(self, tokens: Tensor) -> None:
+        """Take the tokens ``[R]`` of a forward."""
+        self.rows = (tokens == self.mask_id)[:, None]
+
+    @contextmanager
+    def only(self, rows: Tensor | slice) -> Iterator[None]:
+        """Work on some of the forward's rows inside the context."""
+        every = self.rows
+        self.rows = every[rows]
+        yield
+        self.rows = every
+
+
+class MaskRowAdapter:
+    """What an adapter adds to a projection, or to several side by side: for each its outputs and its pair, if any."""
+
+    def __init__(self, masks: MaskRows, parts: Sequence[tuple[int, Pair | None]]) -> None:
+        self.masks, self.parts = masks, tuple(parts)
+
+    def attach(self, projection: nn.Module) -> None:
+        """Make a projection add it, before any other hook sees the output."""
+        projection.adapter = self  # type: ignore[assignment]
+        projection.register_forward_hook(self._hook, prepend=True)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """The output ``[R, N]`` for input x ``[R, K]``, where the base projection's is y."""
+        outputs = []
+        for own, (_, pair) in zip(y.split([size for size, _ in self.parts], -1), self.parts, strict=True):
+            if pair is None:
+                outputs.append(own)
+            else:
+                added = F.linear(F.linear(x, pair[0]), pair[1])
+                outputs.append(torch.where(self.masks.rows, own + added, own))
+        return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+
+    def _hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        return self.add(inputs[0], output)
+
+
+def adapter_of(projection: nn.Module) -> MaskRowAdapter | None:
+    """What is attached to a projection."""
+    return getattr(projection, "adapter", None)
+
+
+def attach_joined(whole: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Attach to one projection what is attached to those that it computes side by side."""
+    adapters = [adapter_of(part) for part in parts]
+    first = next((adapter for adapter in adapters if adapter is not None), None)
+    if first is None:
+        return
+    pairs = [None if adapter is None else adapter.parts[0][1] for adapter in adapters]
+    sizes = [len(part.weight) for part in parts]  # type: ignore[arg-type]
+    MaskRowAdapter(first.masks, list(zip(sizes, pairs, strict=True))).attach(whole)
