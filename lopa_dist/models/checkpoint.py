@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -64,11 +65,11 @@ def load_model(
     config = read_config(folder, adapter.folder if adapter is not None and of_masks else None)
     with torch.device("meta"):
         model = Transformer(config)
-    wanted = model.state_dict()
+    wanted = places(model)
     if config.tied:
         wanted.pop("lm_head.weight")
     ours = {checkpoint_name(config.family, name): name for name in wanted}  # the checkpoint's name -> ours
-    shapes = {theirs: list(wanted[name].shape) for theirs, name in ours.items()}
+    shapes = {theirs: wanted[name].shape for theirs, name in ours.items()}
     copy = checkpoint_name(config.family, "lm_head.weight") if config.tied else None  # some write the tied copy too
     stored = {name: at for name, at in stored_tensors(weight_files(folder)).items() if name != copy}
     compare(folder, {name: shape for name, (_, shape) in stored.items()}, shapes)
@@ -77,7 +78,7 @@ def load_model(
         if config.tied and adapter.whole:
             raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
         if of_masks:
-            outside = [name for name in (*adapter.pairs, *adapter.whole) if ".layers." not in ours[name]]
+            outside = [name for name in adapter.pairs if ".layers." not in ours[name] or wanted[ours[name]].at]
             if outside or adapter.whole:
                 names = ", ".join(outside or adapter.whole)
                 raise CheckpointError(f"{adapter.folder}: with model.lora_rows=masks it cannot change {names}")
@@ -95,7 +96,14 @@ def load_model(
                 weight = merged if comm.size == 1 else merged[own].clone()
             else:
                 weight = weight[own].to(device)
-        loaded[ours[name]] = weight.to(dtype)
+        place = wanted[ours[name]]
+        if place.at:
+            if place.parameter not in loaded:
+                shape = model.get_parameter(place.parameter).shape
+                loaded[place.parameter] = torch.empty(shape, dtype=dtype, device=device)
+            loaded[place.parameter][place.at] = weight
+        else:
+            loaded[place.parameter] = weight.to(dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
     if config.tied:
         embedding = model.model.embed_tokens.weight
@@ -107,6 +115,32 @@ def load_model(
     if quantization != "none":
         quantize(model, quantization)
     return model
+
+
+class Place(NamedTuple):
+    """Where a tensor of a checkpoint belongs: a parameter, or a part of one."""
+
+    parameter: str
+    shape: list[int]
+    at: tuple[int, ...] = ()  # index of the part
+
+
+def places(model: Transformer) -> dict[str, Place]:
+    """All tensors that make a model, by transformers' names; an expert's projections are parts of stacked ones."""
+    found: dict[str, Place] = {}
+    for name, parameter in model.state_dict().items():
+        base, _, last = name.rpartition(".")
+        shape = list(parameter.shape)
+        if last == "gate_up":
+            for expert in range(shape[0]):
+                for half, projection in enumerate(("gate_proj", "up_proj")):
+                    found[f"{base}.experts.{expert}.{projection}.weight"] = Place(name, shape[2:], (expert, half))
+        elif last == "down":
+            for expert in range(shape[0]):
+                found[f"{base}.experts.{expert}.down_proj.weight"] = Place(name, shape[1:], (expert,))
+        else:
+            found[name] = Place(name, shape)
+    return found
 
 
 def attach(

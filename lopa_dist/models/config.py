@@ -8,6 +8,17 @@ from lopa_dist.kernels.rope import Llama3Scaling
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The mixture of experts in a model's layers."""
+
+    count: int
+    chosen: int  # by a row
+    size: int  # of an expert's inner rows
+    router: str  # key of `experts.ROUTERS`
+    renormalise: bool  # the chosen experts' weights are made to sum to 1
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape and conventions of one diffusion language model.
 
@@ -37,6 +48,7 @@ class ModelConfig:
     rope_fp32: bool = False  # queries and keys are rotated in fp32, whatever the weights' precision
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
     rope_scaling: Llama3Scaling | None = None
+    experts: Experts | None = None  # instead of one feed-forward a layer
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
 
     @property

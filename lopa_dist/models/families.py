@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lopa_dist.kernels.rope import Llama3Scaling
-from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.config import Experts, ModelConfig
 from lopa_dist.models.files import unsupported
 
 
@@ -59,6 +59,7 @@ HF_ONLY: dict[str, Any] = {
     "hidden_act": "silu", "use_sliding_window": False, "use_mrope": False, "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }  # fmt: skip
+QWEN3_MOE_ONLY = HF_ONLY | {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
 """Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
 
 
@@ -79,6 +80,7 @@ class Family:
     block_size: int = 32  # it was trained with, or is usually decoded with
     block_key: str | None = None  # key of config.json that knows better
     sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of so many tokens
+    router: str | None = None  # key of `experts.ROUTERS`, of mixtures of experts
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
 
 
@@ -128,6 +130,14 @@ FAMILIES = {
     "sdar": Family(  # SDAR: Qwen3's layout
         pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=HF_ONLY | {"attention_bias": False}, block_size=4, block_key="block_size",
+    ),
+    "sdar_moe": Family(  # SDAR-30B-A3B: Qwen3-MoE's layout
+        pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        only=QWEN3_MOE_ONLY, block_size=4, block_key="block_size", router="softmax",
+    ),
+    "rnd1": Family(  # RND1: Qwen3-MoE's layout
+        pattern="vanilla", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        only=QWEN3_MOE_ONLY, router="softmax",
     ),
     "Fast_dLLM_Qwen": Family(  # Fast-dLLM v2: Qwen2's layout
         pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
@@ -212,14 +222,14 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
                     f"model_type {kind!r} with {key}={raw[key]!r}: not a plain {kind} model but one with code or masks "
                     "of its own, which is not known"
                 )
-    if kind != "sdar":
+    if kind not in ("sdar", "sdar_moe"):
         return kind
     block, causal = block_size(FAMILIES[kind], raw, name), raw.get("use_regular_causal")
-    if causal or (causal is None and block in I_DLM_BLOCKS):
+    if kind == "sdar" and (causal or (causal is None and block in I_DLM_BLOCKS)):
         return "I-DLM"
     if causal is None and (block not in SDAR_BLOCKS or "i-dlm" in name.lower()):
         raise ValueError(
-            f"model_type 'sdar' with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
+            f"model_type {kind!r} with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
             f"{', '.join(map(str, SDAR_BLOCKS))} tokens, and I-DLM models have this model_type, too. Set "
             "use_regular_causal in config.json: false for SDAR, true for I-DLM"
         )
@@ -266,6 +276,7 @@ def model_config(
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
         eos_ids=eos,
         pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
+        experts=experts(family, raw),
         block_size=block_size(family, raw, name),
     )
 
@@ -281,6 +292,19 @@ def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
     if said and named and int(named[1]) != said:
         raise ValueError(f"block_size={said}, but the name {name} says {named[1]}; correct whichever is wrong")
     return said or (int(named[1]) if named else family.block_size)
+
+
+def experts(family: Family, raw: dict[str, Any]) -> Experts | None:
+    """A mixture's experts, if it is one."""
+    if family.router is None:
+        return None
+    return Experts(
+        count=raw["num_experts"],
+        chosen=raw["num_experts_per_tok"],
+        size=raw["moe_intermediate_size"],
+        router=family.router,
+        renormalise=raw["norm_topk_prob"],
+    )
 
 
 def rope_options(raw: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
 Checkpoints are loaded into it, training runs it with dense masked attention, and engines run its weights as `fused` has
-them. The layout is LLaMA's with two options: biases on q, k and v (Qwen2) and normalised q and k (Qwen3). Parameter
+them. The layout is LLaMA's with some options: biases on q, k and v (Qwen2), normalised q and k (Qwen3), and experts
+instead of a feed-forward (Qwen3-MoE). Parameter
 names are transformers' for those models; `families.py` says what else a checkpoint may call them.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import MaskRows
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -82,7 +84,8 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
-        self.mlp = MLP(config)
+        experts = config.experts
+        self.mlp = MLP(config) if experts is None else SparseMLP(config.hidden_size, experts)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[R, d] -> [R, d]``."""
