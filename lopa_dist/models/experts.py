@@ -37,16 +37,39 @@ def softmax(x: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
     return chosen, weights / weights.sum(-1, keepdim=True) if gate.experts.renormalise else weights
 
 
-ROUTERS: dict[str, Callable[[Tensor, Gate], tuple[Tensor, Tensor]]] = {"softmax": softmax}
+def grouped_sigmoid(x: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
+    """The experts with the highest scores and biases, in the groups whose best two have most (DeepSeek-V3, LLaDA2).
+
+    An expert's score is the sigmoid of its logit, in fp32. The bias only decides who is chosen, the score alone how
+    much an expert weighs.
+    """
+    experts = gate.experts
+    score = F.linear(x.float(), gate.weight.float()).sigmoid()
+    assert gate.expert_bias is not None
+    rank = (score + gate.expert_bias.float()).unflatten(-1, (experts.groups, -1))  # [R, groups, experts of a group]
+    best = rank.topk(2, -1).values.sum(-1).topk(experts.chosen_groups, -1).indices
+    open_groups = torch.zeros_like(rank[..., 0], dtype=torch.bool).scatter(-1, best, True)
+    chosen = rank.masked_fill(~open_groups[..., None], -torch.inf).flatten(-2).topk(experts.chosen, -1).indices
+    weights = score.gather(-1, chosen)
+    if experts.renormalise and experts.chosen > 1:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * experts.scale
+
+
+ROUTERS: dict[str, Callable[[Tensor, Gate], tuple[Tensor, Tensor]]] = {
+    "softmax": softmax,
+    "grouped_sigmoid": grouped_sigmoid,
+}
 """How experts are chosen, by name."""
 
 
 class SparseMLP(nn.Module):
     """SwiGLU feed-forwards of which each row goes through some; the weights of all are stacked."""
 
-    def __init__(self, hidden_size: int, experts: Experts) -> None:
+    def __init__(self, hidden_size: int, experts: Experts, shared: nn.Module | None = None) -> None:
         super().__init__()
         self.experts = experts
+        self.shared_experts = shared  # all rows go through it
         self.gate = Gate(hidden_size, experts)
         self.gate_up = nn.Parameter(torch.zeros(experts.count, 2, experts.size, hidden_size))  # the gates first
         self.down = nn.Parameter(torch.zeros(experts.count, hidden_size, experts.size))
@@ -61,7 +84,8 @@ class SparseMLP(nn.Module):
         if self.gather is not None:
             hidden = self.gather(hidden[groups.place.flatten()])[groups.choice]
         out = weighted_sum(expert_linear(hidden, self.down, groups), groups, weights)
-        return out if self.gather is None else self.gather(out)
+        out = out if self.gather is None else self.gather(out)
+        return out if self.shared_experts is None else out + self.shared_experts(x)
 
     def keep(self, inner: slice, outer: slice, gather: Callable[[Tensor], Tensor]) -> None:
         """Keep a tensor rank's part of every expert: of its inner rows, and of its outputs."""

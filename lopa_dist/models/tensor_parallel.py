@@ -50,8 +50,12 @@ def check(config: ModelConfig, ranks: int) -> None:
         "heads": config.heads,
         "K/V heads": config.kv_heads,
         "hidden size": config.hidden_size,
-        "intermediate size": config.intermediate_size if config.experts is None else config.experts.size,
+        "intermediate size": config.intermediate_size,
     }
+    if config.experts is not None:
+        sizes["experts' size"] = config.experts.size
+        if not config.experts.dense_layers:
+            del sizes["intermediate size"]
     uneven = [f"{size} {name}" for name, size in sizes.items() if size % ranks]
     if uneven:
         raise ValueError(f"parallel.tensor={ranks} does not divide the model's {' and '.join(uneven)}")

@@ -28,7 +28,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 def rope_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`rope_table` of ``positions [R]``, in the weights' `dtype` unless the model rotates in fp32."""
     dtype = torch.float32 if config.rope_fp32 else dtype
-    return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling)
+    return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling, config.rotated)
 
 
 class RMSNorm(nn.Module):
@@ -66,14 +66,23 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def feed_forward(config: ModelConfig, layer: int) -> MLP | SparseMLP:
+    """What a layer has: one feed-forward, or experts."""
+    experts = config.experts
+    if experts is None or layer < experts.dense_layers:
+        return MLP(config.hidden_size, config.intermediate_size)
+    shared = MLP(config.hidden_size, experts.shared) if experts.shared else None
+    return SparseMLP(config.hidden_size, experts, shared)
 
 
 class Layer(nn.Module):
@@ -84,8 +93,7 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
-        experts = config.experts
-        self.mlp = MLP(config) if experts is None else SparseMLP(config.hidden_size, experts)
+        self.mlp = feed_forward(config, layer)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[R, d] -> [R, d]``."""

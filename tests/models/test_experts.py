@@ -95,7 +95,7 @@ def test_tensor_ranks_have_their_columns_of_every_expert(folder: Path) -> None:
         mine = [part.model.layers[number].mlp for _, part in parts]
         assert torch.equal(torch.cat([m.gate_up for m in mine], 2), layer.mlp.gate_up)
         assert torch.equal(torch.cat([m.down for m in mine], 1), layer.mlp.down)
-    with pytest.raises(ValueError, match="does not divide the model's 32 intermediate size"):
+    with pytest.raises(ValueError, match="does not divide the model's 32 experts' size"):
         check(replace(model.config, heads=3, kv_heads=3, hidden_size=48), 3)
 
 
