@@ -43,7 +43,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 DECODINGS = {
-    "lopa": ["decode=embedded_lopa", "decode.score=gain", "decode.branches=7"],
+    "lopa": ["decode=embedded_lopa", "decode.branches=7"],
     "verified": ["decode=embedded"],
 }
 
@@ -51,8 +51,9 @@ DECODINGS = {
 def start(folder: Path, ranks: int, sequences: int, problems: int, decoding: str) -> subprocess.Popen[bytes]:
     """The main job; one rank needs no torchrun."""
     launcher = [*TORCHRUN, str(ranks)] if ranks > 1 else []
+    branches = [f"decode.branches={ranks - 1}"] if decoding == "verified" else []  # one on each rank
     command = [
-        sys.executable, *launcher, "-m", "lopa_dist", *DECODINGS[decoding], f"parallel.branch={ranks}",
+        sys.executable, *launcher, "-m", "lopa_dist", *DECODINGS[decoding], *branches, f"parallel.branch={ranks}",
         "parallel.threads=1", f"task.limit={problems}", f"engine.max_sequences={sequences}", f"hydra.run.dir={folder}",
         "logging.wandb.mode=disabled", "logging.plots=false", "logging.progress=never",
     ]  # fmt: skip

@@ -82,7 +82,7 @@ def measure(sequences: int, problems: int) -> list[dict[str, Any]]:
     replay = Replay()
     loop.layout = replay.layout  # type: ignore[attr-defined]
     Runner.forward = lambda runner, prepared: replay.run(runner, prepared)  # type: ignore[assignment, method-assign]
-    decode = DecodeConfig(branches=7, block_size=16, max_new_tokens=64)
+    decode = DecodeConfig(verify="confidence", drafts=0, branches=7, block_size=16, max_new_tokens=64)
     engine = builder.engine(decode, EngineConfig(sequences))
     began = time.process_time()
     for _ in engine.generate(requests):

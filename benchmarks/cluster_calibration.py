@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.cluster_simulator import Gains
-from benchmarks.embedded import BASE, drafted, requests_of
+from benchmarks.embedded import BASE, UNVERIFIED, drafted, requests_of
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.draft_rows import rows_of_branch
@@ -123,7 +123,7 @@ def measure_gains(job: tuple[str, int]) -> tuple[str, Measured]:
     """The gains of the setting of this name, of so many problems."""
     name, problems = job
     builder, watch = builder_here(), Watch()
-    config = DecodeConfig(**{**BASE, **SETTINGS[name]})
+    config = DecodeConfig(**{**UNVERIFIED, **BASE, **SETTINGS[name]})
     engine = builder.engine(config, EngineConfig(32), on_step=watch)
     done = list(engine.generate(problems_of(builder, problems)))
     steps = np.array(watch.steps, int)
@@ -170,7 +170,7 @@ def time_steps(name: str, sequences: int, seconds: float, together: Barrier, fou
             steps.append((int(engine.ended.rows.rows.sum()), now[0] - before[0], now[1] - before[1]))
         last[:] = [now]
 
-    config = DecodeConfig(**{**BASE, **SETTINGS[name]})
+    config = DecodeConfig(**{**UNVERIFIED, **BASE, **SETTINGS[name]})
     powers = [2**n for n in range(sequences.bit_length())]
     engines = [builder.engine(config, EngineConfig(n), on_step=note) for n in powers]
     together.wait()

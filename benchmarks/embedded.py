@@ -2,13 +2,11 @@
 
     python -m benchmarks.embedded                 # everything: 500 held-out problems a setting
     python -m benchmarks.embedded --part grid     # k x tau_conf of the published rule
-    python -m benchmarks.embedded --part front    # score, alpha, tau_look, lookahead, and the control
+    python -m benchmarks.embedded --part front    # variants of lookahead, and the control
     python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
     python -m benchmarks.embedded --part depths   # branches x drafts
-    python -m benchmarks.embedded --part baselines    # rules of others
     python -m benchmarks.embedded --part temperatures # sampled answers
     python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows a token
-    python -m benchmarks.embedded --part kept --problems 2000   # K/V of filled tokens kept within the window
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
@@ -45,6 +43,10 @@ from lopa_dist.tasks.task import Item, Task
 
 RESULTS = Path(__file__).parent / "results"
 BASE = {"block_size": 16, "max_new_tokens": 64, "branches": 0}
+UNVERIFIED: dict[str, Any] = {
+    "verify": "confidence",
+    "drafts": 0,
+}  # under `BASE`; results are keyed without it
 BRANCHES, THRESHOLDS = (0, 1, 3, 7, 15), (0.95, 0.9, 0.8, 0.7)
 LEFT_TO_RIGHT = {"tau_conf": 1.0, "force": "leftmost", "max_active_blocks": 1}
 
@@ -64,24 +66,13 @@ def front() -> list[tuple[str, Setting]]:
     named: list[tuple[str, Setting]] = []
     for extra in (1, 2):
         named += [("control", {"extra_fill": extra, "tau_conf": t}) for t in THRESHOLDS]
-    for k in (1, 2, 3, 7):
-        named += [("nested", {"branches": k, "lookahead": "nested", "tau_conf": t}) for t in (0.9, 0.8)]
     for variant in (
         {"tau_look": 0.5},
-        {"alpha": 0.5, "confidence": "probability"},
         {"confidence": "probability"},
-        {"score": "gain"},
-        {"score": "lowest_fraction"},
-        {"force": "window"},
         {"window_attention": "block_causal"},
         {"boundary": "stale"},
     ):
         named.append(("LoPA variant", {"branches": 3, **variant}))
-    for k in (3, 7):
-        named += [("LoPA variant", {"branches": k, "score": "gain", "tau_conf": t}) for t in (0.95, 0.8, 0.7)]
-    named.append(("LoPA variant", {"branches": 7, "score": "gain"}))
-    for variant in ({"score": "gain"}, {"tau_look": 0.5}, {"alpha": 0.5, "confidence": "probability"}):
-        named.append(("nested variant", {"branches": 3, "lookahead": "nested", **variant}))
     named.append(("plain variant", {"window_attention": "block_causal"}))
     named.append(("plain variant", {"boundary": "stale"}))
     named.append(("plain variant", {"cache": "none"}))
@@ -112,17 +103,6 @@ def depths() -> list[tuple[str, Setting]]:
     return [("verified", drafted(k, m)) for k, m in [*grid_of, (7, 1), (7, 4)]]
 
 
-def baselines() -> list[tuple[str, Setting]]:
-    """Rules of others: how many tokens to fill unverified, and branches that are plain steps (FreeDave)."""
-    steps = {"branches": 7, "lookahead": "nested"}
-    return [
-        ("factor", {"fill": "factor", "fill_level": 1.0}),
-        ("Frechet", {"fill": "frechet", "fill_level": 0.25}),
-        ("FreeDave, subset", {"verify": "plain_subset", **steps}),
-        ("FreeDave, exact match", {"verify": "plain_exact", **steps}),
-    ]
-
-
 def temperatures() -> list[tuple[str, Setting]]:
     """Plain decoding and verified lookahead of sampled tokens, and sampling from left to right, one token at a time."""
     return [("left to right, sampled", {**LEFT_TO_RIGHT, "temperature": 1.0})] + [
@@ -142,31 +122,12 @@ def blocks() -> list[tuple[str, Setting]]:
     ]
 
 
-def kept() -> list[tuple[str, Setting]]:
-    """K/V of filled tokens kept within the window (cache=token), with many blocks, two, and one."""
-    many = [
-        ("verified, tokens kept", drafted(0, 10)),
-        ("plain, tokens kept", {"tau_conf": 0.9}),
-        ("control, tokens kept", {"extra_fill": 1}),
-        ("verified, branches, tokens kept", drafted(7, 1)),
-        ("LoPA, tokens kept", {"branches": 7}),
-    ]
-    few = [
-        ("verified, 2 blocks, tokens kept", drafted(0, 10, max_active_blocks=2)),
-        ("verified, 1 block, tokens kept", drafted(0, 6, max_active_blocks=1)),
-        ("plain, 1 block, tokens kept", {"tau_conf": 0.9, "max_active_blocks": 1}),
-        ("control, 1 block, tokens kept", {"extra_fill": 1, "max_active_blocks": 1}),
-    ]
-    return [(name, {**setting, "cache": "token"}) for name, setting in many + few]
-
-
 def final() -> list[tuple[str, Setting]]:
     """What the README quotes, on problems that no choice was made on."""
     return [
         ("left to right", dict(LEFT_TO_RIGHT)),
         ("plain", {"tau_conf": 0.9}),
         ("verified, draft rows", drafted(0, 10)),
-        ("verified, tokens kept", drafted(0, 10, cache="token")),
         ("verified, branches", drafted(7, 1)),
         ("LoPA published", {"branches": 7}),
         ("LoPA published", {"branches": 1}),
@@ -189,16 +150,14 @@ PARTS = {
     "front": (front, 1),
     "verified": (verified, 1),
     "depths": (depths, 1),
-    "baselines": (baselines, 1),
     "temperatures": (temperatures, 1),
     "blocks": (blocks, 1),
-    "kept": (kept, 1),
     "final": (final, 2),
     "eight_bits": (eight_bits, 1),
 }
 
 
-MOST = {"LoPA published": 500, "LoPA, tokens kept": 500}
+MOST = {"LoPA published": 500}
 """Most problems of a setting: its eight windows a step make it slow on a CPU."""
 
 
@@ -216,7 +175,7 @@ def measure(setting: Setting, problems: int, seed: int) -> dict[str, Any]:
     """Run one setting in this process, on one thread."""
     torch.set_num_threads(1)
     quantization = setting.get("quantization", "none")
-    config = DecodeConfig(**{**BASE, **{k: v for k, v in setting.items() if k != "quantization"}})
+    config = DecodeConfig(**{**UNVERIFIED, **BASE, **{k: v for k, v in setting.items() if k != "quantization"}})
     builder = EngineBuilder(ModelOptions(quantization=quantization, dtype="fp32"), torch.device("cpu"))
     builder.load(warn=False)
     task = Arithmetic(problems, "held_out", seed)
@@ -306,7 +265,7 @@ def span(chosen: list[dict[str, Any]]) -> str:
 
 
 def picture(results: list[dict[str, Any]]) -> str:
-    """Accuracy against TPF: plain, published LoPA by k, nested by k, the control."""
+    """Accuracy against TPF: plain, published LoPA by k, the control."""
 
     def paint(axes: Any) -> None:
         def line(label: str, style: str, chosen: list[dict[str, Any]], color: str) -> None:
@@ -323,12 +282,6 @@ def picture(results: list[dict[str, Any]]) -> str:
         line("plain, tau 0.95 to 0.7", "o-", [r for r in seed1 if r["name"] == "plain"], "#1f2933")
         published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"].get("tau_conf", 0.9) == 0.9]
         line(f"LoPA as published, k = {span(published)}, tau 0.9", "s-", published, "#dc2626")
-        gain = [r for r in seed1 if r["setting"].get("score") == "gain" and r["setting"].get("lookahead") != "nested"]
-        gain = [r for r in gain if r["setting"].get("tau_conf", 0.9) == 0.9]
-        if gain:
-            line(f"LoPA, branches scored by gain, k = {span(gain)}, tau 0.9", "P-", gain, "#059669")
-        nested = [r for r in seed1 if r["name"] == "nested" and r["setting"].get("tau_conf", 0.9) == 0.9]
-        line(f"nested lookahead, k = {span(nested)}, tau 0.9", "D-", nested, "#2563eb")
         for extra, style in ((1, "^--"), (2, "v--")):
             control = [r for r in seed1 if r["name"] == "control" and r["setting"]["extra_fill"] == extra]
             line(f"control: +{extra} a step, unverified", style, control, "#94a3b8")
@@ -399,7 +352,7 @@ def main() -> None:
         if name == "verified":
             console.print(f"picture: {RESULTS / comparison(rows)}")
     everything = list(load().results.values())
-    if {"plain", "control", "nested"} <= {r["name"] for r in everything}:
+    if {"plain", "control"} <= {r["name"] for r in everything}:
         console.print(f"picture: {RESULTS / picture(everything)}")
 
 

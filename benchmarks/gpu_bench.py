@@ -18,7 +18,6 @@ from itertools import pairwise
 import torch
 
 from benchmarks.roofline import Bar, Deadline, Machine
-from lopa_dist.engine.profile import synchronize
 from lopa_dist.engine.static_runner import Replay
 from lopa_dist.engine.statistics import device_mark
 from lopa_dist.models.config import ModelConfig
@@ -135,7 +134,7 @@ def median_ms(
         begin = device_mark(device)
         function()
         marks.append((begin, device_mark(device)))
-    synchronize(device)
+    torch.cuda.synchronize(device)
     return statistics.median(begin.elapsed_time(end) for begin, end in marks[2:])
 
 

@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,6 @@ from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.profile import windows
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import FUSED, Runners
 from lopa_dist.engine.static_runner import StaticRunner
@@ -121,8 +119,26 @@ def toy_case(case: Case) -> Case:
 def decoding(case: Case) -> DecodeConfig:
     """How a case is decoded: one block of its window at a time."""
     return DecodeConfig(
-        branches=case.branches - 1, block_size=case.window, max_active_blocks=1, max_new_tokens=BLOCKS * case.window,
+        verify="confidence", drafts=0, branches=case.branches - 1,
+        block_size=case.window, max_active_blocks=1, max_new_tokens=BLOCKS * case.window,
         boundary="stale", stop_at_eos=False,
+    )  # fmt: skip
+
+
+def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.device) -> ForwardBatch:
+    """A batch of `count` windows of one sequence on `prefix` cached tokens, of which every other position is masked."""
+    numbers, total = np.arange(count), count * window
+    rows = np.full(count, window)
+    head = torch.arange(0, total, 2, device=device)
+    return ForwardBatch(
+        sequence=0 * numbers, branch=numbers, start=numbers * window, rows=rows,
+        shared=np.full(count, prefix), first=np.zeros(count, int),
+        lo=np.zeros(total, int), hi=np.full(total, window), tail=None, begin=rows * 0, stop=rows, prefill=None,
+        tokens=torch.full((total,), mask_id, device=device),
+        positions=prefix + torch.arange(window, device=device).repeat(count),
+        head_rows=head, head_slots=torch.arange(len(head), device=device),
+        head_sequence=np.zeros(len(head), int), head_keys=None, local_branches=1, columns=len(head),
+        where=torch.zeros_like(head), width=window, stale=None, drafts=None,
     )  # fmt: skip
 
 
@@ -136,9 +152,7 @@ def prepare(bench: Bench, model: Transformer, case: Case) -> tuple[StaticRunner,
     runners = Runners(model, decoding(case), ALWAYS)
     runner = runners.make(pool, Sampling(), 1, case.prefix)
     assert isinstance(runner, StaticRunner)
-    batch = windows(case.branches, case.window, model.config.mask_id, bench.device)
-    positions = case.prefix + torch.arange(case.window, device=bench.device).repeat(case.branches)
-    return runner, replace(batch, shared=np.full(case.branches, case.prefix), positions=positions)
+    return runner, windows(case.branches, case.window, case.prefix, model.config.mask_id, bench.device)
 
 
 def forwards(bench: Bench, model: Transformer, name: str, precision: str, tables: Tables, bars: bool) -> None:

@@ -48,7 +48,7 @@ RUNS = {1: (1, 128), 8: (2, 32), 64: (1, 256)}  # by sequences in flight: how of
 DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
     "control": {"branches": 0, "extra_fill": 1},
-    "LoPA, k = 7": {"branches": 7, "score": "gain"},
+    "LoPA, k = 7": {"branches": 7},
     "verified, 10 drafts": {"branches": 0, "verify": "agreement", "drafts": 10},
     "verified, 16 drafts": {"branches": 0, "verify": "agreement", "drafts": 16},
 }
@@ -133,7 +133,9 @@ def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in DECODINGS}
         runs, count = RUNS[sequences]
         for run, name in product(range(runs), DECODINGS):
-            config = DecodeConfig(block_size=16, max_new_tokens=64, **DECODINGS[name])
+            config = DecodeConfig(
+                block_size=16, max_new_tokens=64, **{"verify": "confidence", "drafts": 0, **DECODINGS[name]}
+            )
             chosen = [items[(run * count + i) % len(items)] for i in range(count)]
             requests = requests_of(chosen, builder.tokenizer, config.max_new_tokens)
             records: list[Tensor] = []

@@ -1,11 +1,10 @@
-"""Tokens a second of whole generations by how many sequences are in flight, for fixed settings and by load.
+"""Tokens a second of whole generations by how many sequences are in flight.
 
     python -m benchmarks.in_flight                     # 256 problems each, 1, 4, 16, 64 and 256 in flight: half an hour
     python -m benchmarks.in_flight --problems 64 --in-flight 1 --in-flight 16
 
 On one thread, the embedded model. The ways of decoding take turns, so that they share whatever else the machine does
-meanwhile. Counting is as in `benchmarks.embedded`. `one_block_from` is what the profile of the machine says, measured
-here first. Results go to benchmarks/results/in_flight.json.
+meanwhile. Counting is as in `benchmarks.embedded`. Results go to benchmarks/results/in_flight.json.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from benchmarks.embedded import RESULTS, requests_of
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.profile import measure
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 IN_FLIGHT = (1, 4, 16, 64, 256)
-BASE = DecodeConfig(block_size=16, max_new_tokens=64, branches=0)
+BASE = DecodeConfig(verify="confidence", drafts=0, block_size=16, max_new_tokens=64, branches=0)
 VERIFIED: dict[str, Any] = {"verify": "agreement"}
 ONE: dict[str, Any] = {"max_active_blocks": 1}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,8 +46,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "k = 3, 4 drafts": VERIFIED | {"branches": 3, "drafts": 4},
     "k = 7, 1 draft": VERIFIED | {"branches": 7, "drafts": 1},
 }
-BY_LOAD = "10 drafts, by load"
-MOST_ROWS, BUDGET_S = 1024, 10.0  # of the profile
 
 
 def main() -> None:
@@ -60,20 +56,17 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
-    verified = replace(BASE, **SETTINGS["10 drafts"])
-    profile = measure(builder.load(), verified, EngineConfig(), MOST_ROWS, BUDGET_S)
-    few = profile.one_block_from(BASE.block_size)
-    settings = SETTINGS | {BY_LOAD: SETTINGS["10 drafts"] | {"one_block_from": few}}
+    builder.load()
     rows = []
     for in_flight in arguments.in_flight or IN_FLIGHT:
         found = {
             name: generate(builder, replace(BASE, **setting), in_flight, arguments.problems)
-            for name, setting in settings.items()
+            for name, setting in SETTINGS.items()
         }
         rows += [{"decoding": name, "in_flight": in_flight, **figures} for name, figures in found.items()]
         show(in_flight, found)
     report = {
-        "machine": platform.processor() or platform.machine(), "torch": torch.__version__, "one_block_from": few,
+        "machine": platform.processor() or platform.machine(), "torch": torch.__version__,
         "problems": arguments.problems, "rows": rows,
     }  # fmt: skip
     RESULTS.mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from benchmarks.embedded import LEFT_TO_RIGHT, RESULTS, Setting, drafted, figures_of
+from benchmarks.embedded import LEFT_TO_RIGHT, RESULTS, UNVERIFIED, Setting, drafted, figures_of
 from benchmarks.kept import Kept
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
@@ -49,10 +49,6 @@ SETTINGS: dict[str, Setting] = {
     "control +2": {"extra_fill": 2},
     "LoPA, k = 7": {"branches": 7},
     "verified, 10 drafts": drafted(0, 10),
-    "verified, 10 drafts, tokens kept": drafted(0, 10, cache="token"),
-    "plain, tokens kept": {"cache": "token"},
-    "verified above 0.7, 10 drafts above 0.5, tokens kept": drafted(0, 10, tau_look=0.5, tau_verify=0.7, cache="token"),
-    "verified, 7 branches above 0.5, tokens kept": drafted(7, 1, tau_look=0.5, cache="token"),
     "verified, 16 drafts": drafted(0, 16),
     "verified, 7 branches": drafted(7, 1),
     "verified, k = 1, 8 drafts": drafted(1, 8),
@@ -66,11 +62,6 @@ SETTINGS: dict[str, Setting] = {
     "verified, 10 drafts above 0.5": drafted(0, 10, tau_look=0.5),
     "verified, 10 drafts above 0.7": drafted(0, 10, tau_look=0.7),
     "verified, 10 drafts above 0.8": drafted(0, 10, tau_look=0.8),
-    "verified above 0.5, 10 drafts": drafted(0, 10, tau_verify=0.5),
-    "verified above 0.7, 10 drafts above 0.5": drafted(0, 10, tau_look=0.5, tau_verify=0.7),
-    "verified above 0.7, k = 2, 2 drafts above 0.5": drafted(2, 2, tau_look=0.5, tau_verify=0.7),
-    "verified above 0.7, k = 3, 2 drafts above 0.5": drafted(3, 2, tau_look=0.5, tau_verify=0.7),
-    "verified above 0.7, 7 branches above 0.5": drafted(7, 1, tau_look=0.5, tau_verify=0.7),
     "verified, 7 branches above 0.5": drafted(7, 1, tau_look=0.5),
     "verified, 7 branches above 0.7": drafted(7, 1, tau_look=0.7),
     "verified, 6 drafts above 0.7, one block": drafted(0, 6, tau_look=0.7, **ONE_BLOCK),
@@ -115,7 +106,7 @@ def work(job: Job) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
     builder = EngineBuilder(ModelOptions(path=job.path, pattern="d2f", dtype="fp32"), torch.device("cpu"))
     builder.load(warn=False)
-    task, config = Lists(job.problems, "held_out", job.seed), DecodeConfig(**job.setting)
+    task, config = Lists(job.problems, "held_out", job.seed), DecodeConfig(**{**UNVERIFIED, **job.setting})
     items = [item for item in task.items() if job.takes(item)]
     families = {family: [item for item in items if item.custom_id.endswith(f"-{family}")] for family in FAMILIES}
     return {family: figures_of(builder, config, task, asked) for family, asked in families.items() if asked}

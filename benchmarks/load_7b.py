@@ -113,7 +113,7 @@ def main() -> None:
             raise EnoughError
 
     prompt = torch.randint(0, 150_000, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
-    config = DecodeConfig(branches=options.branches, max_new_tokens=64)
+    config = DecodeConfig(verify="confidence", drafts=0, branches=options.branches, max_new_tokens=64)
     engine = Engine(model, config, Solo(), EngineConfig(1), on_step=observe)
     try:
         list(engine.generate([Request(0, prompt, 64, 0)]))

@@ -40,7 +40,7 @@ def share(every_s: float) -> dict[str, Any]:
 
     config = Config(
         task=TaskConfig(limit=200),
-        decode=DecodeConfig(branches=3, block_size=16, max_new_tokens=64),
+        decode=DecodeConfig(verify="confidence", drafts=0, branches=3, block_size=16, max_new_tokens=64),
         parallel=ParallelConfig(threads=1),
         logging=LoggingConfig(progress="never", plots=False, every_s=every_s, wandb=WandbConfig(mode="offline")),
     )

@@ -38,7 +38,13 @@ MODEL = ModelConfig(
     eos_ids=(0,), pad_id=0, max_positions=16_384,
 )  # fmt: skip
 DECODE = DecodeConfig(
-    branches=0, max_new_tokens=64, max_active_blocks=1, window_attention="block_causal", prompt_attention="blocks"
+    verify="confidence",
+    drafts=0,
+    branches=0,
+    max_new_tokens=64,
+    max_active_blocks=1,
+    window_attention="block_causal",
+    prompt_attention="blocks",
 )
 PROMPTS = (64,) * 7 + (8192,)  # tokens
 CHUNKS = (None, 2048, 1024, 512)

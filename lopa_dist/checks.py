@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
+from lopa_dist.removed import instead
+
 T = TypeVar("T")
 
 
@@ -36,7 +38,9 @@ def check_choices(name: str, section: Any) -> None:
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise a ValueError unless `value` is one of `choices`."""
     if value not in choices:
-        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(str, choices))}")
+        gone = instead(key, value)
+        more = f"; this choice is gone: {gone}" if gone else ""
+        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(str, choices))}{more}")
 
 
 def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> None:

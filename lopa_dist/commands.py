@@ -1,4 +1,4 @@
-"""The commands of `lopa-dist` beside the job itself: `explain`, `report`, `merge`, `trace`, `lm-eval`, `profile`."""
+"""The commands of `lopa-dist` beside the job itself: `explain`, `report`, `merge`, `trace`, `lm-eval`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_keys, with_own_model
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,14 +64,6 @@ def lm_eval(arguments: list[str]) -> None:
     evaluate(arguments)
 
 
-def profile(options: argparse.Namespace) -> None:
-    """`lopa-dist profile [KEY=VALUE ...]`."""
-    check_keys(options.settings)
-    from lopa_dist.jobs.make_profile import make_profile
-
-    make_profile(with_own_model(options.settings))
-
-
 def explain(options: argparse.Namespace) -> None:
     """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
     from lopa_dist.jobs.explain import explain as explanation
@@ -106,20 +97,13 @@ def argument_parsers() -> dict[str, Parser]:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the trace as a page")
 
     parser = command(
-        profile,
-        "Measure how long a step takes by its rows, which takes about a minute; decode.branches=auto, "
-        "decode.one_block_from=auto and engine.max_rows=auto need it.",
-    )
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="overrides, as for a job")
-
-    parser = command(
         explain, "Tell what settings mean, which values they take, what they are, and where a value came from."
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
     return made
 
 
-COMMANDS = ("report", "merge", "trace", "lm-eval", "profile", "explain")
+COMMANDS = ("report", "merge", "trace", "lm-eval", "explain")
 
 
 def perform(name: str, arguments: list[str]) -> None:

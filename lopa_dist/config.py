@@ -28,6 +28,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
+from lopa_dist.removed import instead
 from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
 
@@ -72,26 +73,20 @@ class ModelOptions:
             raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
 
-AUTO_BRANCHES = 7  # where no profile is at hand
 AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
-AUTO_NUMBERS = ("branches", "block_size", "sub_block_size", "max_active_blocks", "one_block_from")
+AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 
 
 @dataclass
 class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
-    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks; and
-    branches. With verify=agreement, auto means a branch for each branch rank of a replica: k is 0 where there is one.
-    With verify=confidence it means as many branches as cost next to nothing, and one_block_from the number of sequences
-    from which on more blocks cost more than they bring (see `engine.profile`).
+    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks.
     """
 
-    branches: int | str = 7  # type: ignore[assignment]
     block_size: int | str = 32  # type: ignore[assignment]
     sub_block_size: int | str | None = None  # type: ignore[assignment]
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
-    one_block_from: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         choices = choices_of(DecodeConfig)
@@ -106,11 +101,6 @@ class DecodeOptions(DecodeConfig):
         given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
         implied = {"canvas": "whole"} if self.cache == "dual" else {}
         DecodeConfig(**implied | given)
-
-    @property
-    def max_branches(self) -> int:
-        """As for `DecodeConfig`; with ``auto`` the most branch ranks that the mesh is laid out for."""
-        return (AUTO_BRANCHES if isinstance(self.branches, str) else self.branches) + 1
 
 
 @dataclass
@@ -298,6 +288,8 @@ def quoted(text: str) -> str:
 def plain(error: OmegaConfBaseException) -> str:
     """OmegaConf's message with the key in front and no internals."""
     first = str(error).splitlines()[0]
+    if gone := instead(str(error.full_key)):
+        return f"{error.full_key}: this setting is gone; {gone}"
     return f"{error.full_key}: {first}" if error.full_key else first
 
 
@@ -328,9 +320,11 @@ def check_keys(overrides: list[str]) -> None:
     known = leaves(OmegaConf.structured(Config))
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
+        key, _, value = override.lstrip("+~").partition("=")
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
+        if gone := instead(key, value):
+            raise UserError(f"{override}: this setting is gone; {gone}")
         if key not in known:
             close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]

@@ -165,7 +165,7 @@ class LLM:
     ) -> list[Output]:
         """What all replicas of a group generate, on every rank."""
         builder, leader = self.builder, group.world.rank == 0
-        config = resolve(config, builder.shape, builder.device, group, len(items))
+        config = resolve(config, builder.shape, builder.device)
         builder.load(leader, group.tensor)
         sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
         engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)

@@ -14,16 +14,13 @@ from lopa_dist.decode import DecodeConfig
 def verification(draw: st.DrawFn) -> dict[str, Any]:
     """Options of verification that go together, with a number of branches."""
     branches = draw(st.sampled_from([0, 1, 3, 7]))
-    verify = draw(st.sampled_from(["confidence", "agreement", "agreement", "plain_subset", "plain_exact"]))
-    options: dict[str, Any] = {"branches": branches, "verify": verify, "lookahead": "nested"}
+    verify = draw(st.sampled_from(["confidence", "agreement", "agreement"]))
+    options: dict[str, Any] = {"branches": branches, "verify": verify}
     if verify == "agreement":
         options["drafts"] = draw(st.sampled_from(DRAFTS))
-        options["tau_verify"] = draw(st.sampled_from([0.0, 0.0, 0.03, 0.25, 0.5]))
-    elif verify == "confidence":
-        options["lookahead"] = draw(st.sampled_from(["single", "nested"]))
+    else:
+        options["drafts"] = 0
         options["extra_fill"] = draw(st.sampled_from([0, 0, 1, 2]))
-    options["fill"] = draw(st.sampled_from(["threshold", "threshold", "threshold", "factor", "frechet"]))
-    options["fill_level"] = draw(st.sampled_from([0.25, 0.5, 1.0]))
     return options
 
 
@@ -35,7 +32,7 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     """Anything that the rules of decoding allow, for records that come from no model."""
     eighths = st.integers(0, 8).map(lambda n: n / 8)
     attention = draw(st.sampled_from(["full", "block_causal"]))
-    cache = draw(st.sampled_from(["block", "none", *(["token", "prefix", "dual"] if attention == "full" else [])]))
+    cache = draw(st.sampled_from(["block", "none", *(["dual"] if attention == "full" else [])]))
     return DecodeConfig(
         **draw(verification()),
         block_size=draw(st.sampled_from([4, 8, 32])),
@@ -46,11 +43,7 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
         tau_act=draw(eighths),
         tau_conf=draw(st.sampled_from([0.02, 0.25, 0.5, 0.75, 0.875, 0.95])),
         tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
-        alpha=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
-        score=draw(st.sampled_from(["mean", "lowest_fraction", "sliding_window", "gain"])),
-        score_fraction=draw(st.sampled_from([0.25, 0.5, 0.29, 1.0])),
-        score_window=draw(st.integers(1, 8)),
-        force=draw(st.sampled_from(["block", "window", "leftmost"])),
+        force=draw(st.sampled_from(["block", "leftmost"])),
         window_attention=attention,
         prompt_attention=draw(st.sampled_from(["self", "self", "blocks"])),
         boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
@@ -65,7 +58,7 @@ def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
     """Variants of `base` for short answers of a small random model."""
     attention = draw(st.sampled_from(["full", "block_causal"]))
     full = attention == "full"
-    cache = draw(st.sampled_from(["block", "none", *(["token", "token", "prefix", "dual"] if full else [])]))
+    cache = draw(st.sampled_from(["block", "none", *(["dual"] if full else [])]))
     size = draw(st.sampled_from([4, 4, 8, 32]))
     return replace(
         base,
@@ -77,9 +70,9 @@ def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
         tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),
         tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
         confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
-        force=draw(st.sampled_from(["block", "window", "leftmost"])),
+        force=draw(st.sampled_from(["block", "leftmost"])),
         window_attention=attention,
-        prompt_attention=draw(st.sampled_from(["self", "blocks", *(["joint"] if full and cache != "token" else [])])),
+        prompt_attention=draw(st.sampled_from(["self", "blocks", *(["joint"] if full else [])])),
         boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
         cache=cache,
         canvas="whole" if cache == "dual" else draw(st.sampled_from(["growing", *(["whole"] if full else [])])),

@@ -15,15 +15,18 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
-from lopa_dist.config import Config, TaskConfig
+from lopa_dist.checks import UserError
+from lopa_dist.config import Config, TaskConfig, check_keys, leaves
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
+from lopa_dist.removed import REMOVED
 from lopa_dist.tasks.registry import TASKS
 
 
@@ -40,7 +43,7 @@ def test_defaults_are_the_embedded_model_on_its_problems() -> None:
 
 def test_other_models_bring_verified_lookahead_and_lopa_stays_as_published() -> None:
     decode = composed("model=dream_instruct").decode
-    assert (decode.verify, decode.drafts, decode.branches) == ("agreement", 10, "auto")
+    assert (decode.verify, decode.drafts, decode.branches) == ("agreement", 10, 0)
     assert (decode.max_new_tokens, decode.block_size) == (512, "auto")
     decode = composed("model=dream_instruct", "decode=lopa").decode
     assert (decode.verify, decode.drafts, decode.branches) == ("confidence", 0, 7)
@@ -64,15 +67,13 @@ def test_a_path_alone_is_a_model_of_its_own(
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"verify": "agreement"}, "decode.drafts of 1 or more"),
-        ({"drafts": 2}, "decode.verify=agreement"),
+        ({"drafts": 0}, "decode.drafts of 1 or more"),
+        ({"verify": "confidence", "drafts": 2}, "decode.verify=agreement"),
         (
             {"verify": "agreement", "drafts": 2, "extra_fill": 1},
             "decode.extra_fill=1 cannot go with decode.verify=agreement",
         ),
         ({"verify": "agreement", "drafts": -1}, "decode.drafts=-1"),
-        ({"tau_verify": 0.5}, "decode.tau_verify=0.5 needs decode.verify=agreement"),
-        ({"verify": "agreement", "drafts": 2, "tau_verify": 1.5}, "decode.tau_verify=1.5: must be between 0 and 1"),
         ({"verify": "both"}, "confidence, agreement"),
     ],
 )
@@ -167,9 +168,8 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
     found = resolve_decode(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
     assert (found.canvas, found.cache, found.prompt_attention) == ("growing", "block", "blocks")
     assert (found.window_attention, found.sub_block_size, found.boundary) == ("block_causal", 8, "fill")
-    for cache in ("prefix", "dual"):
-        asked = composed("decode=threshold", f"decode.cache={cache}").decode
-        assert resolve_decode(asked, PATTERNS["vanilla"]).cache == cache
+    asked = composed("decode=threshold", "decode.cache=dual").decode
+    assert resolve_decode(asked, PATTERNS["vanilla"]).cache == "dual"
     assert resolve_decode(asked, PATTERNS["d2f"]).canvas == "whole"
     causal = composed("decode=threshold", "decode.window_attention=block_causal").decode
     assert resolve_decode(causal, PATTERNS["vanilla"]).canvas == "growing"
@@ -180,15 +180,13 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["decode.cache=token", "decode.prompt_attention=joint"], ["decode.cache=token needs", "decode.cache=block"]),
-        (["decode.cache=token", "decode.window_attention=block_causal"], ["decode.window_attention=full"]),
-        (["decode.cache=dual"], ["decode.cache=dual needs decode.canvas=whole", "decode.cache=prefix"]),
-        (["decode.cache=prefix", "decode.window_attention=block_causal"], ["decode.cache=prefix", "=full", "=block "]),
+        (["decode.cache=dual"], ["decode.cache=dual needs decode.canvas=whole"]),
+        (["decode.cache=dual", "decode.window_attention=block_causal"], ["decode.cache=dual", "=full", "=block "]),
         (["decode.canvas=whole", "decode.window_attention=block_causal"], ["decode.canvas=whole", "=full"]),
         (["decode.sub_block_size=3"], ["decode.sub_block_size=3", "divide decode.block_size=16"]),
         (["decode.sub_block_size=0"], ["decode.sub_block_size=0", "at least 1"]),
         (["decode.canvas=half"], ["decode.canvas", "growing", "whole", "auto"]),
-        (["decode.cache=both"], ["decode.cache", "prefix", "dual", "auto"]),
+        (["decode.cache=both"], ["decode.cache", "block", "dual", "auto"]),
     ],
 )
 def test_caches_and_canvases_that_do_not_go_together(overrides: list[str], words: list[str]) -> None:
@@ -209,7 +207,7 @@ def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("decode.score=best", ["decode.score", "mean", "sliding_window"]),
+        ("decode.confidence=best", ["decode.confidence", "margin", "neg_entropy"]),
         ("decode.branches=-1", ["decode.branches", "at least 0"]),
         ("decode.tau_conf=1.5", ["decode.tau_conf", "between 0 and 1"]),
         ("decode.top_p=0", ["decode.top_p"]),
@@ -217,7 +215,7 @@ def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
         ("decode.max_active_blocks=some", ["decode.max_active_blocks", "integer", "auto"]),
         ("decode.block_size=0", ["decode.block_size", "at least 1"]),
         ("decode.block_size=small", ["decode.block_size", "integer", "auto"]),
-        ("decode.window_attention=causal", ["decode.window_attention", "block_causal", "auto"]),
+        ("decode.window_attention=sliding", ["decode.window_attention", "block_causal", "auto"]),
         ("model.pattern=d3f", ["model.pattern", "auto", "vanilla", "d2f", "block_diffusion"]),
         ("parallel.branch=zero", ["parallel.branch", "auto"]),
         ("parallel.timeout_s=0", ["parallel.timeout_s"]),
@@ -325,12 +323,12 @@ def test_right_keys_pass() -> None:
     ("arguments", "message"),
     [
         (["decode.branchs=3"], "did you mean decode.branches"),
-        (["decode.branches=three"], "decode.branches='three': must be an integer or 'auto'"),
+        (["decode.branches=three"], "decode.branches: Value 'three' of type 'str' could not be converted"),
         (
             ["model=dream_instruc"],
             r"^lopa-dist: model=dream_instruc: no such preset; did you mean dream_instruct\?",
         ),
-        (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are d2f_diffucoder_instruct, "),
+        (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are a2d_qwen3_0_6b, "),
         (["trce", "r", "1"], "trce: no such command; did you mean trace"),
         (["frobnicate"], r"no such command\. Commands: report, merge"),
         (["report"], "usage"),
@@ -456,7 +454,6 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
         (["trace", "run"], "required: ID; usage: lopa-dist trace"),
         (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),
         (["trace", "run", "1", "--html"], "--html: expected one argument; usage: lopa-dist trace"),
-        (["profile", "decode.brances=1"], "did you mean decode.branches"),
     ],
 )
 def test_arguments_that_a_command_does_not_take(
@@ -467,7 +464,7 @@ def test_arguments_that_a_command_does_not_take(
         cli.main()
 
 
-@pytest.mark.parametrize("command", ["report", "merge", "trace", "profile", "explain"])
+@pytest.mark.parametrize("command", ["report", "merge", "trace", "explain"])
 def test_every_command_tells_its_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -482,3 +479,35 @@ def test_every_command_tells_its_usage(
 def test_times_and_temperatures_are_numbers(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"{key}=.*must be"):
         composed(f"{key}={value}")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("decode.alpha=0.5", "decode.alpha=0.5: this setting is gone; leave it out"),
+        ("decode.verify=plain_exact", "take decode.verify=agreement"),
+        ("decode.branches=auto", "give a number"),
+        ("decode.one_block_from=2", "decode.max_active_blocks=1"),
+    ],
+)
+def test_a_setting_that_is_gone_says_what_to_write_instead(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_keys([override])
+
+
+def test_what_replaces_a_setting_is_a_setting() -> None:
+    known = leaves(OmegaConf.structured(Config))
+    for gone, instead in REMOVED.items():
+        key, _, value = gone.partition("=")
+        assert (key in known) == bool(value), gone
+        assert set(re.findall(r"(?:decode|engine)\.\w+", instead)) <= set(known), gone
+
+
+def test_one_default_everywhere() -> None:
+    """What `DecodeConfig()` decodes is what models bring along, and with its sizes the embedded model's preset."""
+    default, model, embedded = DecodeConfig(), composed("model=dream_instruct").decode, composed().decode
+    sizes = {"block_size", "max_new_tokens", "sub_block_size", "max_active_blocks"}
+    for entry in fields(DecodeConfig):
+        ours, theirs = getattr(default, entry.name), getattr(model, entry.name)
+        assert theirs in (ours, "auto"), entry.name
+        assert entry.name in sizes or getattr(embedded, entry.name) == ours, entry.name

@@ -101,7 +101,10 @@ def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(EMBEDDED), "model.pattern=d2f", "parallel.threads=1")
     assert llm.config.model.path == str(EMBEDDED)
     for _ in range(2):
-        [output] = llm.generate(PROBLEMS[:1], decode=DecodeConfig(branches=1, block_size=16, max_new_tokens=32))
+        [output] = llm.generate(
+            PROBLEMS[:1],
+            decode=DecodeConfig(verify="confidence", drafts=0, branches=1, block_size=16, max_new_tokens=32),
+        )
         assert output.text
         assert output.acceptance is None
     assert len(calls) == 1
@@ -111,7 +114,7 @@ def test_decode_options_are_presets_configs_or_overrides(llm: LLM) -> None:
     assert llm.configured(None, {}) is llm.config
     assert llm.configured("embedded_plain", {"tau_conf": 0.8}).decode.tau_conf == 0.8
     assert llm.configured("lopa", {"max_active_blocks": None, "cache": "none"}).decode.cache == "none"
-    mine = DecodeConfig(branches=2)
+    mine = DecodeConfig(verify="confidence", drafts=0, branches=2)
     assert llm.configured(mine, {"branches": 4}).decode == replace(mine, branches=4)
 
 

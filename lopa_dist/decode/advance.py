@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.kept_tokens import keep_tokens
 from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.winner import Winner
 
@@ -26,7 +25,7 @@ def advance(state: State, winner: Winner) -> None:
     slots, width = records.packed.shape[1:]
     size, end = config.block_size, state.end
     by_block = (slots, width // size, size)
-    span, window, inside, masked_before = state.window(width)
+    span, window, inside, _ = state.window(width)
     running = state.done == 0
     keep_boundary(state, records, running)
     if config.stores_kv:
@@ -62,9 +61,8 @@ def advance(state: State, winner: Winner) -> None:
     last = (total[:, 1:] > 0).sum(1, keepdim=True)  # [S, 1] number of the last block in the window
     progress = ((total - holes) / total).gather(1, last)[:, 0]
     append = (progress >= config.tau_add) & running & ~state.eos
-    most = 1 if state.one_block else config.max_active_blocks
-    if most is not None:
-        append &= (end - complete + size - 1) // size < most
+    if config.max_active_blocks is not None:
+        append &= (end - complete + size - 1) // size < config.max_active_blocks
     new_end = torch.minimum(torch.add(end, append, alpha=size), state.limit)
 
     # done: nothing left to fill, or an EOS with nothing masked before it
@@ -84,8 +82,6 @@ def advance(state: State, winner: Winner) -> None:
     state.complete.copy_(complete)
     state.end.copy_(new_end)
     state.masked.copy_(left)
-    if config.keeps_tokens:
-        keep_tokens(state, masked_before, inside & ~masked)
     state.set_window(state.window(width)._replace(token=window, masked=masked))
 
 
@@ -139,7 +135,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """
     slots, width = masked.shape
     size = config.block_size
-    passed = masked & surest(config, records.probability, masked)
+    passed = masked & (records.probability > config.tau_conf)
     ranked = torch.where(masked, records.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)
@@ -147,7 +143,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         forced = (first_max(ranked.view(per_block)) & none[..., None]).view(slots, width)
     else:
         none = ~passed.any(1, keepdim=True)
-        forced = first_max(ranked if config.force == "window" else masked.long()) & none
+        forced = first_max(masked.long()) & none
     if stuck is not None:
         forced = forced & stuck[:, None]
     chosen = passed | forced & masked
@@ -157,20 +153,6 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         extra = torch.zeros_like(rest).scatter_(1, rank[:, : config.extra_fill], True)
         chosen = chosen | extra & rest
     return chosen
-
-
-def surest(config: DecodeConfig, probability: Tensor, masked: Tensor) -> Tensor:
-    """Return which positions ``[S, W]`` are sure enough to be filled without verification (`DecodeConfig.fill`)."""
-    if config.fill == "threshold":
-        return probability > config.tau_conf
-    ranked, rank = torch.where(masked, probability, -torch.inf).double().sort(dim=1, descending=True, stable=True)
-    n = arange(ranked.shape[1], ranked.device) + 1
-    if config.fill == "factor":
-        enough = (n + 1) * (1 - ranked) < config.fill_level
-    else:
-        enough = (ranked.cumsum(1) - n + 1).clamp(min=0) - (1 - ranked) > config.fill_level
-    most = (enough * n).amax(1, keepdim=True)  # the largest n that is enough
-    return torch.zeros_like(masked).scatter(1, rank, n <= most)
 
 
 def first_max(x: Tensor) -> Tensor:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from lopa_dist.checks import check_choices, option
+from lopa_dist.checks import check_choices, number, option, require_count
+
+MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
 
 @dataclass
 class DecodeConfig:
-    """How the masks are filled. Defaults are LoPA's published thresholds for GSM8K on D2F-Dream, with k = 7.
+    """How the masks are filled. The defaults are verified lookahead; published ways of decoding are presets.
 
     `cache` says whose K/V a step takes from an earlier one. "Before" and "behind" are as seen from the window, which
     begins at the first block that has masks and ends with the last one that may be filled:
 
     - none: it takes none; the whole sequence goes through the model in every step.
     - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
-    - token: as block, and those of filled tokens in blocks that still have masks, each from the second forward that had
-      the token, or from a later one that had the next token, too. When another block is complete, all of them are
-      computed anew (docs/architecture.md). It needs `window_attention` full and a prompt that never sees the answer.
-    - prefix: as block, but that forward computes the prompt and all blocks anew (Fast-dLLM's prefix cache: everything
-      before a block is cached in the block's first forward, which sees the whole sequence).
-    - dual: as prefix, and the K/V of the masks behind are kept, too, until the next such forward (Fast-dLLM's dual
-      cache). It needs `canvas` whole; without it nothing is behind.
+    - dual: as block, but that forward computes the prompt and all blocks anew, and K/V of the masks behind are kept
+      until the next such forward (Fast-dLLM's dual cache: everything but a block is cached in the block's first
+      forward, which sees the whole sequence). It needs `canvas` whole.
 
     `boundary` is for models with the logit shift, whose first window position is predicted by the row before it, which
     is cached: that row is computed anew in every step (fresh), its record is kept from the forward that filled the
@@ -35,82 +34,57 @@ class DecodeConfig:
     - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
       them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
       predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
-      the first draft that was not accepted. Only what `fill` adds to it is unverified. With `tau_verify`, a token that
-      is less probable there is not accepted, and does not replace a draft either; `fill` may still take it.
-    - plain_subset, plain_exact: of nested branches, the deepest one that steps of plain decoding would have reached. A
-      branch adds a part of what such a step fills (subset), or all of it (exact) (FreeDave, arXiv 2510.00294).
-
-    `fill` says how many tokens are filled without verification, the most probable ones first:
-
-    - threshold: all with a probability above `tau_conf`.
-    - factor: the first n, as long as ``(n + 1) (1 - p_n) < fill_level`` for the n-th probability (Fast-dLLM, arXiv
-      2505.22618).
-    - frechet: n, the most for which the least probability that all n are right, ``max(0, p_1 + ... + p_n - n + 1)``,
-      exceeds ``1 - p_n`` by more than `fill_level` (arXiv 2606.02955).
+      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    branches: int = option(7, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
+    branches: int = option(0, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
     verify: str = option(
-        "confidence",
+        "agreement",
         "which branch wins, and so which lookahead tokens stay",
-        ("confidence", "agreement", "plain_subset", "plain_exact"),
+        ("confidence", "agreement"),
     )
-    drafts: int = option(0, "draft tokens that each branch verifies, with verify=agreement")
+    drafts: Any = option(  # noqa: RUF009 an integer, or auto
+        10,
+        "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
+    )
+    groups: int = option(
+        1,
+        "causal models: groups of masks, which predict the next drafts: behind the last draft, and behind those where "
+        "chains of drafts end most often",
+    )
     block_size: int = option(32, "tokens of a block")
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
         None, "blocks that are filled at the same time at most; 1 is block diffusion, null lets tau_add alone decide"
     )
-    one_block_from: int | None = option(
-        None, "running sequences from which on each fills one block at a time, so that rows bring more; null: never"
-    )
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
-    tau_conf: float = option(0.9, "a token is filled when its probability is above this (fill=threshold)")
-    fill: str = option(
-        "threshold",
-        "how many tokens are filled without verification in a step",
-        ("threshold", "factor", "frechet"),
-    )
-    fill_level: float = option(0.25, "the bound of fill=factor and fill=frechet")
+    tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
     confidence: str = option(
         "neg_entropy",
         "what positions are ranked by and branches are scored by",
         ("probability", "margin", "neg_entropy"),
     )
-    lookahead: str = option(
-        "single",
-        "branch j fills the j-th best remaining position (single), or the j best (nested)",
-        ("single", "nested"),
-    )
     tau_look: float = option(0.0, "least probability of a lookahead token")
-    tau_verify: float = option(
-        0.0, "verify=agreement: least probability of a draft or what replaces it, in the context that verifies it"
-    )
-    alpha: float = option(0.0, "weight of the lookahead token's own confidence in the branch score")
-    score: str = option(
-        "mean",
-        "how the score of a branch follows from the confidences of the positions that it leaves masked",
-        ("mean", "lowest_fraction", "sliding_window", "gain"),
-    )
-    score_fraction: float = option(0.5, "score=lowest_fraction: the share of the lowest confidences that count")
-    score_window: int = option(8, "score=sliding_window: positions in a run; the weakest run counts")
     force: str = option(
         "block",
-        "where nothing passes tau_conf: fill the best position of each fully active block, of the window, or its first",
-        ("block", "window", "leftmost"),
+        "where nothing passes tau_conf: fill the best position of each fully active block, or the window's first",
+        ("block", "leftmost"),
     )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     window_attention: str = option(
-        "full", "a row of the window sees the whole window, or nothing behind its own block", ("full", "block_causal")
+        "full",
+        "a row of the window sees the whole window, nothing behind its own block, or nothing behind itself",
+        ("full", "block_causal", "causal"),
     )
     prompt_attention: str = option(
         "self",
-        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to the row's own block (blocks)",
-        ("self", "joint", "blocks"),
+        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to its own block (blocks) or to "
+        "itself (causal)",
+        ("self", "joint", "blocks", "causal"),
     )
     boundary: str = option(
         "fresh",
@@ -120,7 +94,7 @@ class DecodeConfig:
     cache: str = option(
         "block",
         "whose keys and values a step takes from an earlier one",
-        ("block", "token", "none", "prefix", "dual"),
+        ("block", "none", "dual"),
     )
     canvas: str = option(
         "growing",
@@ -137,13 +111,14 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         check_choices("decode", self)
+        self.drafts = number(self.drafts)
+        require_count("decode.drafts", self.drafts, 0, auto=self.causal)
         at_least = {
             "branches": 0,
-            "drafts": 0,
+            "groups": 1,
             "extra_fill": 0,
             "block_size": 1,
             "max_new_tokens": 1,
-            "score_window": 1,
             "top_k": 0,
         }
         if self.sub_block_size is not None:
@@ -151,14 +126,11 @@ class DecodeConfig:
         for key, least in at_least.items():
             if getattr(self, key) < least:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be at least {least}")
-        for key in ("max_active_blocks", "one_block_from"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise ValueError(f"decode.{key}={value}: must be at least 1, or null")
-        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "tau_verify", "alpha", "score_fraction", "top_p"):
+        if self.max_active_blocks is not None and self.max_active_blocks < 1:
+            raise ValueError(f"decode.max_active_blocks={self.max_active_blocks}: must be at least 1, or null")
+        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
-        if not 0 <= self.fill_level < math.inf:
-            raise ValueError(f"decode.fill_level={self.fill_level}: must be 0 or a number above it")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
@@ -167,6 +139,11 @@ class DecodeConfig:
             raise ValueError(
                 "decode.prompt_attention=joint needs decode.window_attention=full: with block_causal a prompt row "
                 "cannot see the first mask block"
+            )
+        if (self.window_attention == "causal") != (self.prompt_attention == "causal"):
+            raise ValueError(
+                f"decode.prompt_attention={self.prompt_attention} cannot go with decode.window_attention="
+                f"{self.window_attention}: a causal model reads prompts and answers alike, and no other model is causal"
             )
         self._check_verification()
         self._check_cache_and_canvas()
@@ -177,17 +154,17 @@ class DecodeConfig:
             )
 
     def _check_verification(self) -> None:
+        if self.causal:
+            if self.branches or self.extra_fill or self.cache != "block":
+                raise ValueError(
+                    "causal models need decode.branches=0, decode.extra_fill=0 and decode.cache=block: what is written "
+                    "is verified, and cached, at once"
+                )
+            return
         if self.verify != "agreement" and self.drafts:
             raise ValueError(
-                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole branches"
-            )
-        if self.verify != "agreement" and self.tau_verify:
-            raise ValueError(
-                f"decode.tau_verify={self.tau_verify} needs decode.verify=agreement: {self.verify} verifies no token"
-            )
-        if self.verify.startswith("plain") and self.lookahead != "nested":
-            raise ValueError(
-                f"decode.verify={self.verify} needs decode.lookahead=nested: each branch continues another"
+                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole "
+                "branches; set decode.drafts=0"
             )
         if self.verify == "agreement":
             if not self.drafts:
@@ -202,7 +179,7 @@ class DecodeConfig:
 
     def _check_cache_and_canvas(self) -> None:
         if self.window_attention == "block_causal":
-            if self.cache in ("prefix", "dual"):
+            if self.cache == "dual":
                 raise ValueError(
                     f"decode.cache={self.cache} needs decode.window_attention=full: with block_causal, complete blocks "
                     "never change and decode.cache=block is exact"
@@ -212,21 +189,15 @@ class DecodeConfig:
                     "decode.canvas=whole needs decode.window_attention=full: with block_causal no row sees the masks "
                     "behind its block"
                 )
-        if self.cache == "token" and self.window_attention != "full":
-            raise ValueError(
-                "decode.cache=token needs decode.window_attention=full, because all rows of a window see what is kept; "
-                "use decode.cache=block"
-            )
-        if self.cache == "token" and self.prompt_attention == "joint":
-            raise ValueError(
-                "decode.cache=token needs decode.prompt_attention=self or blocks: where a prompt sees the window, its "
-                "K/V change with every token; use decode.cache=block"
-            )
         if self.cache == "dual" and self.canvas != "whole":
             raise ValueError(
-                "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window; "
-                "use decode.cache=prefix"
+                "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window"
             )
+
+    @property
+    def causal(self) -> bool:
+        """Whether a row sees nothing behind itself: what is verified then is exact (`causal`)."""
+        return self.window_attention == "causal"
 
     @property
     def stores_kv(self) -> bool:
@@ -235,13 +206,8 @@ class DecodeConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether prompts are computed once, and complete blocks are, too (with cache=token but for their last row)."""
-        return self.cache in ("block", "token")
-
-    @property
-    def keeps_tokens(self) -> bool:
-        """Whether K/V of filled tokens are kept before their block is complete."""
-        return self.cache == "token"
+        """Whether K/V of prompts and complete blocks are computed once and reused."""
+        return self.cache == "block"
 
     @property
     def stores_kv_behind(self) -> bool:
@@ -256,16 +222,14 @@ class DecodeConfig:
     @property
     def max_chain(self) -> int:
         """Drafts of a sequence at most, of all its branches: (k + 1) * m."""
-        return self.max_branches * self.drafts
+        return MOST_DRAFTS if isinstance(self.drafts, str) else self.max_branches * self.drafts
 
     @property
     def extra_drafts(self) -> int:
         """Drafts of a branch that need rows of their own at most: all but the first, two rows each."""
-        return max(0, self.drafts - 1)
+        return 0 if self.causal else max(0, self.drafts - 1)
 
     @property
     def max_edits(self) -> int:
         """Tokens in which a branch differs from the anchor at most."""
-        if self.verify == "agreement":
-            return max(1, self.branches * self.drafts)
-        return max(1, self.branches) if self.lookahead == "nested" else 1
+        return 1 if self.causal else max(1, self.branches * self.drafts)

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.forward_batch import DraftRows
-from lopa_dist.decode.kept_tokens import RemainingRows
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.decode.structure import DraftStructure, Structure
 from lopa_dist.ragged import Ints, padded, ragged_arange, to_device
@@ -51,7 +50,7 @@ def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Int
         host: as laid out for the forward.
         begin, stop: ``[S]`` what its window spans, from `row_span`.
     """
-    return stop - begin - host.kept + 2 * drafts_with_rows(config, host)
+    return stop - begin + 2 * drafts_with_rows(config, host)
 
 
 def add_draft_rows(state: State, host: HostState, structure: Structure, origin: Ints, extra: Ints, ranks: int) -> None:
@@ -132,7 +131,6 @@ def place_drafts(
     on: dict[str, Tensor],
     tokens: Tensor,
     positions: Tensor,
-    remaining: RemainingRows | None,
 ) -> tuple[Tensor, Tensor, DraftRows]:
     """Put the rows of windows where the rows of drafts leave room for them, and those of drafts beside them.
 
@@ -141,7 +139,6 @@ def place_drafts(
         structure: that of the forward, with rows of drafts.
         on: its arrays on the device, and the drafts' `mask_origin` and `draft_prompt`, and `begin`.
         tokens, positions: of the windows' rows, in the order of positions.
-        remaining: what these rows are where those of kept tokens are left out; None: none is.
 
     Returns:
         Tokens and positions of all packed rows, and which they are.
@@ -155,8 +152,6 @@ def place_drafts(
     # window rows
     drafted = position[: drafts.kinds[0]]
     masks = on["mask_window"] + drafted - on["mask_origin"]
-    if remaining:
-        masks -= remaining.kept_before(on["chain"][: len(drafted)] // state.config.max_chain, drafted)
     count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
     packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 

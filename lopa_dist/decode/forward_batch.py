@@ -22,6 +22,16 @@ class DraftRows:
 
 
 @dataclass
+class CausalRows:
+    """Where the predictions of a causal model's forward belong: of D rows of each chain, and groups of n masks."""
+
+    tokens: Tensor  # [A] of each row of a chain: D x sequence + its depth
+    masks: Tensor  # [B] of each mask: n x (D x sequence + depth of its group) + its number in the group
+    depths: int  # D
+    group: int  # n
+
+
+@dataclass
 class ForwardBatch:
     """One forward's packed rows on one rank: segments, those of prompts before the windows', in the order of positions.
 
@@ -36,7 +46,7 @@ class ForwardBatch:
     branch: Ints  # [G]; -1 for prompts
     start: Ints  # [G] its first row among the packed ones
     rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] tokens before it and kept ones of its window, which it sees
+    shared: Ints  # [G] tokens before it, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
     lo: Ints  # [R] first own column that a row sees
     hi: Ints  # [R] the one behind the last that it sees
@@ -56,24 +66,29 @@ class ForwardBatch:
     width: int  # W, of the dense records
     stale: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; None: nobody's
     drafts: DraftRows | None  # the rows that verify drafts; None where there are none
+    seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
+    place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
+    causal: CausalRows | None = None  # where predictions belong, of a causal model
 
     def of_drafts(self) -> Tensor | None:
-        """Return which packed rows are those of drafts, or padding, ``[R']`` bool; None where there are no drafts."""
+        """Return which packed rows are those of drafts, or padding, ``[R']`` bool; None where there are no drafts.
+
+        Of a causal model all rows count: a token's K/V are the same whether it is verified as a draft or alone.
+        """
+        if self.causal is not None:
+            return torch.ones_like(self.tokens, dtype=torch.bool)
         if self.drafts is None:
             return None
         return torch.ones_like(self.tokens, dtype=torch.bool).index_fill_(0, self.drafts.packed_row, False)
 
-    def packed(self, segment: Ints, offset: Ints | Tensor) -> Ints | Tensor:
-        """Return packed rows ``[n]``, given by their segments and how many rows of these have lower positions.
+    def packed(self, segment: Ints, offset: Ints) -> Ints | Tensor:
+        """Return packed rows ``[n]``, given by their segments and their numbers there, in the order of positions.
 
-        Rows of drafts do not count, nor do those of kept tokens.
+        Rows of drafts do not count.
 
         Args:
             segment, offset: ``[n]``.
         """
-        first = (self.start if self.drafts is None else self.drafts.start)[segment]
-        if self.drafts is None and not isinstance(offset, Tensor):
-            return first + offset
-        device = self.tokens.device
-        row = to_device(first, device) + offset if isinstance(offset, Tensor) else to_device(first + offset, device)
-        return row if self.drafts is None else self.drafts.packed_row[row]
+        if self.drafts is None:
+            return self.start[segment] + offset
+        return self.drafts.packed_row[to_device(self.drafts.start[segment] + offset, self.tokens.device)]

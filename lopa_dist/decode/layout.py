@@ -14,7 +14,6 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
 from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.kept_tokens import RemainingRows
 from lopa_dist.decode.prefill import SharedPrefixes
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.decode.structure import Structure, origins, window_structure
@@ -40,7 +39,7 @@ def layout(
     device, origin = state.canvas.device, origins(state.config, host)
     structure = find_structure(state, host, rank, ranks, prefixes, origin)
     sequence, first = structure.sequence, structure.first + origin[structure.sequence]
-    shared = host.prompt[sequence] + first + structure.kept  # nothing where the first row is the prompt's first
+    shared = host.prompt[sequence] + first  # nothing where the first row is the prompt's first
     tail = None
     if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
@@ -58,17 +57,11 @@ def layout(
         moved |= {"mask_origin": origin[drafted[:masks]], "draft_prompt": host.prompt[drafted]}
         moved["begin"] = structure.drafts.begin + origin
     on = structure.on | together(device, **moved)
-    cells, positions, remaining = on["cells"], on["positions"], None
-    if structure.kept.any():
-        remaining = RemainingRows(state, structure, on)
-        cells, positions = remaining.of(cells), remaining.of(positions)
-
+    cells, positions = on["cells"], on["positions"]
     padded = len(cells) - 1
     tokens = state.canvas.view(-1).index_select(0, cells)
     edited, token = state.edits.flatten(1, 2).index_select(1, on["edits"])  # [G, E] positions, tokens
     row = edited + on["offset"][:, None]
-    if remaining:
-        row -= remaining.kept_before((on["edits"] // state.config.max_branches)[:, None], edited)
     row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
@@ -77,18 +70,13 @@ def layout(
     masked = state.window(structure.width).masked.view(-1)
     where = torch.nonzero_static(masked, size=structure.masked, fill_value=nowhere)[:, 0]
     found = where.index_select(0, on["entry"])
-    head_rows = on["base"] + found
-    if remaining:
-        of = (found // structure.width).clamp_(max=state.slots - 1)
-        predicting = state.complete[of] + found % structure.width - int(state.vocabulary.shift)
-        head_rows -= remaining.kept_before(of, predicting)
-    head_rows.clamp_(max=padded - 1)  # in range for `nowhere`, too
+    head_rows = (on["base"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
     keys, drafts = None, None
     if state.sampled.any():
         heads = to_device(structure.head_sequence[: len(found)], device)
         keys = state.noise_keys(heads, state.complete[heads] + found % structure.width)
     if structure.drafts:
-        tokens, positions, drafts = place_drafts(state, structure, on, tokens, positions, remaining)
+        tokens, positions, drafts = place_drafts(state, structure, on, tokens, positions)
         moved_rows = drafts.packed_row.index_select(0, head_rows.clamp(0, len(drafts.packed_row) - 1))
         if structure.prefill and structure.prefill.reads_kept:
             moved_rows = torch.where(head_rows < 0, head_rows, moved_rows)
@@ -109,8 +97,7 @@ def find_structure(
 ) -> Structure:
     """Return the structure of a forward, its arrays on the device: one that was kept, or a new one.
 
-    With one sequence in flight most steps find theirs, so that the host needs less time, which a device waits for. With
-    cache=token fewer do, for a structure depends on how many tokens are kept, too.
+    With one sequence in flight most steps find theirs, so that the host needs less time, which a device waits for.
 
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.
@@ -137,14 +124,14 @@ def find_structure(
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield what a structure follows from, sequence by sequence, positions from the origin; () where nothing runs."""
-    fields = "branches", "drafts", "masked", "kept", "first_masked", "committed", "complete", "end", "limit"
-    for branches, drafts, masked, kept, first, committed, complete, end, limit in zip(
+    fields = "branches", "drafts", "masked", "first_masked", "committed", "complete", "end", "limit"
+    for branches, drafts, masked, first, committed, complete, end, limit in zip(
         *(getattr(host, field).tolist() for field in fields), strict=True
     ):
         origin = complete - complete % config.block_size
         last = limit - origin if config.canvas == "whole" else 0
         known = committed > 0, committed - origin, complete - origin, end - origin, last
-        yield (branches, drafts, masked, kept, first, *known) if branches else ()
+        yield (branches, drafts, masked, first, *known) if branches else ()
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:

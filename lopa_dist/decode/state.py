@@ -92,7 +92,6 @@ class HostState(NamedTuple):
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
     first_masked: Ints  # 1 if position `complete` is masked
-    kept: Ints  # tokens in the window whose K/V are kept (cache=token, `kept_tokens`)
     drafts: Ints  # tokens that the next forward verifies, of all branches together (verify=agreement)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
@@ -114,7 +113,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "kv_kept", "edit_confidence", "chain_context")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "chain_context")  # tensors that begin with S
 
 
 @dataclass
@@ -129,14 +128,11 @@ class State:
     integers: Tensor  # [fields of HostState, S] what the host must know
     key: Tensor  # [S] int64, the request's random key
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
-    kv_kept: Tensor  # [S, 1 + origin + N] column c says whose K/V are kept of cell c - 1 of `canvas` (`kept_tokens`)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
-    edit_confidence: Tensor  # [S, K] confidence that a branch was created with; 1 for the anchor
     chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
     chain_context: Tensor  # [S, C] the token before each draft's position, given the drafts before it (`spawn`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
-    one_block: bool = False  # whether no sequence gets a block beside one that has masks (decode.one_block_from)
     structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
 
     def __post_init__(self) -> None:
@@ -146,7 +142,7 @@ class State:
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
         self.masked, self.first_masked = rows["masked"], rows["first_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
-        self.kept, self.drafts, self.accepted = rows["kept"], rows["drafts"], rows["accepted"]
+        self.drafts, self.accepted = rows["drafts"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
@@ -164,7 +160,9 @@ class State:
         """Return a state of `slots` empty slots for prompts of at most `max_prompt` tokens."""
         # twice the length: the widest window of the batch, laid over any sequence, stays inside
         most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
-        blocks = 2 * -(-most // config.block_size)
+        columns = 2 * -(-most // config.block_size) * config.block_size
+        if config.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
+            columns = most + config.max_chain + 2
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
@@ -174,14 +172,12 @@ class State:
             config=config,
             vocabulary=vocabulary,
             origin=max_prompt,
-            canvas=torch.full((slots, max_prompt + blocks * config.block_size), vocabulary.mask_id, device=device),
+            canvas=torch.full((slots, max_prompt + columns), vocabulary.mask_id, device=device),
             eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
             integers=long(len(HostState._fields), slots),
             key=long(slots),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
-            kv_kept=long(slots, 1 + max_prompt + blocks * config.block_size if config.keeps_tokens else 0),
             edits=long(2, slots, k, e),
-            edit_confidence=torch.ones(slots, k, dtype=torch.float64, device=device),
             chain=long(2, slots, config.max_chain),
             chain_context=long(slots, config.max_chain),
             boundary=Records(long(3, slots).int()),
@@ -210,16 +206,17 @@ class State:
         tail = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
         before = np.array([len(one.prompt) for one in admitted]) - tail
         limit = np.array([one.max_new_tokens for one in admitted]) + tail
-        end = np.minimum(self.config.block_size, limit)
+        end = tail if self.config.causal else np.minimum(self.config.block_size, limit)
         begin = dict.fromkeys(HostState._fields, 0 * slots) | {
             "prompt": before,
             "committed": 0 * slots - 1,
+            "complete": tail if self.config.causal else 0 * slots,
             "end": end,
             "limit": limit,
             "known": tail,
             "masked": end - tail,
             "branches": 0 * slots + 1,
-            "first_masked": np.where(tail == 0, 1, 0),
+            "first_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
         }
         integers = np.stack([*begin.values()])
         canvas = np.full((len(admitted), columns), mask_id)
@@ -235,9 +232,7 @@ class State:
         self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
         self.key.index_copy_(0, slots_, keys_)
         self.eos.index_fill_(0, slots_, 0)
-        self.kv_kept.index_fill_(0, slots_, 0)
         self.edit_position.index_fill_(0, slots_, -1)
-        self.edit_confidence.index_fill_(0, slots_, 1.0)
         known = np.stack(host)
         known[:, slots] = integers
         return HostState._make(known)
@@ -307,7 +302,7 @@ class State:
         Args:
             sequence, position: ``[H]``.
         """
-        step = 0 if self.config.verify == "agreement" else self.step[sequence]
+        step = 0 if self.config.verify == "agreement" or self.config.causal else self.step[sequence]
         return (self.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
 
     def to_host(self) -> HostState:
@@ -323,6 +318,8 @@ class State:
 
 def known_tokens(config: DecodeConfig, prompt: int) -> int:
     """Return how many tokens of a prompt of `prompt` tokens count as the answer's first ones (see above)."""
+    if config.causal:  # the last one, which predicts the first token of the answer
+        return min(prompt, 1)
     return prompt % config.block_size if config.prompt_attention == "blocks" else 0
 
 

@@ -37,7 +37,6 @@ class Structure:
     prefill: Prefill | None
     reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
     masked: int  # masked positions of all sequences
-    kept: Ints  # [G] rows that are left out because their K/V are kept (`kept_tokens`)
     stale: NDArray[np.bool_]  # [S] see `stale_boundary`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
@@ -45,14 +44,13 @@ class Structure:
     behind: Ints  # [G] position behind its last row
     begin: Ints  # [S] position of the first row of a sequence's windows
     stop: Ints  # [S] position behind their last row
-    # rows in the order of positions, also those that are left out; then padding, and one more for edits of nothing
+    # rows in the order of positions; then padding, and one more for edits of nothing
     row_sequence: Ints  # [R'] its sequence
     row_position: Ints  # [R'] its position
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # what is indexed with on the device. Of each segment `edits`: its cell in `State.edits`. Of each prediction of a
     # window `entry`, its number among all masked positions, and `base`: with the masked position's cell in the dense
     # records [S, width] it gives the row that predicts it. Of all predictions `slot`, as `ForwardBatch.head_slots`.
-    # Where rows are left out, also the `row_sequence` of all rows, without padding
     arrays: dict[str, Ints]  # on the host
     on: dict[str, Tensor] = field(default_factory=dict)
     drafts: DraftStructure | None = None
@@ -101,25 +99,17 @@ def window_structure(
         sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
         first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
         mine = np.append(none > 0, mine)
-    span = behind - first
-    kept = np.where(branch >= 0, host.kept[sequence], 0)
-    rows = span - kept
+    rows = behind - first
     start = rows.cumsum() - rows  # in the order of positions
 
-    # rows: what a segment adds to the number of a row, kept ones counted, gives the row's position and its cell
-    total, left_out = int(rows.sum()), int(kept.sum())
-    height = padded(max(total, 1))
-    position = np.arange(total + left_out) + (first - span.cumsum() + span).repeat(span)
-    row_sequence, row_position, row_cell = np.zeros((3, height + 1 + left_out), np.int64)
-    row_sequence[: len(position)] = sequence.repeat(span)
-    row_position[: len(position)] = position - origin[sequence].repeat(span)
+    # rows: what a segment adds to the number of a row gives the row's position and its cell
+    total = int(rows.sum())
+    position = np.arange(total) + (first - start).repeat(rows)
+    row_sequence, row_position, row_cell = np.zeros((3, padded(max(total, 1)) + 1), np.int64)
+    row_sequence[:total] = sequence.repeat(rows)
+    row_position[:total] = position - origin[sequence].repeat(rows)
     cells = sequence * state.canvas.shape[1] + state.origin
-    row_cell[: len(position)] = row_position[: len(position)] + cells.repeat(span)
-    of_kept = {}
-    if left_out:
-        of_kept["row_sequence"] = row_sequence[: len(position)]
-        # `own_columns` reads positions of prompts' rows only, none of which is left out; those of windows are wrong
-        position = np.arange(total) + (first - start).repeat(rows)
+    row_cell[:total] = row_position[:total] + cells.repeat(rows)
 
     # masked positions, one record per branch each; a head row's record goes to its `slot`
     masked = host.masked * (host.branches > 0)
@@ -150,12 +140,12 @@ def window_structure(
     return Structure(
         sequence=sequence, branch=branch, start=start, rows=rows, lo=np.zeros(total, np.int64),
         hi=own_columns(config, position, first, rows), head_sequence=sequence.repeat(wanted), columns=columns,
-        width=width, prefill=prefill, reported=mine, masked=amount, kept=kept,
+        width=width, prefill=prefill, reported=mine, masked=amount,
         stale=stale_boundary(state, host),
         first=first - origin[sequence], offset=start - first + origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
         row_cell=row_cell,
-        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot, **of_kept},
+        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot},
     )  # fmt: skip
 
 
@@ -182,14 +172,14 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 
     A window begins at the first uncommitted token, at the boundary row before that or, where the prompt is no segment
     of its own, at the prompt's first token behind its shared prefix. It ends with the last appended block or, where the
-    canvas is whole, with its last mask, unless a dual cache has the masks behind. Rows of kept tokens are counted.
+    canvas is whole, with its last mask, unless a dual cache has the masks behind.
     """
     config = state.config
     if not config.stores_kv:
         begin = -host.prompt
     else:
         anew = host.committed < 0
-        if not config.keeps_kv:  # prefix and dual: whenever a block was completed, everything before it
+        if not config.keeps_kv:  # dual: whenever a block was completed, everything before it
             anew = host.committed < host.complete
         prompt = 0 if prefill_apart(config) else (prefixes.length if prefixes else 0) - host.prompt
         begin = np.where(anew, prompt, host.committed - fresh_boundary(state, host))
@@ -201,24 +191,16 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     """Return ``[S]`` where the last committed row is one of the window's, because it predicts the first position.
 
-    It is recomputed while that position is masked. With cache=token it always belongs to the window, and is left out
-    like other rows while it is kept.
+    It is recomputed while that position is masked.
 
     Only a row that sees the window can have changed since its commit: with block-causal windows, and at the end of a
     prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
     """
     config = state.config
-    if not computes_boundary(config, state.vocabulary.shift):
+    if not (config.boundary == "fresh" and config.window_attention == "full" and state.vocabulary.shift):
         return np.zeros(state.slots, bool)
     sees_window = (host.committed > 0) | (config.prompt_attention == "joint")
-    if config.keeps_tokens:
-        return sees_window
     return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
-
-
-def computes_boundary(config: DecodeConfig, shift: bool) -> bool:
-    """Return whether the row before the window, which predicts its first position, is computed with it."""
-    return config.boundary == "fresh" and config.window_attention == "full" and shift
 
 
 def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:

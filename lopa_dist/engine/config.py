@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lopa_dist.checks import check_choices, number, option, require_count
+from lopa_dist.checks import check_choices, option, require_count
 from lopa_dist.kernels.attention import NAMES as ATTENTION
 
 
@@ -16,8 +16,6 @@ class EngineConfig:
 
     - exact: those that change no text (of samples' common prompt; of few-shot examples and system prompts, on models
       that read prompts block by block).
-    - approximate: those of common beginnings, on all models; a common beginning then does not see the question behind
-      it.
     - none: every request computes its own.
 
     `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;
@@ -36,8 +34,8 @@ class EngineConfig:
     """
 
     max_sequences: int = option(16, "sequences in flight at once; on a GPU fewer where its memory is short")
-    max_rows: int | str | None = option(
-        None, "rows of one forward on one rank: sequences beyond them wait a step; null: no bound, auto: by profile"
+    max_rows: int | None = option(
+        None, "rows of one forward on one rank: sequences beyond them wait a step; null: as many as memory has room for"
     )
     kv_tokens: int | None = option(
         None, "tokens of K/V space of a rank; requests wait for it. null: enough for max_sequences"
@@ -48,9 +46,7 @@ class EngineConfig:
         ("auto", *ATTENTION),
     )
     graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))
-    prefix_cache: str = option(
-        "exact", "whose keys and values serve several requests", ("exact", "approximate", "none")
-    )
+    prefix_cache: str = option("exact", "whose keys and values serve several requests", ("exact", "none"))
     prefill_chunk: int | None = option(
         2048, "prompt tokens computed at a time, where prompts are read block by block; null: a whole prompt at once"
     )
@@ -60,21 +56,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_count("engine.max_sequences", self.max_sequences)
-        self.max_rows = number(self.max_rows)
-        if self.max_rows is not None:
-            require_count("engine.max_rows", self.max_rows, auto=True)
-        for key in ("kv_tokens", "prefill_chunk"):
+        for key in ("max_rows", "kv_tokens", "prefill_chunk"):
             if (value := getattr(self, key)) is not None:
                 require_count(f"engine.{key}", value)
         check_choices("engine", self)
-
-    @property
-    def row_limit(self) -> int | None:
-        """`max_rows` as a number; null where there is no bound.
-
-        Raises:
-            ValueError: it is still ``auto``, which jobs resolve by a profile.
-        """
-        if isinstance(self.max_rows, str):
-            raise ValueError("engine.max_rows=auto: no profile was looked up; give a number or null")
-        return self.max_rows

@@ -1,24 +1,27 @@
 """What the ranks of a replica do together in every step: run the forward, gather its records, and agree to go on.
 
 Every rank brings a `StopLevel` to each step, and all do what the highest of them says. So all ranks stop at the same
-step, whichever was asked to stop or failed.
+step, whichever was asked to stop or failed. Beside it travels how far each would look ahead in the next step
+(`LookaheadPolicy`), where all follow the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lopa_dist.decode import ForwardBatch
+from lopa_dist.engine.lookahead import Choice
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.running_batch import Step
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.communicator import Communicator, PeerFailure
 from lopa_dist.parallel.failures import broken
 from lopa_dist.parallel.stop import StopLevel
-from lopa_dist.ragged import Ints
+from lopa_dist.ragged import Ints, to_device
 
 
 class Lockstep:
@@ -36,8 +39,11 @@ class Lockstep:
     ) -> None:
         self.comm, self.tensor, self.requested, self.statistics = comm, tensor, requested, statistics
         self.level = StopLevel.RUN  # what all ranks agreed to do
-        self.levels = torch.empty(0)  # of the branch ranks in this step, on the device; empty for one rank alone
+        # of the branch ranks in this step, on the device: level, and choice; empty for one rank alone
+        self.levels = torch.empty(0)
         self.own_level = StopLevel.RUN
+        self.choice: Choice = (0, 0)  # of lookahead in the next step: the first rank's proposal
+        self.proposal = self.choice  # this rank's own
         self.prepared: Prepared
 
     def least(self, value: int, device: torch.device) -> int:
@@ -60,6 +66,7 @@ class Lockstep:
         """
         records, error = self.attempt(runner, batch, step)
         self.own_level = StopLevel.FAILED if error else self.requested()
+        self.proposal = step.proposal
         gathered = self.gather(records)
         if error:
             raise error
@@ -87,23 +94,27 @@ class Lockstep:
         if self.comm.size == self.tensor.size == 1:
             self.levels = records.new_empty(0)
             return records[None]
-        own = records.new_full((1,), int(self.own_level))  # new_tensor would copy from the host and wait for the device
+        own = to_device(np.array([self.own_level, *self.proposal], np.int32), records.device)
         if self.tensor.size > 1:  # tensor ranks hear of a signal at different moments
-            own = self.tensor.all_gather(own).amax(0)
+            gathered = self.tensor.all_gather(own)
+            own = torch.cat([gathered[:, 0].amax(0, keepdim=True), gathered[0, 1:]])
         if self.comm.size == 1:
             self.levels = own
             return records[None]
         gathered = self.comm.all_gather(torch.cat([records.flatten(), own]))
-        self.levels = gathered[:, -1]
-        return gathered[:, :-1].view(self.comm.size, *records.shape)
+        self.levels = gathered[:, -len(own) :].flatten()
+        return gathered[:, : -len(own)].view(self.comm.size, *records.shape)
 
     def agree(self, levels: Ints) -> StopLevel:
         """Return what all ranks do: the highest of `levels` (this step's, on the host), or of a lone rank its own.
 
+        The first rank's `choice` is everybody's.
+
         Raises:
             PeerFailure: a rank's forward failed.
         """
-        values = levels.tolist()
+        values = levels[::3].tolist()
+        self.choice = (int(levels[1]), int(levels[2])) if values else self.proposal
         if StopLevel.FAILED in values:
             raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
         self.level = StopLevel(max(values, default=self.own_level))

@@ -15,13 +15,9 @@ from lopa_dist.decode import (
     State,
     Vocabulary,
     Winner,
-    advance,
-    layout,
-    spawn,
-    unpack,
-    verify,
 )
 from lopa_dist.decode.draft_rows import rows_of_branch
+from lopa_dist.decode.rules import Share, rules_for
 from lopa_dist.engine import memory
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
@@ -104,11 +100,13 @@ class Engine:
         if not requests:
             return
         batch = self.start(requests, next_requests or in_order(len(requests)))
+        layout, unpack, verify, advance, spawn = rules_for(self.config)
         batch.admit()
         while batch.running:
             with self.watched(False):  # all of it is queued; on a GPU nothing is waited for
                 step = batch.schedule()  # all sequences, or those that fit engine.max_rows
-                rows = layout(step.state, step.before, self.comm.rank, self.comm.size, step.prefixes)
+                share = Share(self.comm.rank, self.comm.size, step.prefixes, step.lookahead)
+                rows = layout(step.state, step.before, share)
                 gathered = self.lockstep.forward(batch.runner, rows, step)  # of all ranks
                 records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
                 winner = verify(step.state, records)  # LoPA: which branch wins
@@ -185,11 +183,11 @@ class Engine:
         options = self.options
         free = memory.free_bytes(self.device)
         if free is None:
-            return Plan(sequences, options.row_limit)
+            return Plan(sequences, options.max_rows)
         free = self.lockstep.least(free, self.device)
         rows = self.runners.most_rows(self.rules.at_once(longest_prompt))
         element = self.model.head_weight.element_size()
-        plan = memory.plan(model, element, free, needs, sequences, options.row_limit, options.kv_tokens, rows)
+        plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
         log.info(
             "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
             plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",
@@ -200,6 +198,9 @@ class Engine:
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
         """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
         self.statistics.lap("commit")
+        batch = self.batch
+        assert batch is not None
+        batch.lookahead.stepped(step.before, step.after, self.lockstep.choice)
         self.ended = EndedStep(step.before, step.after, rows, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
@@ -221,5 +222,8 @@ class Engine:
         running = before.branches > 0
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
-        window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
+        if rows.causal is not None:  # every branch rank runs all of them
+            window_rows = rows.rows[rows.branch >= 0] * self.comm.size
+        else:
+            window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
         self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)

@@ -19,25 +19,18 @@ class PrefixRules:
     Args:
         config: `cache`, `prompt_attention` and `block_size` are read.
         prefix_cache, prefill_chunk: of `EngineConfig`.
-
-    Raises:
-        ValueError: an approximate cache where nothing is cached for good.
     """
 
     config: DecodeConfig
     prefix_cache: str
     prefill_chunk: int | None
 
-    def __post_init__(self) -> None:
-        cuts_prefix(self.config, self.prefix_cache)  # which checks
-
     def shared(self, tokens: int, prefix: int) -> int:
         """Return how many first tokens of a prompt have K/V that other requests may use.
 
         What depends on nothing behind it may serve all prompts that begin alike: whole prompts that never see their
-        answer, and whole blocks of prompts that are block-causal. Only an approximate cache cuts off a prefix that
-        would see the rest of its prompt. Where the rest is longer than a chunk, the whole prompt is shared, for only
-        what is shared is computed in chunks.
+        answer, and whole blocks of prompts that are block-causal. Where the rest is longer than a chunk, all of it
+        is shared, because only what is shared is computed in chunks.
 
         Args:
             tokens: of the prompt.
@@ -49,8 +42,7 @@ class PrefixRules:
         prompt = tokens - known_tokens(config, tokens)
         if not cuts_prefix(config, self.prefix_cache):
             prefix = 0
-        elif config.prompt_attention == "blocks":
-            prefix -= prefix % config.block_size
+        prefix -= prefix % config.block_size
         if 0 < prefix < prompt and (self.chunk is None or prompt - prefix <= self.chunk):
             return prefix
         return prompt if prefill_apart(config) else 0
@@ -83,16 +75,5 @@ class PrefixRules:
 
 
 def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
-    """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`.
-
-    Raises:
-        ValueError: an approximate cache where nothing is cached for good.
-    """
-    if prefix_cache == "approximate" and not config.keeps_kv:
-        raise ValueError(
-            f"engine.prefix_cache=approximate needs decode.cache=block or token: with decode.cache={config.cache}, "
-            "prompts are computed anew"
-        )
-    return prefix_cache == "approximate" or (
-        prefix_cache == "exact" and config.keeps_kv and config.prompt_attention == "blocks"
-    )
+    """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`: it sees nothing behind that."""
+    return prefix_cache == "exact" and config.keeps_kv and config.prompt_attention == "blocks"

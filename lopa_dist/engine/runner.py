@@ -34,6 +34,7 @@ class Prepared:
     segments: Segments
     plan: Any  # what the attention's back end made of the segments
     of_drafts: Tensor | None  # [R'] bool, rows of drafts, or padding (`without_overflow`); None: nothing can overflow
+    kv_slots: Tensor | None = None  # [R'] where rows' K/V go; None: into scratch, in packed order
 
     def slot(self, sequence: Ints) -> Ints:
         """Return the slots of sequences of the batch."""
@@ -66,19 +67,33 @@ class Runner:
         self.pool.reserve(len(batch.tokens))
         segments = self.segments(batch, slots)
         plan = self.attention.plan(segments, len(batch.tokens))
-        return Prepared(batch, slots, segments, plan, batch.of_drafts() if self.may_overflow else None)
+        of_drafts = batch.of_drafts() if self.may_overflow else None
+        return Prepared(batch, slots, segments, plan, of_drafts, self.kv_slots(batch, slots))
+
+    def kv_slots(self, batch: ForwardBatch, slots: Ints | None) -> Tensor | None:
+        """Return `Prepared.kv_slots`."""
+        if batch.place is None:
+            return None
+        sequence = (batch.sequence if slots is None else slots[batch.sequence]).repeat(batch.rows)
+        at = self.pool.scratch + np.arange(len(batch.tokens))
+        own = np.flatnonzero(batch.place >= 0)
+        at[own] = self.pool.slots(sequence[own], batch.place[own])
+        return to_device(at, self.device)
 
     def segments(self, batch: ForwardBatch, slots: Ints | None) -> Segments:
         """Return the batch's segments with the pool's addresses."""
         pool = self.pool
         sequence = batch.sequence if slots is None else slots[batch.sequence]
         prefill = batch.prefill
-        rows = (prefill.prefix_row[batch.sequence], prefill.suffix_row[batch.sequence]) if prefill else None
+        rows = None
+        if prefill and batch.place is None:  # K/V of prompts' rows are in scratch
+            rows = prefill.prefix_row[batch.sequence], prefill.suffix_row[batch.sequence]
         base, shared, tail = pool.key_ranges(sequence, batch.shared, rows)
         if batch.tail is not None:  # with a dual cache nothing is shared
             tail = base + batch.tail[0], batch.tail[1]
         lo = None if batch.drafts is None else batch.lo
-        return Segments(batch.start, batch.rows, base, shared, pool.scratch + batch.start, batch.hi, tail, lo)
+        own = pool.scratch + batch.start
+        return Segments(batch.start, batch.rows, base, shared, own, batch.hi, tail, lo, batch.seen)
 
     def warm_up(self) -> None:
         """Make what steps will need and takes long to make; here nothing."""
@@ -105,7 +120,7 @@ class Runner:
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
         wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
-        cache = Cache(pool.keys, pool.values, pool.scratch, prepared.of_drafts)
+        cache = Cache(pool.keys, pool.values, pool.scratch, prepared.of_drafts, prepared.kv_slots)
         hidden = self.network(batch.tokens, batch.positions, None, cache, attend, wanted)
         head = hidden[: len(rows)]
         if last is not None:

@@ -62,7 +62,7 @@ class Runners:
         windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
         stack_rows = (windows + 2 * config.extra_drafts) * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
-        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device)
+        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device, config.causal)
         possible = isinstance(self.attention, Meta) and tensor.size == 1
         if graphs == "always" and not possible:
             raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
@@ -92,8 +92,9 @@ class Runners:
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
         longest = self.longest(longest_prompt)
+        groups = self.config.max_chain + 1 if self.config.causal else 0  # of masks, which are segments like branches
         return StaticRunner(
-            self.model, pool, sampling, self.attention, network, sequences, self.branches, longest,
+            self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
             self.usual_rows(sequences, longest) if scratch is None else scratch, not self.options.reproducible,
             self.options.graphs == "always",
         )  # fmt: skip
@@ -121,17 +122,17 @@ class Runners:
         """Rows that steps hardly ever exceed: those of every sequence, or of one that is larger than the bounds.
 
         A sequence has its prompt and one window, later a window in every branch: active blocks, and one more that was
-        finished, or the row before them (with cache=token both). Where nothing is kept for good, a window is all of the
+        finished, or the row before them. Where nothing is kept for good, a window is all of the
         sequence.
         """
         config = self.config
-        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1) + config.keeps_tokens
+        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1)
         if not config.keeps_kv:
             window = longest
         elif config.canvas == "whole":
             window = config.max_new_tokens + 1
         each = max(longest, self.branches * (window + 2 * config.extra_drafts))
-        return min(sequences * each, max(self.options.row_limit or TOP, each))
+        return min(sequences * each, max(self.options.max_rows or TOP, each))
 
 
 USUAL_BLOCKS = 2

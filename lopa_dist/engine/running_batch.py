@@ -12,8 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, ForwardBatch, HostState, SharedPrefixes, State
+from lopa_dist.decode.causal_rows import Lookahead
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.scheduler import Scheduler
@@ -47,6 +49,8 @@ class Step:
     before: HostState  # what the host knew of them before it
     prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
+    lookahead: Lookahead  # of a causal model
+    proposal: Choice  # of this rank, for the next step's
     error: Exception | None = None  # that a chunk of a prompt ended in before it
 
 
@@ -91,6 +95,7 @@ class RunningBatch:
             statistics,
         )
         self.state, self.pool, self.runner, self.scheduler, self.chunks = state, pool, runner, scheduler, chunks
+        self.lookahead = LookaheadPolicy(state.config)
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
         self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
@@ -119,13 +124,13 @@ class RunningBatch:
 
     def schedule(self) -> Step:
         """Choose the sequences of the next step."""
-        few = self.state.config.one_block_from
-        self.state.one_block = few is not None and len(self.running) >= few
-        slots, error = self.scheduler.choose(self.state, self.host, self.compute_chunk()), self.chunks.error
-        if slots is None:
-            return Step(None, self.state, self.host, self.shared_prefixes(None, self.host), self.host, error)
-        before = self.host.take(slots)
-        return Step(slots, self.state.take(slots), before, self.shared_prefixes(slots, before), before, error)
+        waiting = self.compute_chunk()
+        slots = self.scheduler.choose(self.state, self.host, self.lookahead.lookahead(), waiting)
+        before = self.host if slots is None else self.host.take(slots)
+        state = self.state if slots is None else self.state.take(slots)
+        ahead, proposal = self.lookahead.begin(before), self.lookahead.propose(before)
+        prefixes, error = self.shared_prefixes(slots, before), self.chunks.error
+        return Step(slots, state, before, prefixes, before, ahead, proposal, error)
 
     def compute_chunk(self) -> list[int]:
         """Compute a chunk of a long prompt, or more where nobody could run before; returns the slots that still wait.

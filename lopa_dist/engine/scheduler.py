@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lopa_dist.decode import HostState, State
+from lopa_dist.decode.causal_rows import Lookahead, row_counts
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.draft_rows import rows_of_branch
 from lopa_dist.decode.prefill import prefill_apart
@@ -43,11 +44,12 @@ class Scheduler:
         if self.config.stores_kv:
             self.pool.free(slot)
 
-    def choose(self, state: State, host: HostState, waiting: Sequence[int] = ()) -> Ints | None:
+    def choose(self, state: State, host: HostState, lookahead: Lookahead, waiting: Sequence[int] = ()) -> Ints | None:
         """Return the slots of the next step in ascending order; None for all.
 
         Args:
             state, host: of all slots.
+            lookahead: of a causal model's next step.
             waiting: slots that cannot take part.
 
         Windows go before prefills, and among either those that have waited longest go first. So no sequence starves,
@@ -58,8 +60,11 @@ class Scheduler:
             return None
         prefill = (host.committed < 0) & (host.branches > 0)
         prefix_length = self.pool.prefix_length
-        begin, stop = row_span(state, host, self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill))
-        rows = rows_of_branch(self.config, host, begin, stop) * -(-host.branches // self.ranks)
+        if self.config.causal:
+            rows = row_counts(host, lookahead)[1]
+        else:
+            begin, stop = row_span(state, host, self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill))
+            rows = rows_of_branch(self.config, host, begin, stop) * -(-host.branches // self.ranks)
         if prefill.any():  # a prefix that several wait for is counted for each: who computes it is not known yet
             stored = np.array([self.pool.stored(slot) for slot in range(len(prefix_length))])
             prompt = np.where(stored, 0, prefix_length) + (host.prompt - prefix_length) * prefill_apart(self.config)

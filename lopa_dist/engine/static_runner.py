@@ -126,6 +126,7 @@ class Body:
         self.positions = torch.zeros(size, dtype=torch.long, device=device)
         self.rows = torch.zeros(1, dtype=torch.int32, device=device)
         self.of_drafts = torch.zeros(size, dtype=torch.bool, device=device) if runner.may_overflow else None
+        self.kv_slots = runner.pool.scratch + torch.arange(size, device=device) if runner.in_place else None
         self.hidden = runner.hidden[:size]
         self.plan = runner.attention_plan(size)
         self.replay = Replay()
@@ -139,6 +140,8 @@ class Body:
             self.of_drafts.zero_()
             if prepared.of_drafts is not None:
                 self.of_drafts[:count] = prepared.of_drafts
+        if self.kv_slots is not None and prepared.kv_slots is not None:
+            self.kv_slots[:count] = prepared.kv_slots
         assert isinstance(prepared.plan, Tiles)
         self.plan.fill(prepared.plan)
 
@@ -150,7 +153,7 @@ class Body:
             # in place of q, of which a tile reads only what it writes: nothing to clear for rows in no tile
             return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan, q)
 
-        cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts)
+        cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts, self.kv_slots)
         self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend))
 
 
@@ -206,7 +209,7 @@ class StaticRunner(Runner):
         insist: bool,
     ) -> None:
         super().__init__(model, pool, sampling, attention, network)
-        self.tile_rows = attention.tile_rows
+        self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
         self.insist, self.warned = insist, False
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
         self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches
@@ -267,7 +270,8 @@ class StaticRunner(Runner):
             self.make_room(size)
         segments = self.segments(batch, slots)
         tiles = tile(segments, self.tile_rows, self.split, self.stacked)
-        return Prepared(batch, slots, segments, tiles, batch.of_drafts() if self.may_overflow else None)
+        of_drafts = batch.of_drafts() if self.may_overflow else None
+        return Prepared(batch, slots, segments, tiles, of_drafts, self.kv_slots(batch, slots))
 
     def run(self, prepared: Prepared) -> Tensor:
         """As `Runner.forward`."""
@@ -332,7 +336,15 @@ class StaticRunner(Runner):
         """A table for any batch of `size` rows."""
         config = self.model.config
         shape = config.heads, config.kv_heads, config.head_dim, self.tile_rows
-        return MetaPlan(size, self.attention_room(size), *shape, self.pool.scratch, self.device, self.workspace)
+        return MetaPlan(
+            size,
+            self.attention_room(size),
+            *shape,
+            self.pool.scratch,
+            self.device,
+            self.workspace,
+            bounded=self.in_place,
+        )
 
     def attention_room(self, size: int) -> Capacity:
         """What the tiles of any batch of `size` rows need."""

@@ -65,10 +65,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,
     }
-    # exact or none: the same texts
-    engine = {"prefix_cache": "approximate" if config.engine.prefix_cache == "approximate" else "exact"}
-    decode = asdict(config.decode)
-    settings = {"model": model, "decode": decode, "engine": engine, "seed": config.seed, "task": task.name}
+    settings = {"model": model, "decode": asdict(config.decode), "seed": config.seed, "task": task.name}
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
         settings["allow_code_execution"] = task.allow_code_execution
     if task.allow_code_execution:

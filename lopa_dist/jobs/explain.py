@@ -21,22 +21,12 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, with_own_model
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.jobs.device import choose_device
-from lopa_dist.jobs.resolve import (
-    PROFILE,
-    Found,
-    by_device,
-    by_model,
-    by_profile,
-    by_ranks,
-    needs_profile,
-    resolve_decode,
-)
+from lopa_dist.jobs.resolve import Found, by_device, by_model, resolve_decode
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find, local
 from lopa_dist.parallel.launcher import World
-from lopa_dist.parallel.mesh import Mesh
 
 KINDS = {"int": "an integer", "float": "a number", "bool": "true, false", "None": "null", "list[str]": "a list"}
 
@@ -132,15 +122,11 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 def resolved(config: Config) -> Found:
     """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
-    device, shape, mesh = choose_device(config, World("python")), shape_of(config), Mesh(1, 1)
+    device, shape = choose_device(config, World("python")), shape_of(config)
     found = by_device(config, device)
     if shape is None:
         return found | by_pattern(config)
-    found |= by_model(config, shape, device) | by_ranks(config, mesh)
-    try:
-        return found | by_profile(config, shape, device, mesh, config.engine.max_sequences)
-    except ValueError as error:
-        return found | dict.fromkeys(needs_profile(config), ("auto", f"{PROFILE}; {error}"))
+    return found | by_model(config, shape, device)
 
 
 def shape_of(config: Config) -> ModelConfig | None:

@@ -75,8 +75,6 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         if unknown:
             own = getfullargspec(LopaDist.__init__).args[1:]
             raise ValueError(f"--model_args {', '.join(unknown)}: unknown; known: {', '.join([*own, *known])}")
-        if decode.get("branches") == "auto":
-            raise ValueError("--model_args branches=auto: give a number; lopa-dist profile says which costs nothing")
         world = detect()
         if world.size > 1:
             raise LaunchError(f"lm-eval with {world.size} ranks: run it as one process")

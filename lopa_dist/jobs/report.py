@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,15 @@ def settings(report: dict[str, Any]) -> Config:
     return Config(
         model=ModelOptions(**report["model"]),
         task=TaskConfig(**report["task"]),
-        decode=DecodeConfig(**report["decode"]),
-        engine=EngineConfig(**report["engine"]),
+        decode=DecodeConfig(**known(DecodeConfig, report["decode"])),
+        engine=EngineConfig(**known(EngineConfig, report["engine"])),
         seed=report["seed"],
     )
+
+
+def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a section has; reports of earlier versions have some that are gone."""
+    return {entry.name: given[entry.name] for entry in fields(section) if entry.name in given}
 
 
 def figures(report: dict[str, Any]) -> list[tuple[str, str]]:

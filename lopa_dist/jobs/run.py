@@ -59,7 +59,7 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
     task = make_task(config.task)
     whole_input = HashedItems(task.items())
     items = islice(whole_input, config.task.shard, None, config.task.shards)
-    # how many there are matters to the mesh and to the branches only where they are few
+    # how many there are matters to the mesh only where they are few
     first = list(islice(items, world.size * config.engine.max_sequences))
     parallel = config.parallel
     axes = parallel.data, parallel.branch, parallel.tensor
@@ -69,7 +69,7 @@ def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
         # its name holds the time, and clocks tick between ranks
         folder = Path(group.store.broadcast("folder", str(folder)))
         builder = EngineBuilder(config.model, device)
-        config = resolve(config, builder.shape, device, group, len(first))
+        config = resolve(config, builder.shape, device)
         encoder = Encoder(config, builder.shape, builder.tokenizer)
         job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
         attempt = begin_attempt(config, folder, builder, job_input.ids, group)

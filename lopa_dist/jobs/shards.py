@@ -80,8 +80,7 @@ def in_turn(shards: list[Path]) -> Iterator[Line]:
 def settings(report: dict[str, Any]) -> dict[str, Any]:
     """What shards of one job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
-    engine = {"prefix_cache": report["engine"]["prefix_cache"]}  # the engine's one setting that changes texts
-    return {key: report[key] for key in ("decode", "model", "seed")} | {"engine": engine, "task": task}
+    return {key: report[key] for key in ("decode", "model", "seed")} | {"task": task}
 
 
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lopa_dist.kernels import segment_attention
+from lopa_dist.kernels import exact_attention, segment_attention
 from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.meta_attention import MOST_DIM, MetaPlan, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
@@ -47,18 +47,33 @@ class Grouped:
         return attend_grouped(q, keys, values, plan)
 
 
+class Exact:
+    """torch's products over fixed tiles of columns: bits follow from what a row sees (`exact_attention`)."""
+
+    def __init__(self, heads: int, kv_heads: int, device: torch.device) -> None:
+        self.heads, self.kv_heads, self.device = heads, kv_heads, device
+
+    def plan(self, segments: Segments, rows: int) -> list[exact_attention.Group]:
+        return exact_attention.plan(segments, rows, self.heads, self.kv_heads, self.device)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[exact_attention.Group]) -> Tensor:
+        return exact_attention.attend_exact(q, keys, values, plan)
+
+
 class Meta:
     """Meta-attention over a table of tiles: Triton on a GPU, the table's oracle on a CPU."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> None:
-        self.heads, self.kv_heads, self.dim, self.device = heads, kv_heads, dim, device
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device, bounded: bool = False
+    ) -> None:
+        self.heads, self.kv_heads, self.dim, self.device, self.bounded = heads, kv_heads, dim, device, bounded
         self.tile_rows = tile_rows_for(heads // kv_heads, stack_rows)
 
     def plan(self, segments: Segments, rows: int) -> MetaPlan:
         tiles = tile(segments, self.tile_rows)
         room = Capacity(len(tiles.table), 0, 0)
         shape = self.heads, self.kv_heads, self.dim, self.tile_rows
-        plan = MetaPlan(rows, room, *shape, tiles.scratch, self.device)
+        plan = MetaPlan(rows, room, *shape, tiles.scratch, self.device, bounded=self.bounded)
         plan.fill(tiles)
         return plan
 
@@ -75,13 +90,23 @@ NAMES = ("torch", "meta", "plain")
 """What `make` makes."""
 
 
-def make(name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device) -> AttentionKernel:
-    """A back end of `NAMES` for a model's shape; `stack_rows` are the usual rows of a sequence's branches together."""
+def make(
+    name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device, causal: bool = False
+) -> AttentionKernel:
+    """A back end of `NAMES` for a model's shape.
+
+    Args:
+        name: of `NAMES`.
+        heads, kv_heads, dim: the model's, on this rank.
+        stack_rows: the usual rows of a sequence's branches together.
+        device: of the tensors.
+        causal: whether rows see a part of the cached tokens, and a row's bits must not depend on the rows beside it.
+    """
     if name == "plain":
         return Plain()
     if name == "torch":
-        return Grouped(heads // kv_heads, device)
-    return Meta(heads, kv_heads, dim, stack_rows, device)
+        return Exact(heads, kv_heads, device) if causal else Grouped(heads // kv_heads, device)
+    return Meta(heads, kv_heads, dim, stack_rows, device, bounded=causal)
 
 
 def suited(device: torch.device, dim: int) -> str:

@@ -75,6 +75,7 @@ class MetaPlan:
         device: torch.device,
         workspace: Workspace | None = None,
         launch: Launch | None = None,
+        bounded: bool = False,
     ) -> None:
         """Allocate.
 
@@ -86,6 +87,8 @@ class MetaPlan:
             scratch: pool slot of packed row 0; the same for every batch.
             workspace: another plan's, to share.
             launch: instead of `launch_for`'s.
+            bounded: whether rows may see a part of the cached tokens (`Segments.seen`). Steps over columns then begin
+                at fixed tokens.
 
         Raises:
             ValueError: a head size or number of heads that the kernel does not have.
@@ -101,12 +104,12 @@ class MetaPlan:
                 " rows: take tile_rows from tile_rows_for"
             )
         self.rows, self.capacity, self.heads, self.kv_heads, self.dim = rows, capacity, heads, kv_heads, dim
-        self.tile_rows, self.scratch, self.launch = tile_rows, scratch, launch
-        sizes = [2, rows, rows, capacity.tiles * FIELDS, capacity.merges * 4]
+        self.tile_rows, self.scratch, self.launch, self.bounded = tile_rows, scratch, launch, bounded
+        sizes = [2, rows, rows, rows, capacity.tiles * FIELDS, capacity.merges * 4]
         starts = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)])  # aligned to 16 bytes
         self.spans = [slice(int(start), int(start) + size) for start, size in zip(starts, sizes, strict=False)]
         self.buffer = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
-        self.counts, self.lo, self.hi, table, merges = (self.buffer[span] for span in self.spans)
+        self.counts, self.seen, self.lo, self.hi, table, merges = (self.buffer[span] for span in self.spans)
         self.table, self.merges = table.view(-1, FIELDS), merges.view(-1, 4)
         shape = (capacity.parts, kv_heads, self.height, dim)
         self.workspace = workspace or Workspace.empty(*shape, device)
@@ -130,7 +133,14 @@ class MetaPlan:
                 f" and {self.scratch}"
             )
         sent = np.zeros(len(self.buffer), np.int32)
-        parts = (np.array(needs[1:3], np.int32), tiles.lo, tiles.hi, tiles.table.ravel(), tiles.merges.ravel())
+        parts = (
+            np.array(needs[1:3], np.int32),
+            tiles.seen,
+            tiles.lo,
+            tiles.hi,
+            tiles.table.ravel(),
+            tiles.merges.ravel(),
+        )
         for span, part in zip(self.spans, parts, strict=True):
             sent[span.start : span.start + len(part)] = part
         self.buffer.copy_(pinned(sent, self.buffer.device), non_blocking=True)
@@ -142,7 +152,7 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
     repeat = plan.heads // plan.kv_heads
     tiles, merges = plan.counts.tolist()
     parts: dict[int, tuple[Tensor, Tensor]] = {}
-    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part in plan.table[:tiles].tolist():
+    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part, begin in plan.table[:tiles].tolist():
         own = torch.arange(c0, c1, device=q.device)
         slots = torch.cat([
             torch.arange(s0_base, s0_base + s0, device=q.device),
@@ -152,6 +162,7 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
         k, v = (x[slots].float().repeat_interleave(repeat, 1) for x in (keys, values))
         at = slice(q0, q0 + rows)
         seen = torch.ones(rows, len(slots), dtype=torch.bool, device=q.device)
+        seen[:, : s0 + s1] = begin + torch.arange(s0 + s1, device=q.device) < plan.seen[at, None]
         seen[:, s0 + s1 :] = (own >= plan.lo[at, None]) & (own < plan.hi[at, None])
         scores = torch.einsum("rhd,chd->rhc", q[at].float(), k) * plan.dim**-0.5
         scores = scores.masked_fill(~seen[:, None], -torch.inf)
@@ -191,11 +202,12 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
     launch = plan.launch or launch_for(plan.height, dim_tile, q.dtype, capability)
     work = plan.workspace
     attend_kernel[(max(plan.capacity.tiles * plan.kv_heads, 1),)](
-        q, keys, values, out, work.results, work.lse, plan.table, plan.lo, plan.hi, plan.counts, plan.scratch,
+        q, keys, values, out, work.results, work.lse, plan.table, plan.seen, plan.lo, plan.hi,
+        plan.counts, plan.scratch,
         plan.dim**-0.5 * math.log2(math.e),
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
         G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, BN=launch.columns,
-        STAGES=launch.stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        STAGES=launch.stages, BOUNDED=plan.bounded, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages, **OPTIONS,
     )  # fmt: skip
     if plan.capacity.merges:

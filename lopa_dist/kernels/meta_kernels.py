@@ -25,17 +25,17 @@ def soften(scores, values, total, norm, peak, scale, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["scratch"])
 def attend_kernel(
-    q, keys, values, out, partial, partial_lse, table, lo, hi, counts, scratch, scale,
+    q, keys, values, out, partial, partial_lse, table, seen, lo, hi, counts, scratch, scale,
     q_row, q_head, k_slot, k_head, v_slot, v_head, out_row, out_head,
     G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, K/V head). The grid is as large as the table; programs beyond the last tile return at once."""
     tile = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
     if tile >= tl.load(counts):
         return
-    entry = table + tile * 9
+    entry = table + tile * 10
     q0 = tl.load(entry)
     rows = tl.load(entry + 1)
     s0_base = tl.load(entry + 2)
@@ -45,6 +45,7 @@ def attend_kernel(
     c0 = tl.load(entry + 6)
     c1 = tl.load(entry + 7)
     part = tl.load(entry + 8)
+    before = tl.load(entry + 9)
 
     i = tl.arange(0, BM)
     row = i // G
@@ -63,19 +64,39 @@ def attend_kernel(
     peak = tl.full([BM], LOWEST, tl.float32)
     n = tl.arange(0, BN)
 
-    # whole blocks of cached tokens: every row sees all of them, no mask
-    blocks0 = s0_len // BN
-    blocks1 = s1_len // BN
-    for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
-        base = tl.where(block < blocks0, s0_base + block * BN, s1_base + (block - blocks0) * BN).to(tl.int64)
-        k = tl.load(keys + base * k_slot + n[None, :] * k_slot + d[:, None], mask=inside[:, None], other=0.0)
-        scores = tl.dot(query, k, input_precision=PRECISION)
-        v = tl.load(values + base * v_slot + n[:, None] * v_slot + d[None, :], mask=inside[None, :], other=0.0)
-        total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
+    if BOUNDED:
+        # all cached tokens in blocks that begin at fixed tokens, wherever a row's bound lies: its sum has one order
+        blocks0 = tl.cdiv(s0_len, BN)
+        blocks1 = tl.cdiv(s1_len, BN)
+        bound = tl.load(seen + at, mask=valid, other=0) - before
+        for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
+            c = tl.where(block < blocks0, block, block - blocks0) * BN + n  # within its range
+            slot = (tl.where(block < blocks0, s0_base, s1_base) + c).to(tl.int64)
+            there = c < tl.where(block < blocks0, s0_len, s1_len)
+            k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+            scores = tl.dot(query, k, input_precision=PRECISION)
+            column = c + tl.where(block < blocks0, 0, s0_len)
+            scores = tl.where(there[None, :] & (column[None, :] < bound[:, None]), scores, float("-inf"))
+            v = tl.load(
+                values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
+            )
+            total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
+        rest0 = 0
+        cached = 0
+    else:
+        # whole blocks of cached tokens: every row sees all of them, no mask
+        blocks0 = s0_len // BN
+        blocks1 = s1_len // BN
+        for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
+            base = tl.where(block < blocks0, s0_base + block * BN, s1_base + (block - blocks0) * BN).to(tl.int64)
+            k = tl.load(keys + base * k_slot + n[None, :] * k_slot + d[:, None], mask=inside[:, None], other=0.0)
+            scores = tl.dot(query, k, input_precision=PRECISION)
+            v = tl.load(values + base * v_slot + n[:, None] * v_slot + d[None, :], mask=inside[None, :], other=0.0)
+            total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
+        rest0 = s0_len % BN
+        cached = rest0 + s1_len % BN
 
     # the rest of both ranges and the own columns, side by side; slots outside are not read: they may hold NaN
-    rest0 = s0_len % BN
-    cached = rest0 + s1_len % BN
     columns = cached + c1 - c0
     row_lo = cached - c0 + tl.load(lo + at, mask=valid, other=0)
     row_hi = tl.minimum(cached - c0 + tl.load(hi + at, mask=valid, other=0), columns)  # a part ends before its rows do
@@ -86,8 +107,8 @@ def attend_kernel(
         there = c < columns
         k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
         scores = tl.dot(query, k, input_precision=PRECISION)
-        seen = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
-        scores = tl.where(seen, scores, float("-inf"))
+        visible = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
+        scores = tl.where(visible, scores, float("-inf"))
         v = tl.load(values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
         total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
 

@@ -94,11 +94,12 @@ def rope_and_store(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
     of_drafts: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
 
-    Packed row r goes to slot ``scratch + r``. Only rows below `rows` are read, rotated and written; the others' q is
-    undefined, their slots stay as they are. q may be a view of a larger tensor.
+    Packed row r goes to slot ``scratch + r``, or to ``slots[r]``. Only rows below `rows` are read, rotated and written;
+    the others' q is undefined, their slots stay as they are. q may be a view of a larger tensor.
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
@@ -109,6 +110,7 @@ def rope_and_store(
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.
         eps: of these norms.
         of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
+        slots: ``[R]`` int64, no two alike among real rows; None: the slots from `scratch` on.
 
     Returns:
         q ``[R, H, D]``.
@@ -117,7 +119,7 @@ def rope_and_store(
     if fused(qkv):
         from lopa_dist.kernels import rope_triton
 
-        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts)
+        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts, slots)
     count, (kv_heads, dim) = int(rows), keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qk, v = qkv.unflatten(1, (-1, dim)).split([heads + kv_heads, kv_heads], 1)
@@ -125,7 +127,11 @@ def rope_and_store(
         qk = torch.cat([rms_norm(qk[:, :heads], norms[0], eps), rms_norm(qk[:, heads:], norms[1], eps)], 1)
     q, k = apply_rope(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], 1)
     k, v = without_overflow(k, of_drafts), without_overflow(v, of_drafts)
-    keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
+    if slots is None:
+        keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
+    else:
+        keys.index_copy_(0, slots[:count], k[:count])
+        values.index_copy_(0, slots[:count], v[:count])
     return q
 
 

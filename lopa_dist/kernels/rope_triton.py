@@ -26,6 +26,7 @@ def rope_and_store(
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
     of_drafts: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """As `rope.rope_and_store`, with `cos` and `sin` ``[R, D]``."""
     count, (kv_heads, dim) = len(qkv), keys.shape[1:]
@@ -36,10 +37,11 @@ def rope_and_store(
     q_norm, k_norm = (qkv, qkv) if norms is None else norms  # never read without norms
     if count:
         rope_and_store_kernel[(count, triton.cdiv(heads + 2 * kv_heads, at_once))](
-            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, rows if of_drafts is None else of_drafts, scratch,
+            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, rows if of_drafts is None else of_drafts,
+            rows if slots is None else slots, scratch,
             qkv.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
             H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None, CLEARS=of_drafts is not None,
-            num_warps=4, **OPTIONS,
+            SLOTS=slots is not None, num_warps=4, **OPTIONS,
         )  # fmt: skip
     return q
 
@@ -62,6 +64,7 @@ def rope_and_store_kernel(
     values: tl.tensor,  # [slots, KV, D]
     rows: tl.tensor,  # [1]
     of_drafts: tl.tensor,  # [R], read where it CLEARS
+    slots: tl.tensor,  # [R], read with SLOTS
     scratch: tl.tensor,
     qkv_stride: tl.tensor,
     cos_stride: tl.tensor,
@@ -76,13 +79,14 @@ def rope_and_store_kernel(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
     CLEARS: tl.constexpr,
+    SLOTS: tl.constexpr,
 ) -> None:
     """Grid ``(R, tiles of HEADS heads)``."""
     row = tl.program_id(0)
     if row >= tl.load(rows):
         return
     row = row.to(tl.int64)
-    slot = row + scratch
+    slot = tl.load(slots + row).to(tl.int64) if SLOTS else row + scratch
     dtype = q.dtype.element_ty
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     column = tl.arange(0, HALF)[None]

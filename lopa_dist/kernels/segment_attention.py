@@ -34,6 +34,9 @@ class Segments:
     hi: Ints  # [R] the own column behind the last that each row sees
     tail: tuple[Ints, Ints] | None = None  # [G] first pool slot and number of cached tokens of a second range
     lo: Ints | None = None  # [R] first own column that each row sees; None: 0
+    # [R] cached tokens that each row sees, of both ranges; None: all of its segment's. A row that does not see all of
+    # them sees no own column
+    seen: Ints | None = None
 
 
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
@@ -51,6 +54,9 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
         lo = 0 if segments.lo is None else torch.from_numpy(segments.lo[start : start + n]).to(q.device)[:, None]
         column = torch.arange(shared + tail + n, device=q.device) - shared - tail
         visible = (column < 0) | (column >= lo) & (column < hi)
+        if segments.seen is not None:
+            seen = torch.from_numpy(segments.seen[start : start + n]).to(q.device)[:, None]
+            visible = visible & ((column >= 0) | (column + shared + tail < seen))
         scores = torch.einsum("rhd,chd->hrc", q[start : start + n].float(), k.float()) * q.shape[2] ** -0.5
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.float()).to(q.dtype)

@@ -17,7 +17,8 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
-FIELDS = 9  # of a tile in the table
+EVERYTHING = 2**30  # columns that a row sees which sees all
+FIELDS = 10  # of a tile in the table
 # Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
 # 64 rows, do without Hopper's wide matrix instructions. Reckoned, not measured.
 ROW_COST = {128: 1.0, 64: 1.08, 32: 1.6, 16: 3.0}
@@ -30,7 +31,10 @@ class Tiles:
     Own columns are numbered like the packed rows: the K/V of packed row r lie in pool slot ``scratch + r``.
     """
 
-    table: Ints32  # [T, 9] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: writes its rows itself)
+    # [T, 10] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: writes its rows itself), and how many cached
+    # columns of its segments lie before s0
+    table: Ints32
+    seen: Ints32  # [R] cached columns each packed row sees; more than there are: all
     lo: Ints32  # [R] first own column each packed row sees
     hi: Ints32  # [R] the one behind the last; both 0 where a row is in no segment
     merges: Ints32  # [N, 4] q0, rows, first_part, parts: rows whose result is made of parts
@@ -89,6 +93,9 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     own_start = np.repeat(start, rows)
     row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
+    cached_seen = np.full(len(segments.hi), EVERYTHING)
+    if segments.seen is not None:
+        cached_seen[row] = segments.seen[row]
     lo[row] = own_start if segments.lo is None else segments.lo[row] + own_start
     hi[row] = segments.hi[row] + own_start
     first_column = np.zeros(len(segments.hi), np.int64)
@@ -126,13 +133,13 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
         q0[of], n[of],
         s0_base[of] + s0_cut[0], s0_cut[1] - s0_cut[0],
         s1_base[of] + s1_cut[0], s1_cut[1] - s1_cut[0],
-        c0[of] + own_cut[0], c0[of] + own_cut[1], part,
+        c0[of] + own_cut[0], c0[of] + own_cut[1], part, begin,
     ], axis=1)  # fmt: skip
     longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and meet in the L2 cache
     merges = np.stack([q0, n, first_part, pieces], axis=1)[in_parts]
     return Tiles(
-        table[longest_first].astype(np.int32), lo.astype(np.int32), hi.astype(np.int32), merges.astype(np.int32),
-        int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
+        table[longest_first].astype(np.int32), cached_seen.astype(np.int32), lo.astype(np.int32),
+        hi.astype(np.int32), merges.astype(np.int32), int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
     )  # fmt: skip
 
 

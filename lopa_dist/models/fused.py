@@ -39,6 +39,7 @@ class Cache:
     values: Tensor
     scratch: int
     of_drafts: Tensor | None = None  # [R] bool, rows whose K/V must be finite (`kernels.rope.without_overflow`)
+    slots: Tensor | None = None  # [R] where K/V of the rows go instead
 
 
 class FusedLayer:
@@ -107,7 +108,17 @@ class FusedTransformer:
             keys, values = cache.keys[number], cache.values[number]
             qkv = self.project(layer.qkv, normed, rows)
             q = rope_and_store(
-                qkv, cos, sin, keys, values, cache.scratch, stored, layer.head_norms, eps, cache.of_drafts
+                qkv,
+                cos,
+                sin,
+                keys,
+                values,
+                cache.scratch,
+                stored,
+                layer.head_norms,
+                eps,
+                cache.of_drafts,
+                cache.slots,
             )
             attended = attend(number, q).flatten(1)
             if wanted is not None and layer is self.layers[-1]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
 from typing import Any
 
 Record = tuple[int, float, float]  # token, probability, confidence
@@ -29,9 +28,7 @@ class OracleConfig:
     """The `decode` options, and the facts of the model (mask, EOS, logit shift)."""
 
     branches: int = 7  # k, the number of LOOKAHEAD branches
-    verify: str = "confidence"  # confidence | agreement | plain_subset | plain_exact
-    fill: str = "threshold"  # threshold | factor | frechet
-    fill_level: float = 0.25
+    verify: str = "confidence"  # confidence | agreement
     drafts: int = 0  # tokens that each branch verifies (agreement)
     window_attention: str = "full"  # full | block_causal
     block_size: int = 32
@@ -40,17 +37,11 @@ class OracleConfig:
     tau_add: float = 0.1
     tau_act: float = 0.95
     tau_conf: float = 0.9
-    lookahead: str = "single"  # single | nested
     tau_look: float = 0.0
-    tau_verify: float = 0.0
-    alpha: float = 0.0
-    score: str = "mean"  # mean | lowest_fraction | sliding_window | gain
-    score_fraction: float = 0.5
-    score_window: int = 8
-    force: str = "block"  # block | window | leftmost
+    force: str = "block"  # block | leftmost
     extra_fill: int = 0
     boundary: str = "fresh"  # fresh | stale | fill
-    cache: str = "block"  # block | token | none | prefix | dual
+    cache: str = "block"  # block | none | dual
     sub_block_size: int | None = None
     stop_at_eos: bool = True
     mask_id: int
@@ -60,13 +51,10 @@ class OracleConfig:
     def __post_init__(self) -> None:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
-            "verify": ("confidence", "agreement", "plain_subset", "plain_exact"),
-            "fill": ("threshold", "factor", "frechet"),
-            "lookahead": ("single", "nested"),
-            "score": ("mean", "lowest_fraction", "sliding_window", "gain"),
-            "force": ("block", "window", "leftmost"),
+            "verify": ("confidence", "agreement"),
+            "force": ("block", "leftmost"),
             "boundary": ("fresh", "stale", "fill"),
-            "cache": ("block", "token", "none", "prefix", "dual"),
+            "cache": ("block", "none", "dual"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -106,7 +94,6 @@ class Oracle:
         self.full: set[int] = {0}  # fully active blocks
         self.eos = False
         self.edits: list[dict[int, int]] = [{}]  # of each branch of the coming forward; 0 is the anchor
-        self.confidences: list[float] = [1.0]  # creation confidence of each of them
         self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
         self.accepted: list[int] = []  # drafts accepted, by step
         self.wins: list[int] = []
@@ -188,11 +175,8 @@ class Oracle:
         # 1, 2. Verify: which branch wins, and which tokens it brings.
         if self.config.verify == "agreement":
             winner, brought = self._longest_agreement(seen, verified or {})
-        elif self.config.verify != "confidence":
-            winner = self._last_plain_step(seen)
-            brought = dict(self.edits[winner])
         else:  # Ties: the lookahead of smallest index, the anchor last.
-            self.last_scores = [self._score(j, seen[j], seen[0]) for j in range(len(self.edits))]
+            self.last_scores = [self._score(record) for record in seen]
             order = [*range(1, len(self.edits)), 0]
             winner = max(order, key=lambda j: self.last_scores[j])  # max keeps the first of equals
             brought = dict(self.edits[winner])
@@ -242,59 +226,26 @@ class Oracle:
         self.done = self._is_done()
         self._spawn([] if self.done else candidates, record)
 
-    def _score(self, j: int, seen: Mapping[int, Record], anchor: Mapping[int, Record]) -> float:
-        """Branch confidence over its still masked positions (LoPA, Eq. 2, and its variants)."""
-        config = self.config
+    def _score(self, seen: Mapping[int, Record]) -> float:
+        """Branch confidence over its still masked positions (LoPA, Eq. 2)."""
         values = [seen[pos][2] for pos in sorted(seen)]
-        if not values:  # all filled
-            future = 1.0
-        elif config.score == "lowest_fraction":
-            future = self.mean(sorted(values)[: max(1, floor(len(values) * config.score_fraction))])
-        elif config.score == "sliding_window":  # the weakest run; one run of all when fewer remain
-            size = min(config.score_window, len(values))
-            future = min(self.mean(values[i : i + size]) for i in range(len(values) - size + 1))
-        elif config.score == "gain":  # the rise over the anchor's; the anchor's own is 0
-            future = self.mean([seen[pos][2] - anchor[pos][2] for pos in sorted(seen)]) if j else 0.0
-        else:
-            future = self.mean(values)
-        return config.alpha * self.confidences[j] + (1 - config.alpha) * future
+        return self.mean(values) if values else 1.0  # all filled
 
     def _longest_agreement(
         self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
     ) -> tuple[int, dict[int, int]]:
         """The branch with the context of the first draft that fails, and the tokens it brings: the accepted drafts,
-        and in place of the one that failed what the model predicts there, unless that is improbable."""
+        and in place of the one that failed what the model predicts there."""
         brought: dict[int, int] = {}
         for number, (pos, draft) in enumerate(self.chain):
             branch, nth = divmod(number, self.config.drafts)
-            predicted, probability, _ = verified[branch, nth] if (branch, nth) in verified else seen[branch][pos]
-            probable = probability >= self.config.tau_verify
-            if probable:
-                brought[pos] = predicted
-            if predicted != draft or not probable:
+            predicted = (verified[branch, nth] if (branch, nth) in verified else seen[branch][pos])[0]
+            brought[pos] = predicted
+            if predicted != draft:
                 self.accepted.append(number)
                 return branch, brought
         self.accepted.append(len(self.chain))
         return min(len(self.chain) // max(1, self.config.drafts), len(self.edits) - 1), brought
-
-    def _last_plain_step(self, seen: Sequence[Mapping[int, Record]]) -> int:
-        """The last branch that a row of plain steps leads to, each from the one before; the anchor is the first."""
-        best, found = 0, True
-        while found:
-            found = False
-            tokens, full = list(self.tokens), set(self.full)
-            for pos, token in self.edits[best].items():
-                self.tokens[pos] = token
-            self._activate()
-            step = {pos: seen[best][pos][0] for pos in self._choose_fill(seen[best], forced=True)}
-            self.tokens, self.full = tokens, full
-            for j in range(len(self.edits) - 1, best, -1):
-                new = {pos: token for pos, token in self.edits[j].items() if pos not in self.edits[best]}
-                subset = all(step.get(pos) == token for pos, token in new.items())
-                if subset and (self.config.verify == "plain_subset" or len(new) == len(step)):
-                    best, found = j, True
-                    break
-        return best
 
     def _activate(self) -> None:
         """A block that is nearly full lets the next one be fully active; sticky, not chained."""
@@ -312,17 +263,6 @@ class Oracle:
         masked = self._fillable()
         # The threshold is on the probability and strict, in semi and fully active blocks alike.
         chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
-        if config.fill != "threshold":
-            ranked = sorted(masked, key=lambda pos: -record[pos][1])  # stable: ties by position
-            most = 0
-            for n in range(1, len(ranked) + 1):
-                p = [record[pos][1] for pos in ranked[:n]]
-                if config.fill == "factor":
-                    enough = (n + 1) * (1 - p[-1]) < config.fill_level
-                else:
-                    enough = max(0.0, sum(p) - (n - 1)) - (1 - p[-1]) > config.fill_level
-                most = n if enough else most
-            chosen = sorted(ranked[:most])
         if not forced:  # drafts were verified, and at least one token is filled already
             pass
         elif config.force == "block":  # each fully active block without a fill; semi-active never
@@ -330,8 +270,8 @@ class Oracle:
                 inside = [pos for pos in masked if pos in block]
                 if i in self.full and inside and not any(pos in chosen for pos in inside):
                     chosen.append(best(inside))
-        elif not chosen and masked:  # window is the paper's Eq. 1, leftmost is ours
-            chosen = [best(masked) if config.force == "window" else masked[0]]
+        elif not chosen and masked:  # leftmost
+            chosen = [masked[0]]
         for _ in range(config.extra_fill):  # the most confident of the rest
             rest = [pos for pos in masked if pos not in chosen]
             if rest:
@@ -366,7 +306,7 @@ class Oracle:
 
     def _spawn(self, candidates: Sequence[int], record: Mapping[int, Record]) -> None:
         """The anchor and up to k lookaheads on top of it."""
-        self.edits, self.confidences, self.chain = [{}], [1.0], []
+        self.edits, self.chain = [{}], []
         if self.config.verify == "agreement":
             size = self.config.drafts
             if size > 1 and self.config.window_attention == "block_causal":  # drafts see each other: all in one block
@@ -375,10 +315,6 @@ class Oracle:
             self.chain = [(pos, record[pos][0]) for pos in best]
             for begin in range(size, len(best), size):
                 self.edits.append(dict(self.chain[:begin]))
-                self.confidences.append(1.0)
             return
-        best = candidates[: self.config.branches]
-        for j in range(1, len(best) + 1):
-            taken = best[j - 1 : j] if self.config.lookahead == "single" else best[:j]
-            self.edits.append({pos: record[pos][0] for pos in taken})
-            self.confidences.append(self.mean([record[pos][2] for pos in taken]))
+        for pos in candidates[: self.config.branches]:
+            self.edits.append({pos: record[pos][0]})

@@ -15,7 +15,16 @@ from tests.decode.admission import admit
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
-CONFIG = DecodeConfig(branches=3, block_size=32, max_new_tokens=128, tau_add=0.1, tau_act=0.95, tau_conf=0.9)
+CONFIG = DecodeConfig(
+    verify="confidence",
+    drafts=0,
+    branches=3,
+    block_size=32,
+    max_new_tokens=128,
+    tau_add=0.1,
+    tau_act=0.95,
+    tau_conf=0.9,
+)
 
 
 def started(config: DecodeConfig, blocks: int = 1) -> State:
@@ -132,13 +141,9 @@ def test_lookaheads_take_tokens_of_the_records_before_the_fill() -> None:
     assert int(state.branches[0]) == 4
 
 
-@pytest.mark.parametrize(("tau", "expected"), [(0.0, [4, 9, 11, 20]), (0.5, [4, 9, 11]), (0.6, [4, 9]), (0.99, [1, 9])])
-def test_what_is_improbable_where_it_is_verified_stays_masked(tau: float, expected: list[int]) -> None:
-    """Three drafts, predicted again with 0.8, then 0.5; the third gives way to another token of 0.4.
-
-    Where nothing is accepted, a position is forced, as in plain decoding: the surest of these records.
-    """
-    state = started(replace(CONFIG, branches=0, verify="agreement", drafts=3, tau_verify=tau))
+def test_drafts_are_accepted_until_one_gives_way() -> None:
+    """Three drafts, of which two are predicted again; the third gives way to another token, however improbable."""
+    state = started(replace(CONFIG, branches=0, verify="agreement", drafts=3))
     found = records(state)
     for rank, position in enumerate((9, 4, 11, 20)):
         found.confidence[0, :, position] = -0.1 * (rank + 1)
@@ -150,10 +155,9 @@ def test_what_is_improbable_where_it_is_verified_stays_masked(tau: float, expect
     probability = torch.tensor([[0.8, 0.5, 0.4]])
     again.drafts = Records.of(torch.tensor([[7, 7, 8]], dtype=torch.int32), probability, probability - 1)
     step(state, again)
-    assert filled(state) == expected
-    assert int(state.accepted[0]) == sum(p >= tau for p in (0.8, 0.5))
-    if 20 in expected:
-        assert int(state.answers[0, 20]) == 8
+    assert filled(state) == [4, 9, 11, 20]
+    assert int(state.accepted[0]) == 2
+    assert int(state.answers[0, 20]) == 8
 
 
 def test_what_is_no_number_verifies_nothing() -> None:
@@ -276,7 +280,7 @@ def test_the_canvas_has_room_for_the_prompts_tail() -> None:
 def test_rows_of_every_cache() -> None:
     """What goes through the model once a block is complete, and in the step after."""
     rows = {}
-    for cache in ("none", "block", "prefix", "dual"):
+    for cache in ("none", "block", "dual"):
         config = replace(CONFIG, branches=0, cache=cache, canvas="whole", max_active_blocks=1, prompt_attention="joint")
         state = started(config)
         put(state, range(32))
@@ -293,7 +297,6 @@ def test_rows_of_every_cache() -> None:
     assert rows == {  # the shift recomputes the row before the window
         "none": [(-3, 128, None), (-3, 128, None)],
         "block": [(0, 128, None), (31, 128, None)],
-        "prefix": [(-3, 128, None), (31, 128, None)],
         "dual": [(-3, 128, (131, 0)), (31, 64, (67, 64))],
     }
 
@@ -310,7 +313,6 @@ def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
             state.admit_all([Admitted(0, [9] * 40, 40, 1, False), Admitted(2, [8], 1, 3, True)], state.to_host())
             state.eos.fill_(True)
             state.edits.fill_(3)
-            state.edit_confidence.fill_(0.5)
         for request in come:
             admit(one_by_one, *request)
         before = together.to_host()
@@ -318,7 +320,7 @@ def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
         assert np.array_equal(host, together.to_host())
         assert np.array_equal(host, one_by_one.to_host())
         assert not np.array_equal(host, before)
-        for name in ("canvas", "key", "eos", "edits", "edit_confidence", "sampled"):
+        for name in ("canvas", "key", "eos", "edits", "sampled"):
             assert np.array_equal(getattr(one_by_one, name), getattr(together, name)), name
         assert together.sampled.tolist() == [True, False, False, False]
         assert together.eos.tolist() == [False, True, False, True]
@@ -361,8 +363,7 @@ class NoSynchronisation(TorchDispatchMode):
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"lookahead": "single", "boundary": "stale"},
-        {"lookahead": "nested", "boundary": "stale"},
+        {"boundary": "stale"},
         {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"},
         {"prompt_attention": "blocks", "window_attention": "block_causal", "boundary": "fill", "sub_block_size": 8},
     ],

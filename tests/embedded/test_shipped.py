@@ -70,7 +70,7 @@ def answers(model: Transformer, tokenizer: PreTrainedTokenizerFast, task: Proble
         Request(i, tokenizer(text, add_special_tokens=False).input_ids, most, request_key(0, str(i)))
         for i, text in enumerate(texts)
     ]
-    config = DecodeConfig(branches=0, block_size=16, max_new_tokens=most)
+    config = DecodeConfig(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=most)
     found = {g.request.index: g.tokens for g in Engine(model, config, Solo(), EngineConfig(64)).generate(requests)}
     return [tokenizer.decode(found[i]) for i in range(len(texts))]
 

@@ -1,4 +1,4 @@
-"""The baselines in plain loops: vanilla, Fast-dLLM (no, prefix and dual cache), SDAR and Fast-dLLM v2.
+"""The baselines in plain loops: vanilla, Fast-dLLM (no cache, and its dual one), SDAR and Fast-dLLM v2.
 
 Written from the published algorithms, one sequence at a time, positions absolute. Nothing is shared with the package
 but the weights: the transformer below computes row by row, and a cache is a dictionary from (layer, position). All stop
@@ -154,9 +154,6 @@ def fast_dllm(
         while masked := at.masked(start, stop):
             if cache == "none":
                 found, _ = at.forward(0, at.end, everything)
-            elif cache == "prefix":
-                before = {key: value for key, value in kept.items() if key[1] < start}
-                found, _ = at.forward(start, at.end, everything, before)
             else:
                 found, _ = at.forward(start, stop, everything, kept)
             at.fill_above(found, masked, threshold)

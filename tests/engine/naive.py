@@ -6,8 +6,6 @@ packing or commit is used. Greedy only.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -50,9 +48,7 @@ def any_close(values: list[float], bounds: tuple[float, ...] = ()) -> bool:
 class Naive:
     """Generates like `Engine`, slowly."""
 
-    def __init__(
-        self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int, cut: int = 0
-    ) -> None:
+    def __init__(self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int) -> None:
         known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
         self.model, self.config, self.prompt = model, config, prompt[: len(prompt) - known]
         ids = model.config
@@ -63,15 +59,10 @@ class Naive:
         self.cache: Cache = []
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
         self.thresholds = (config.tau_conf, config.tau_add, config.tau_act)
-        self.cut = cut  # tokens of the prompt that do not see what is behind them
-        self.kept: dict[int, Cache] = {}  # with cache=token, K/V by position: every row sees them
-        self.had: set[int] = set()  # positions whose token some forward had
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
         config, end = self.config, self.oracle.end
-        if position < self.cut - len(self.prompt):
-            return self.cut - len(self.prompt)
         of_its_block = (position // config.block_size + 1) * config.block_size
         if position < 0 and config.prompt_attention != "joint":
             return 0 if config.prompt_attention == "self" else of_its_block
@@ -137,17 +128,14 @@ class Naive:
             new.append((k, v))
             if self.cache:
                 old_k, old_v = self.cache[layer]
-                kept_k, kept_v = ([kv[layer][i] for kv in self.kept.values()] for i in (0, 1))
-                k = torch.cat([old_k[:below], *kept_k, k, old_k[below + span :]])
-                v = torch.cat([old_v[:below], *kept_v, v, old_v[below + span :]])
-            behind = len(k) - n - below - len(self.kept) if self.cache else 0  # cached tokens behind the rows' own
+                k = torch.cat([old_k[:below], k, old_k[below + span :]])
+                v = torch.cat([old_v[:below], v, old_v[below + span :]])
+            behind = len(k) - n - below if self.cache else 0  # cached tokens behind the rows' own
             out = torch.zeros_like(q)
             group = q.shape[1] // k.shape[1]
             for r in range(n):
                 later = torch.arange(behind) + first + span < self.visible(max(at[r], first))
                 cached = torch.ones(len(k) - n - behind, dtype=torch.bool)
-                if at[r] < 0:  # a prompt's row, which does not see the window
-                    cached[len(cached) - len(self.kept) :] = False
                 seen = torch.cat([cached, own[r], later])
                 for h in range(q.shape[1]):
                     weights = (k[seen, h // group] @ q[r, h] / q.shape[2] ** 0.5).softmax(0)
@@ -168,13 +156,11 @@ class Naive:
             view = oracle.window()
             caching, canvas = self.config.cache, self.config.canvas
             commits = caching != "none" and view["committed"] < view["complete"]
-            anew = view["committed"] < 0 or (commits and caching not in ("block", "token"))
+            anew = view["committed"] < 0 or (commits and caching != "block")
             first = -size if anew else view["committed"]
             stop = oracle.max_new_tokens if canvas == "whole" and (anew or caching != "dual") else view["end"]
             waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
             fresh = waits and self.config.boundary == "fresh"
-            if caching == "token" and view["committed"] > 0:  # the last committed row is one of the window's
-                fresh = shift and self.config.boundary == "fresh"
             records: list[dict[int, Record]] = []
             verified: dict[tuple[int, int], Record] = {}
             caches: list[Cache] = []
@@ -183,10 +169,10 @@ class Naive:
                 for position, token in edits.items():
                     tokens[size + position] = token
                 start = first - 1 if fresh else first
-                at = [position for position in range(start, len(tokens) - size) if position not in self.kept]
+                at = list(range(start, len(tokens) - size))
                 ids = [tokens[size + position] for position in at]
                 rows, cache = self.forward(ids, at, start)
-                if fresh and caching != "token":  # the recomputed row's K/V are not kept
+                if fresh:  # the recomputed row's K/V are not kept
                     cache = [(k[1:], v[1:]) for k, v in cache]
                 caches.append(cache)
                 found: dict[int, Record] = {}
@@ -195,7 +181,7 @@ class Naive:
                         continue
                     p = rows[position - shift]
                     first_choice, second = p.topk(2).values.tolist()
-                    self.near_tie |= close(first_choice, [second, self.config.tau_verify])
+                    self.near_tie |= close(first_choice, [second])
                     found[position] = (
                         int(p.argmax()),
                         float(p.max()),
@@ -205,12 +191,9 @@ class Naive:
                 drafts = view["drafts"][branch]
                 for number, p in self.verify(ids, at, start, drafts).items() if len(drafts) > 1 else ():
                     first_choice, second = p.topk(2).values.tolist()
-                    self.near_tie |= close(first_choice, [second, self.config.tau_verify])
+                    self.near_tie |= close(first_choice, [second])
                     verified[branch, number] = int(p.argmax()), float(p.max()), confidence_of(p, self.config.confidence)
-            if caching == "token":
-                first = start
             count = (stop if caching == "dual" else view["complete"]) - first
-            masked_before = {position for position in range(view["end"]) if oracle.masked(position)}
             oracle.step(records, verified)
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]
             if self.config.verify == "confidence":
@@ -223,26 +206,7 @@ class Naive:
                 self.cache = [
                     (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(old, kept, strict=True)
                 ]
-            if caching == "token":
-                self.keep_tokens(at, caches[oracle.wins[-1]], view, masked_before)
         return oracle.tokens[oracle.known : oracle.end], oracle.wins
-
-    def keep_tokens(self, at: list[int], cache: Cache, view: dict[str, Any], masked: set[int]) -> None:
-        """After a step: keep K/V of rows that had their token for a second time and whose prediction nobody needs."""
-        oracle, shift = self.oracle, int(self.model.config.shift)
-        had, self.had = self.had, self.had | {p for p in at if 0 <= p < view["end"] and p not in masked}
-        if oracle.complete > view["complete"]:
-            self.kept = {}  # the next forward computes all rows
-            return
-        boundary = shift and self.config.boundary == "fresh" and view["complete"] > 0
-        for row, position in enumerate(at):
-            following = position + 1
-            if not view["complete"] - boundary <= position < view["end"] or position in masked:
-                continue
-            if position not in had:
-                continue
-            if not shift or (following < view["end"] and not oracle.masked(following)):
-                self.kept[position] = [(k[row : row + 1], v[row : row + 1]) for k, v in cache]
 
 
 def check_same(
@@ -251,7 +215,6 @@ def check_same(
     requests: list[Request],
     found: Texts,
     wanted: Texts,
-    prefix_cache: str = "none",
 ) -> None:
     """Two ways of computing gave the same text; a request may differ where rounding chooses between near ties.
 
@@ -259,9 +222,8 @@ def check_same(
     """
     assert found.keys() == wanted.keys()
     for request in requests:
-        cut = request.prefix if prefix_cache == "approximate" and config.prompt_attention != "blocks" else 0
         if found[request.index] != wanted[request.index]:
-            naive = Naive(model, config, list(request.prompt), request.max_new_tokens, cut % len(request.prompt))
+            naive = Naive(model, config, list(request.prompt), request.max_new_tokens)
             naive.generate()
             assert naive.near_tie, (request, found[request.index], wanted[request.index])
             assert not config.temperature

@@ -73,7 +73,7 @@ def test_the_two_orders_differ(models: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FULL)
-@pytest.mark.parametrize("kind", ["none", "prefix", "dual"])
+@pytest.mark.parametrize("kind", ["none", "dual"])
 def test_threshold_is_fast_dllm(models: Any, family: str, kind: str) -> None:
     model = models(family)
     tau = 0.9 if model.config.tied else 0.15  # the small model with tied embeddings is sure of nearly everything
@@ -86,12 +86,12 @@ def test_threshold_is_fast_dllm(models: Any, family: str, kind: str) -> None:
     assert max(speed) > 1.5
 
 
-def test_the_caches_are_approximations_that_differ(models: Any) -> None:
-    """Else the three comparisons would be one."""
+def test_the_cache_is_an_approximation(models: Any) -> None:
+    """Else the two comparisons would be one."""
     model = models("llada")
     requests = requests_for(model, 22, 4)
-    found = [[fast_dllm(model, r.prompt, 16, 8, 0.15, kind) for r in requests] for kind in ("none", "prefix", "dual")]
-    assert found[0] != found[1] != found[2] != found[0]
+    found = [[fast_dllm(model, r.prompt, 16, 8, 0.15, kind) for r in requests] for kind in ("none", "dual")]
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(("family", "part"), [("sdar", 4), ("fast_dllm_v2", 4), ("fast_dllm_v2", 8)])

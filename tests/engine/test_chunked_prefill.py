@@ -118,13 +118,10 @@ def test_where_nobody_else_runs_chunks_follow_each_other(
     assert [prompt for prompt, window in forwards if not window] == [16, 16, 8]
 
 
-@pytest.mark.parametrize("cache", ["exact", "approximate"])
-def test_a_common_prefix_is_computed_once_in_chunks(
-    small_model: Transformer, forwards: list[tuple[int, int]], cache: str
-) -> None:
+def test_a_common_prefix_is_computed_once_in_chunks(small_model: Transformer, forwards: list[tuple[int, int]]) -> None:
     """Three requests with the same first 40 tokens: three chunks in all, and the rest of each prompt beside them."""
     requests = [Request(i, [5] * 40 + [i] * 8, 8, i, None, 40) for i in range(3)]
-    engine = Engine(small_model, BLOCKS, Solo(), EngineConfig(4, prefill_chunk=16, prefix_cache=cache))
+    engine = Engine(small_model, BLOCKS, Solo(), EngineConfig(4, prefill_chunk=16))
     assert len(list(engine.generate(requests))) == 3
     assert [prompt for prompt, window in forwards if not window] == [16, 16, 8]
     assert (engine.statistics.prompt_tokens, engine.statistics.prompt_reused) == (3 * 48, 2 * 40)

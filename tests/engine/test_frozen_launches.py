@@ -172,7 +172,6 @@ def generate(model: Transformer, config: Any, **options: Any) -> Engine:
         ({"verify": "agreement", "drafts": 3}, {}),
         ({"window_attention": "block_causal"}, {"max_rows": 60}),
         ({"cache": "dual", "canvas": "whole"}, {}),
-        ({"cache": "token"}, {}),
         ({"cache": "none"}, {}),
         ({}, {"reproducible": True}),
     ],

@@ -27,7 +27,9 @@ from tests.engine.naive import Naive, Texts, check_same
 from tests.engine.ranks import on_mesh, on_ranks
 from tests.strategies import engine_configs
 
-BASE = DecodeConfig(branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75)
+BASE = DecodeConfig(
+    verify="confidence", drafts=0, branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75
+)
 
 
 def random_requests(seed: int, count: int, most: int) -> list[Request]:
@@ -112,7 +114,9 @@ def test_same_when_the_model_is_split(
 def test_embedded_problems_alone_and_together(
     embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast, temperature: float
 ) -> None:
-    config = DecodeConfig(branches=3, block_size=16, max_new_tokens=64, temperature=temperature)
+    config = DecodeConfig(
+        verify="confidence", drafts=0, branches=3, block_size=16, max_new_tokens=64, temperature=temperature
+    )
     stream = problems("held_out", 5)
 
     def prompt() -> list[int]:
@@ -123,24 +127,6 @@ def test_embedded_problems_alone_and_together(
     alone = texts(embedded_model, config, requests, max_sequences=1)
     assert texts(embedded_model, config, requests[::-1], max_sequences=8) == alone
     assert all(tokens for tokens, _ in alone.values())
-
-
-def test_exact_plain_steps_give_plain_decodings_text_in_fewer_forwards(
-    embedded_model: Transformer, embedded_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """FreeDave's exact match, block after block: what is accepted is what plain decoding would have filled next."""
-    plain = DecodeConfig(branches=0, block_size=16, max_new_tokens=64, max_active_blocks=1)
-    exact = replace(plain, branches=4, verify="plain_exact", lookahead="nested")
-    stream = problems("held_out", 7)
-    requests = []
-    for i in range(10):
-        ids = embedded_tokenizer(prompt_text(next(stream).question), add_special_tokens=False).input_ids
-        requests.append(Request(i, ids, 64, i))
-    wanted, found = texts(embedded_model, plain, requests), texts(embedded_model, exact, requests)
-    assert {i: tokens for i, (tokens, _) in found.items()} == {i: tokens for i, (tokens, _) in wanted.items()}
-    assert sum(forwards for _, forwards in found.values()) < sum(forwards for _, forwards in wanted.values())
-    subset = texts(embedded_model, replace(exact, verify="plain_subset"), requests)
-    assert sum(forwards for _, forwards in subset.values()) <= sum(forwards for _, forwards in found.values())
 
 
 @pytest.mark.parametrize(
@@ -203,22 +189,6 @@ def test_drafts_that_overflow_reach_no_window(
     engine = Engine(model, config, Solo(), EngineConfig(2, attention=attention, graphs=graphs))
     assert len(list(engine.generate(requests))) == 4
     assert sum(compared) > 5
-
-
-@pytest.mark.parametrize("options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}], ids=str)
-def test_one_block_at_a_time_while_many_run(small_model: Transformer, options: dict[str, Any]) -> None:
-    """With as many sequences in flight as `one_block_from` says; when fewer are left, blocks are added again."""
-    config = replace(BASE, tau_add=0.0, tau_act=0.02, tau_conf=0.95, max_new_tokens=60, stop_at_eos=False, **options)
-    limits = (60, 30, 8, 8)
-    requests = [replace(r, max_new_tokens=n) for r, n in zip(random_requests(4, 4, 60), limits, strict=True)]
-    many, one = texts(small_model, config, requests), texts(small_model, replace(config, max_active_blocks=1), requests)
-    assert many != one
-    assert texts(small_model, replace(config, one_block_from=1), requests) == one
-    assert texts(small_model, replace(config, one_block_from=5), requests) == many  # four run at once
-    mixed = texts(small_model, replace(config, one_block_from=3), requests)
-    assert mixed not in (many, one)
-    found = on_mesh(2, 1, lambda comm, _: texts(small_model, replace(config, one_block_from=3), requests, comm))
-    assert found == [mixed] * 2
 
 
 @pytest.mark.parametrize(("k", "size"), [(3, 2), (7, 4)])

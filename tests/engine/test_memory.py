@@ -24,7 +24,9 @@ VOCABULARY = 1021  # no other length in a step
 def test_no_step_makes_logits_of_all_its_rows(rules: dict[str, float]) -> None:
     """Six sequences with four branches of up to 64 masks, and prompts: far more rows than a tile of logits has."""
     model = Transformer(replace(SMALL, vocab_size=VOCABULARY)).requires_grad_(False).eval()
-    config = DecodeConfig(branches=3, max_new_tokens=64, tau_conf=0.5, tau_add=0.02, **rules)  # type: ignore[arg-type]
+    config = DecodeConfig(
+        verify="confidence", drafts=0, branches=3, max_new_tokens=64, tau_conf=0.5, tau_add=0.02, **rules
+    )  # type: ignore[arg-type]
     rng = random.Random(5)
     requests = [Request(i, [rng.randrange(40) for _ in range(50)], 64, i) for i in range(6)]
     engine = Engine(model, config, Solo(), EngineConfig(6))

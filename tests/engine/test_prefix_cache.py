@@ -17,7 +17,7 @@ from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from tests.engine.naive import Naive, Texts, check_same
+from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE
 from tests.strategies import engine_configs
@@ -52,11 +52,11 @@ def run(
     return {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
 
 
-def one_by_one(model: Transformer, config: DecodeConfig, requests: list[Request], prefix_cache: str) -> Texts:
+def one_by_one(model: Transformer, config: DecodeConfig, requests: list[Request]) -> Texts:
     """Every request in an engine of its own: nothing is shared."""
     found: Texts = {}
     for request in requests:
-        found |= run(model, config, [request], prefix_cache)
+        found |= run(model, config, [request], "none")
     return found
 
 
@@ -64,7 +64,6 @@ def one_by_one(model: Transformer, config: DecodeConfig, requests: list[Request]
 @given(
     config=cached,
     seed=st.integers(0, 10**6),
-    mode=st.sampled_from(["exact", "approximate"]),
     max_rows=st.sampled_from([None, 30]),
     ranks=st.sampled_from([1, 1, 2]),
     temperature=st.sampled_from([0.0, 0.7]),
@@ -73,37 +72,19 @@ def test_company_changes_no_text(
     small_model: Transformer,
     config: DecodeConfig,
     seed: int,
-    mode: str,
     max_rows: int | None,
     ranks: int,
     temperature: float,
 ) -> None:
     config = replace(config, temperature=temperature)
     requests = prefixed(seed, 8)
-    alone = one_by_one(small_model, config, requests, mode)
+    alone = one_by_one(small_model, config, requests)
     tight = 2 * max(len(r.prompt) + r.max_new_tokens for r in requests)
     for together in on_ranks(
-        ranks, lambda comm: run(small_model, config, requests[::-1], mode, comm, max_rows=max_rows, kv_tokens=tight)
+        ranks, lambda comm: run(small_model, config, requests[::-1], "exact", comm, max_rows=max_rows, kv_tokens=tight)
     ):
         assert together == alone
-    assert run(small_model, config, requests, mode, max_sequences=1) == alone
-
-
-@QUICK
-@given(config=cached, seed=st.integers(0, 10**6))
-def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
-    """An approximate prefix sees nothing behind it, be the prompt otherwise attended to as it may."""
-    requests = prefixed(seed, 3)
-    found = run(small_model, config, requests, "approximate")
-    eos = small_model.config.eos_ids[0]
-    for request in requests:
-        cut = request.prefix
-        if config.prompt_attention == "blocks":
-            cut = 0  # it sees no later block anyhow
-        naive = Naive(small_model, config, list(request.prompt), request.max_new_tokens, cut % len(request.prompt))
-        tokens, wins = naive.generate()
-        tokens = tokens[: tokens.index(eos)] if eos in tokens else tokens
-        assert found[request.index] == (tokens, len(wins)) or naive.near_tie
+    assert run(small_model, config, requests, "exact", max_sequences=1) == alone
 
 
 @QUICK
@@ -114,19 +95,17 @@ def test_an_exact_cache_changes_no_text(small_model: Transformer, config: Decode
 
 
 @QUICK
-@given(config=cached, seed=st.integers(0, 10**6), mode=st.sampled_from(["exact", "approximate"]))
-def test_with_fixed_buffers(small_model: Transformer, config: DecodeConfig, seed: int, mode: str) -> None:
+@given(config=cached, seed=st.integers(0, 10**6))
+def test_with_fixed_buffers(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
     requests = prefixed(seed, 6)
-    static = run(small_model, config, requests, mode, attention="meta", graphs="always")
-    check_same(small_model, config, requests, static, run(small_model, config, requests, mode), mode)
+    static = run(small_model, config, requests, "exact", attention="meta", graphs="always")
+    check_same(small_model, config, requests, static, run(small_model, config, requests, "exact"))
 
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 9])
 @pytest.mark.parametrize(
     ("attention", "mode", "computed"),
     [
-        ("self", "approximate", 40 + 9 * 5),
-        ("joint", "approximate", 40 + 9 * 5),
         ("blocks", "exact", 40 + 9 * 4),  # the fifth token begins the block that is filled
         ("blocks", "none", 9 * 44),
         ("self", "exact", 9 * 45),
@@ -169,7 +148,7 @@ def test_samples_one_after_the_other_compute_their_prompt_once(small_model: Tran
     engine = Engine(small_model, config, Solo(), EngineConfig(1))
     found = {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests)}
     assert engine.statistics.prompt_reused == 4 * 20
-    assert found == one_by_one(small_model, config, requests, "none")
+    assert found == one_by_one(small_model, config, requests)
 
 
 def test_unused_prefixes_make_room(small_model: Transformer) -> None:
@@ -178,12 +157,3 @@ def test_unused_prefixes_make_room(small_model: Transformer) -> None:
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, kv_tokens=26))
     assert len(list(engine.generate(requests))) == 5
     assert len(engine.batch.pool.prefixes) == 1
-
-
-def test_an_approximate_cache_needs_one(small_model: Transformer) -> None:
-    with pytest.raises(ValueError, match=r"engine\.prefix_cache=approximate needs decode\.cache=block"):
-        list(
-            Engine(small_model, replace(BASE, cache="none"), Solo(), EngineConfig(prefix_cache="approximate")).generate(
-                prefixed(1, 1)
-            )
-        )

@@ -99,10 +99,9 @@ def guarded(engine: Engine, requests: list[Any]) -> list[int]:
 KNOBS = pytest.mark.parametrize(
     "knobs",
     [
-        {}, {"lookahead": "nested"}, {"window_attention": "block_causal"}, {"cache": "none"},
+        {}, {"window_attention": "block_causal"}, {"cache": "none"},
         {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"}, {"temperature": 0.7},
-        {"prompt_attention": "blocks", "window_attention": "block_causal"}, {"cache": "token"},
-        {"cache": "token", "verify": "agreement", "drafts": 3, "branches": 1},
+        {"prompt_attention": "blocks", "window_attention": "block_causal"},
     ],
     ids=str,
 )  # fmt: skip

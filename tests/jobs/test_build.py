@@ -30,7 +30,10 @@ def test_files_are_read_at_once_and_weights_when_they_are_wanted(monkeypatch: py
     prompt = builder.tokenizer("Tom has 3 apples .").input_ids
     texts = []
     for branches in (0, 2):
-        engine = builder.engine(DecodeConfig(branches=branches, block_size=16, max_new_tokens=16), EngineConfig(1))
+        engine = builder.engine(
+            DecodeConfig(verify="confidence", drafts=0, branches=branches, block_size=16, max_new_tokens=16),
+            EngineConfig(1),
+        )
         [generation] = engine.generate([Request(0, prompt, 16, 0)])
         texts.append(generation.tokens)
         assert engine.model is builder.model

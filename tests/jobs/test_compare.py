@@ -82,7 +82,7 @@ def test_along_a_curve_one_number_grows(report: dict[str, Any]) -> None:
     assert labels(*({"max_active_blocks": n} for n in (None, 4, 1))) == {
         "": ["max_active_blocks=1", "max_active_blocks=4", "max_active_blocks=null"]
     }
-    assert labels({"force": "block"}, {"force": "window"}) == {"force=block": [""], "force=window": [""]}
+    assert labels({"force": "block"}, {"force": "leftmost"}) == {"force=block": [""], "force=leftmost": [""]}
 
 
 def test_merged_shards_are_one_run(tmp_path: Path, report: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def code_job(folder: Path, beginnings: list[str], timeout_s: float, **job: Any) 
     return Config(
         task=TaskConfig("humaneval", None, str(file), allow_code_execution=True, code_timeout_s=timeout_s),
         model=ModelOptions(chat_template="never"),
-        decode=DecodeConfig(branches=2, block_size=16, max_new_tokens=16),
+        decode=DecodeConfig(verify="confidence", drafts=0, branches=2, block_size=16, max_new_tokens=16),
         engine=EngineConfig(max_sequences=2),
         parallel=ParallelConfig(threads=1),
         job=JobConfig(**job),

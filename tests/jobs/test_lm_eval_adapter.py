@@ -19,9 +19,7 @@ from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs import build
 from lopa_dist.jobs.lm_eval_adapter import LopaDist, with_prefixes
 from lopa_dist.tasks.gsm8k import GSM8K, STOP
 from tests.tasks.data import real
@@ -70,17 +68,6 @@ def test_requests_know_how_all_of_their_task_begin() -> None:
     found = with_prefixes(requests, tasks)
     assert [request.prefix for request in found] == [2, 2, 2, 3, 3, 0]
     assert [replace(request, prefix=0) for request in found] == requests
-
-
-def test_few_shot_examples_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the task shows the same ones to all, and an approximate cache is asked for."""
-    engines: list[Engine] = []
-    monkeypatch.setattr(build, "Engine", lambda *of, **more: engines.append(Engine(*of, **more)) or engines[0])
-    model = LopaDist(branches=1, block_size=16, max_new_tokens=64, prefix_cache="approximate")
-    shown = task(tmp_path, num_fewshot=1, fewshot_config={"sampler": "first_n", "samples": ROWS[:1]})
-    simple_evaluate(model, tasks=[shown], bootstrap_iters=0, task_manager=TaskManager(include_defaults=False))
-    counts = engines[0].statistics
-    assert counts.prompt_tokens // 4 < counts.prompt_reused < counts.prompt_tokens // 2
 
 
 def test_unknown_arguments_and_long_prompts(model: LopaDist) -> None:

@@ -46,7 +46,7 @@ def job(folder: Path, model: ModelOptions, **decode: Any) -> tuple[list[Any], di
     config = Config(
         model=model,
         task=TaskConfig(limit=4),
-        decode=DecodeOptions(**{"branches": 2, "max_new_tokens": 48} | decode),
+        decode=DecodeOptions(**{"verify": "confidence", "branches": 2, "drafts": 0, "max_new_tokens": 48} | decode),
         parallel=ParallelConfig(threads=1),
         logging=LoggingConfig(progress="never", plots=False),
     )

@@ -7,12 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lopa_dist.config import TaskConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.trace import trace
 from lopa_dist.parallel.launcher import World
 from tests.jobs.test_run import config, lines
 
@@ -44,19 +41,3 @@ def test_an_exact_cache_computes_samples_once_and_changes_nothing(tmp_path: Path
         "reused": own["prompt_tokens"]["total"] // 2,
     }
     assert str(report["prompt_tokens"]["reused"]) in (tmp_path / "exact" / "report.md").read_text()
-
-
-def test_an_approximate_cache_computes_the_example_once(tmp_path: Path) -> None:
-    report, texts = job(tmp_path, "approximate")
-    total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
-    assert 0.5 * total < reused < total
-    assert reused % 11 == 0  # all but one of the twelve found it there
-    first, sibling, other, *_ = texts  # the one that computed the example, and two that found it
-    for custom_id in (first, sibling, other):
-        assert trace(tmp_path, custom_id).same, texts[custom_id]
-
-
-def test_a_run_goes_on_with_the_cache_it_began_with(tmp_path: Path) -> None:
-    job(tmp_path, "approximate")
-    with pytest.raises(ValueError, match=r"engine\.prefix_cache was 'approximate', is 'exact'"):
-        job(tmp_path, "exact")

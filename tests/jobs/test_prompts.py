@@ -54,8 +54,8 @@ TURNS = [
     ids=lambda value: value.custom_id if isinstance(value, Item) else "",
 )
 def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, template: str, begins: str) -> None:
-    config = Config(model=ModelOptions(chat_template=template), engine=EngineConfig(prefix_cache="approximate"))
-    config = replace(config, decode=DecodeConfig(max_new_tokens=64))
+    config = Config(model=ModelOptions(chat_template=template), engine=EngineConfig())
+    config = replace(config, decode=DecodeConfig(max_new_tokens=64, prompt_attention="blocks"))
     request = Encoder(config, SMALL, embedded_tokenizer).encode(0, item)
     assert isinstance(request, Request)
     prompt = list(request.prompt)
@@ -63,11 +63,5 @@ def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, templ
     assert found.startswith(begins)
     assert bool(begins) == bool(found)
     assert len(found) <= len(begins) + len("<|user|>")  # of the next turn's beginning, where the template has one
-    exact = replace(config, engine=EngineConfig())
-    assert Encoder(exact, SMALL, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)
-
-
-def test_an_approximate_prefix_cache_needs_a_cache(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
-    config = Config(engine=EngineConfig(prefix_cache="approximate"), decode=DecodeConfig(cache="none"))
-    with pytest.raises(ValueError, match=r"engine\.prefix_cache=approximate needs decode\.cache=block"):
-        Encoder(config, SMALL, embedded_tokenizer)
+    alone = replace(config, engine=EngineConfig(prefix_cache="none"))
+    assert Encoder(alone, SMALL, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)

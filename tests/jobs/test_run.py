@@ -26,7 +26,7 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
 
-DECODE = {"branches": 2, "block_size": 16, "max_new_tokens": 64}
+DECODE = {"verify": "confidence", "branches": 2, "drafts": 0, "block_size": 16, "max_new_tokens": 64}
 
 
 def config(task: TaskConfig, wandb: str = "disabled", plots: bool = False, **decode: Any) -> Config:

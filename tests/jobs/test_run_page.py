@@ -87,9 +87,9 @@ def test_texts_stay_texts(hostile: Path) -> None:
 def test_settings_that_differ_come_first_and_all_are_there(judged: Path) -> None:
     page = Page(judged / "report.html")
     changed, others = page.text.split("All settings")
-    assert "decode.drafts=6 (default: 0)" in changed
+    assert "decode.drafts=6 (default: 10)" in changed
     assert "decode.tau_conf=0.9" not in changed
-    assert "decode.drafts=6 (default: 0)" in others
+    assert "decode.drafts=6 (default: 10)" in others
     assert "decode.tau_conf=0.9" in others
 
 

@@ -47,7 +47,15 @@ def found(folder: Path) -> Trace:
 def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> None:
     """Where it begins the first block (prompt_attention=blocks), positions of the answer still count from 0."""
     recorder = Recorder()
-    decode = DecodeConfig(branches=3, block_size=8, max_new_tokens=20, tau_conf=0.95, prompt_attention="blocks")
+    decode = DecodeConfig(
+        verify="confidence",
+        drafts=0,
+        branches=3,
+        block_size=8,
+        max_new_tokens=20,
+        tau_conf=0.95,
+        prompt_attention="blocks",
+    )
     engine = Engine(small_model, decode, Solo(), EngineConfig(1), on_step=recorder)
     [generation] = engine.generate([Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)])
     assert recorder.tokens[: len(generation.tokens)] == generation.tokens

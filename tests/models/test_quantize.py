@@ -87,7 +87,7 @@ def test_a_cpu_says_that_it_emulates(kind: str, warnings: int, caplog: pytest.Lo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_text_on_two_tensor_ranks(kind: str) -> None:
-    config = DecodeConfig(branches=2, block_size=16, max_new_tokens=32)
+    config = DecodeConfig(verify="confidence", drafts=0, branches=2, block_size=16, max_new_tokens=32)
     requests = random_requests(2, 3, 32)
     wanted = texts(load_model(EMBEDDED, torch.float32, CPU, quantization=kind), config, requests)
 

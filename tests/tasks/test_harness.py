@@ -113,7 +113,7 @@ def test_a_job_and_the_harness_find_the_same_accuracy(tmp_path: Path) -> None:
     )  # fmt: skip
     config = Config(
         task=TaskConfig(name="harness", harness=file, limit=None),
-        decode=DecodeOptions(branches=0, block_size=16, max_new_tokens=64),
+        decode=DecodeOptions(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=64),
         engine=EngineConfig(max_sequences=4),
         logging=LoggingConfig(progress="never", plots=False, wandb=WandbConfig(mode="disabled")),
     )

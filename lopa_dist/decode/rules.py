@@ -1,0 +1,52 @@
+"""The five functions of a step: those of masked models, or those of causal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lopa_dist.decode import causal, causal_rows
+from lopa_dist.decode.advance import advance
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.forward_batch import ForwardBatch
+from lopa_dist.decode.layout import layout, unpack
+from lopa_dist.decode.lopa import spawn, verify
+from lopa_dist.decode.prefill import SharedPrefixes
+from lopa_dist.decode.state import HostState, Records, State
+from lopa_dist.decode.winner import Winner
+
+
+class Share(NamedTuple):
+    """What else than the state says which rows a rank runs in a forward."""
+
+    rank: int  # of the branch group
+    ranks: int
+    prefixes: SharedPrefixes | None  # what prompts share; None where they share nothing
+    lookahead: causal_rows.Lookahead  # of causal models
+
+
+class Rules(NamedTuple):
+    """A step: which rows run; their records, by sequence; which tokens they prove; writing them; looking ahead."""
+
+    layout: Callable[[State, HostState, Share], ForwardBatch]
+    unpack: Callable[[State, ForwardBatch, Tensor], Records]
+    verify: Callable[[State, Records], Winner]
+    advance: Callable[[State, Winner], None]
+    spawn: Callable[[State, Winner], None]
+
+
+MASKED = Rules(
+    lambda state, host, share: layout(state, host, share.rank, share.ranks, share.prefixes),
+    unpack, verify, advance, spawn,
+)  # fmt: skip
+CAUSAL = Rules(
+    lambda state, host, share: causal_rows.layout(state, host, share.lookahead, share.prefixes),
+    causal_rows.unpack, causal.verify, causal.advance, causal.spawn,
+)  # fmt: skip
+
+
+def rules_for(config: DecodeConfig) -> Rules:
+    """Return the functions of a step in the context that `config` names."""
+    return CAUSAL if config.causal else MASKED

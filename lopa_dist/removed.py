@@ -1,0 +1,30 @@
+"""Settings that are gone, and what to write instead. What they did, and what it was worth: docs/tried.md."""
+
+from __future__ import annotations
+
+TRIED = "docs/tried.md says what it was worth"
+REMOVED = {
+    "decode.lookahead": f"leave it out; {TRIED}",
+    "decode.verify=plain_subset": f"take decode.verify=agreement; {TRIED}",
+    "decode.verify=plain_exact": f"take decode.verify=agreement; {TRIED}",
+    "decode.fill": f"leave it out, tokens above decode.tau_conf are filled; {TRIED}",
+    "decode.fill_level": f"leave it out; {TRIED}",
+    "decode.score": f"leave it out, branches are scored by the mean; {TRIED}",
+    "decode.score_fraction": f"leave it out; {TRIED}",
+    "decode.score_window": f"leave it out; {TRIED}",
+    "decode.alpha": f"leave it out; {TRIED}",
+    "decode.force=window": f"take decode.force=block, the same where there is one block; {TRIED}",
+    "decode.cache=token": f"take decode.cache=block; {TRIED}",
+    "decode.one_block_from": f"set decode.max_active_blocks=1 where many sequences run; {TRIED}",
+    "decode.branches=auto": f"give a number, 0 with drafts in rows; {TRIED}",
+    "engine.max_rows=auto": f"give a number, or leave it out; {TRIED}",
+    "decode.cache=prefix": f"take decode.cache=dual with decode.canvas=whole; {TRIED}",
+    "engine.prefix_cache=approximate": f"take engine.prefix_cache=exact; {TRIED}",
+    "decode.tau_verify": f"leave it out, or raise decode.tau_look; {TRIED}",
+}
+"""By a key, or a key with one of its values: what to write instead."""
+
+
+def instead(key: str, value: object = None) -> str | None:
+    """Return what to write instead of a setting; None if it never was one, or still is."""
+    return REMOVED.get(key) or REMOVED.get(f"{key}={value}")
