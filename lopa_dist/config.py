@@ -102,6 +102,8 @@ class DecodeOptions(DecodeConfig):
         # what is given must go together, whatever the model's own values are
         given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
         implied = {"canvas": "whole"} if self.cache == "dual" else {}
+        if self.window_attention == "auto" and not self.drafts:  # which causal models take, whatever verifies
+            given["verify"] = "confidence"
         DecodeConfig(**implied | given)
 
 

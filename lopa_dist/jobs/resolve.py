@@ -33,7 +33,11 @@ def values_of(found: Found, section: str) -> dict[str, Any]:
 
 
 def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConfig:
-    """Return the options with every ``auto`` replaced by the value of `pattern`."""
+    """Return the options with every ``auto`` replaced by the value of `pattern`.
+
+    Raises:
+        ValueError: options that do not go together, or that run a causal model as another.
+    """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     # what goes with the user's choices, whatever the model
     causal = values["window_attention"] == "block_causal"
@@ -41,6 +45,11 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
         values["prompt_attention"] = "self"
     if values["canvas"] == "auto" and (causal or values["cache"] == "dual"):
         values["canvas"] = "growing" if causal else "whole"
+    if pattern.window_attention == "causal" and values["window_attention"] not in ("auto", "causal"):
+        raise ValueError(
+            f"decode.window_attention={values['window_attention']}: the model is causal; leave it at auto, and "
+            "decode.prompt_attention and decode.cache, too, as decode=verified does"
+        )
     followed = {key for key, value in values.items() if value == "auto"} - {"drafts"}  # that is chosen in every step
     return DecodeConfig(**values | {key: getattr(pattern, key) for key in followed})
 

@@ -16,13 +16,15 @@ from lopa_dist.models.transformer import Transformer
 from tests.engine.naive import Naive
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import random_requests, texts
-from tests.models.small_checkpoints import KINDS, reference, weights_of, write
+from tests.models.small_checkpoints import KINDS, MOE_KINDS, reference, weights_of, write
 from tests.test_config import composed
 
+DECODED = KINDS | {"sdar_moe": MOE_KINDS["sdar_moe"]}
 
-@pytest.fixture(params=KINDS, scope="module")
+
+@pytest.fixture(params=DECODED, scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Transformer:
-    kind = KINDS[request.param]
+    kind = DECODED[request.param]
     folder = write(tmp_path_factory.mktemp(request.param), kind, weights_of(kind, reference(kind)))
     return load_model(folder, torch.float32, torch.device("cpu"))
 
