@@ -99,9 +99,9 @@ def guarded(engine: Engine, requests: list[Any]) -> list[int]:
 KNOBS = pytest.mark.parametrize(
     "knobs",
     [
-        {}, {"window_attention": "block_causal"}, {"cache": "none"},
-        {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"}, {"temperature": 0.7},
-        {"prompt_attention": "blocks", "window_attention": "block_causal"},
+        {}, {"context": "d2f_causal"}, {"context": "vanilla"},
+        {"context": "dual"}, {"temperature": 0.7},
+        {"context": "blocks"},
     ],
     ids=str,
 )  # fmt: skip
