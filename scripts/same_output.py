@@ -61,7 +61,7 @@ JOBS: dict[str, list[str]] = {
     "samples": [*BATCH, *BRANCHES, "decode.temperature=0.8"],
     "llada": [*LLADA, *VANILLA, "decode=lopa", "decode.branches=2"],
     "llada_verified": [*LLADA, *VANILLA, *BRANCHES[1:], "decode.verify=agreement"],
-    "llada_dual": [*LLADA, *DUAL, "decode=threshold"],
+    "llada_dual": [*LLADA, *DUAL, "decode=threshold", "decode.max_active_blocks=1"],
     "sdar": [*SDAR, "decode=threshold"],
     "sdar_verified": [*SDAR, *BRANCHES[1:], "decode.verify=agreement", "decode.drafts=3"],
     "two_ranks": LOPA,

@@ -54,9 +54,7 @@ CONTEXTS = {
     # Every row sees all others, so K/V change with every token that is filled: nothing is cached.
     "vanilla": Context("full", "joint", "fresh", "none", "whole", None, "nothing"),
     # Fast-dLLM's dual cache (arXiv 2505.22618): vanilla, but K/V outside the window are as old as its last block.
-    "dual": Context(
-        "full", "joint", "fill", "dual", "whole", None, "all but the window, anew after each block"
-    ),
+    "dual": Context("full", "joint", "fill", "dual", "whole", None, "all but the window, anew after each block"),
     # Every row, of a mask too, sees what is before it and itself.
     "causal": Context("causal", "causal", "fresh", "block", "growing", 1, "all verified tokens"),
 }

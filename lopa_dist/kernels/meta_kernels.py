@@ -75,8 +75,8 @@ def attend_kernel(
             there = c < tl.where(block < blocks0, s0_len, s1_len)
             k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
             scores = tl.dot(query, k, input_precision=PRECISION)
-            visible = c + tl.where(block < blocks0, 0, s0_len)
-            scores = tl.where(there[None, :] & (visible[None, :] < bound[:, None]), scores, float("-inf"))
+            column = c + tl.where(block < blocks0, 0, s0_len)
+            scores = tl.where(there[None, :] & (column[None, :] < bound[:, None]), scores, float("-inf"))
             v = tl.load(
                 values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
             )
@@ -107,8 +107,8 @@ def attend_kernel(
         there = c < columns
         k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
         scores = tl.dot(query, k, input_precision=PRECISION)
-        seen = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
-        scores = tl.where(seen, scores, float("-inf"))
+        visible = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
+        scores = tl.where(visible, scores, float("-inf"))
         v = tl.load(values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
         total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
 

@@ -194,7 +194,7 @@ def test_drafts_that_overflow_reach_no_window(
 @pytest.mark.parametrize(("k", "size"), [(3, 2), (7, 4)])
 @pytest.mark.parametrize("protocol", ["full", "block_causal"])
 def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, protocol: str, k: int, size: int) -> None:
-    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed) and a status word
+    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed) and three words of
     a step. After the pre-write, a full window's K/V is broadcast from the winner's rank; block-causal K/V never is.
     """
     requests = random_requests(3, 4, 18)
@@ -210,7 +210,7 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, pr
     ranks = on_ranks(size, work)
     gathered = sum(comm.traffic.bytes["all_gather"] for comm, _ in ranks)
     positions, steps = ranks[0][1].statistics.records, ranks[0][1].statistics.steps
-    assert gathered == 12 * positions + 4 * size * steps
+    assert gathered == 12 * positions + 3 * 4 * size * steps
     sent = [comm.traffic.bytes["commit"] for comm, _ in ranks]
     if protocol == "block_causal":
         assert sent == [0] * size

@@ -50,20 +50,27 @@ def own_columns(kind: str, rows: int, unit: int) -> list[int]:
 
 @st.composite
 def mixes(
-    draw: st.DrawFn, sequences: int = 4, most_rows: int = 40, most_cached: int = 70, window: int | None = None
+    draw: st.DrawFn,
+    sequences: int = 4,
+    most_rows: int = 40,
+    most_cached: int = 70,
+    window: int | None = None,
+    bounded: bool = False,
 ) -> Mix:
     """Sequences in any order in the pool, their branches adjacent among the rows, now and then rows of padding.
 
-    Segments have `window` rows, or 1 to `most_rows`.
+    Segments have `window` rows, or 1 to `most_rows`. With `bounded` there are also segments whose rows see parts of the
+    cached tokens and nothing else, and no row sees an interval.
     """
     tails = draw(st.booleans())
     columns: list[tuple[int, ...]] = []
     lo: list[int] = []
     hi: list[int] = []
     owners: list[int] = []
+    seen: list[int] = []
     slots = 0
     for sequence in range(draw(st.integers(1, sequences))):
-        kind = draw(st.sampled_from(KINDS))
+        kind = draw(st.sampled_from(KINDS[: 3 if bounded else None]))
         rows = window or draw(st.one_of(st.integers(1, most_rows), st.just(16)))
         unit = draw(st.integers(1, 17))
         cached = draw(st.one_of(st.just(0), st.integers(1, most_cached)))
@@ -75,15 +82,20 @@ def mixes(
         for _ in range(draw(st.integers(1, 4))):
             columns.append((len(hi), rows, base, cached, tail_base, tail))
             lo += [0] * (len(hi) - len(lo)) + first_columns(kind, rows, unit)
-            hi += own_columns(kind, rows, unit)
+            in_pool = bounded and cached + tail > 0 and draw(st.booleans())
+            bounds = st.integers(1, cached + tail) if in_pool else st.just(cached + tail)
+            seen += [0] * (len(hi) - len(seen)) + draw(st.lists(bounds, min_size=rows, max_size=rows))
+            hi += [0] * rows if in_pool else own_columns(kind, rows, unit)
             owners.append(sequence)
     scratch = slots + draw(st.integers(0, 3))
     hi += [0] * (-len(hi) % 16)
     lo += [0] * (len(hi) - len(lo))
+    seen += [0] * (len(hi) - len(seen))
     start, rows_of, base_of, cached_of, tail_base_of, tail_of = np.array(columns, np.int64).T
     segments = Segments(
         start, rows_of, base_of, cached_of, scratch + start, np.array(hi, np.int64),
         (tail_base_of, tail_of) if tails else None, np.array(lo, np.int64) if any(lo) else None,
+        np.array(seen, np.int64) if bounded else None,
     )  # fmt: skip
     return Mix(segments, len(hi), scratch + len(hi), scratch, owners)
 
@@ -93,7 +105,7 @@ def subset(segments: Segments, which: list[int] | np.ndarray) -> Segments:
     tail = None if segments.tail is None else (segments.tail[0][which], segments.tail[1][which])
     return Segments(
         segments.start[which], segments.rows[which], segments.shared_base[which], segments.shared[which],
-        segments.own_base[which], segments.hi, tail, segments.lo,
+        segments.own_base[which], segments.hi, tail, segments.lo, segments.seen,
     )  # fmt: skip
 
 
@@ -107,7 +119,8 @@ def seen_slots(segments: Segments) -> dict[int, list[int]]:
             slots += range(int(segments.tail[0][g]), int(segments.tail[0][g] + segments.tail[1][g]))
         for row in range(start, start + int(segments.rows[g])):
             lo = 0 if segments.lo is None else int(segments.lo[row])
-            found[row] = [*slots, *range(own + lo, own + int(segments.hi[row]))]
+            some = slots if segments.seen is None else slots[: int(segments.seen[row])]
+            found[row] = [*some, *range(own + lo, own + int(segments.hi[row]))]
     return found
 
 

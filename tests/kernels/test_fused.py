@@ -113,6 +113,22 @@ def test_values_are_stored_as_they_are() -> None:
     assert torch.equal(values[4:, 0], qkv[:, 24:])
 
 
+def test_rows_may_go_where_they_are_told() -> None:
+    from lopa_dist.kernels import rope_triton
+
+    qkv = random(5, 4 * 8, dtype=torch.bfloat16)
+    cos, sin = rope_table(torch.arange(5, device=DEVICE), 8, 1e4, torch.bfloat16)
+    slots = torch.tensor([7, 0, 3, 8, 5], device=DEVICE)
+    for name in ("triton", "plain"):
+        keys, values = (torch.zeros(9, 1, 8, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+        tables = (cos.flatten(1), sin.flatten(1)) if name == "triton" else (cos, sin)
+        store = rope_triton.rope_and_store if name == "triton" else rope_and_store
+        store(qkv, *tables, keys, values, 4, real(4 if name == "triton" else 5), None, 1e-6, None, slots)
+        assert torch.equal(values[slots[:4], 0], qkv[:4, 24:])
+        assert torch.equal(keys[0].bool(), torch.ones_like(keys[0]).bool())
+        assert not values[[1, 2, 4, 6]].any()
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_drafts_that_overflow_are_stored_as_zeros(norm: bool) -> None:
     """Of rows of drafts, what is no finite number; a window's row keeps it, for its request must end as an error."""
@@ -175,12 +191,13 @@ def variants(arch: int) -> list[Variant]:
         sizes = {"SIZE": size, "BLOCK": 2048}
         found.append(Variant(kernel, dict.fromkeys(names, "*bf16"), sizes, names, arch, {"num_warps": 4}))
     for heads, kv_heads, norm in ((28, 4, False), (32, 32, True)):
-        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows", "of_drafts")
+        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows", "of_drafts", "slots")
         strides = ("qkv_stride", "cos_stride", "sin_stride", "keys_stride", "values_stride")
         types = {**dict.fromkeys(names, "*bf16"), **dict.fromkeys(strides, "i32")}
-        types |= {"rows": "*i32", "of_drafts": "*i1", "scratch": "i32", "eps": "fp32"}
+        types |= {"rows": "*i32", "of_drafts": "*i1", "slots": "*i64", "scratch": "i32", "eps": "fp32"}
         for clears in (False, True):
-            sizes = {"H": heads, "KV": kv_heads, "D": 128, "HALF": 64, "HEADS": 16, "NORM": norm, "CLEARS": clears}
+            sizes = {"H": heads, "KV": kv_heads, "D": 128, "HALF": 64, "HEADS": 16}
+            sizes |= {"NORM": norm, "CLEARS": clears, "SLOTS": clears}
             kernel = "lopa_dist.kernels.rope_triton:rope_and_store_kernel"
             number = "*fp16" if clears else "*bf16"
             of_kind = {name: number if kind == "*bf16" else kind for name, kind in types.items()}

@@ -30,6 +30,10 @@ few = settings(  # the interpreter is slow: few examples, and a failing one is n
 )
 
 
+SHORT = mixes(sequences=3, most_rows=20, most_cached=50)
+BOUNDED = mixes(sequences=3, most_rows=20, most_cached=50, bounded=True)
+
+
 def plan_for(
     mix: Mix,
     group: int,
@@ -43,7 +47,18 @@ def plan_for(
     rows = height // group
     tiles = tile(mix.segments, rows, split, stacked)
     room = Capacity(len(tiles.table) + 1, len(tiles.merges) + (split is not None), tiles.parts + 1)
-    plan = MetaPlan(mix.rows + 3, room, KV_HEADS * group, KV_HEADS, dim, rows, mix.scratch, device, launch=launch)
+    plan = MetaPlan(
+        mix.rows + 3,
+        room,
+        KV_HEADS * group,
+        KV_HEADS,
+        dim,
+        rows,
+        mix.scratch,
+        device,
+        launch=launch,
+        bounded=mix.segments.seen is not None,
+    )
     plan.workspace.results.fill_(torch.nan)
     plan.workspace.lse.fill_(torch.nan)
     plan.fill(tiles)
@@ -55,7 +70,7 @@ def meta(plan: MetaPlan, *qkv: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("group", [1, 2, 7])
-@given(mix=mixes(), cut=CUTS, seed=st.integers(0, 1000))
+@given(mix=st.one_of(mixes(), mixes(bounded=True)), cut=CUTS, seed=st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
 def test_the_table_equals_the_oracle(group: int, mix: Mix, cut: Cut, seed: int) -> None:
     qkv = tensors(mix, KV_HEADS, group, 8, seed)
@@ -64,7 +79,7 @@ def test_the_table_equals_the_oracle(group: int, mix: Mix, cut: Cut, seed: int) 
 
 
 @pytest.mark.parametrize(("group", "dim"), [(1, 16), (2, 48), (7, 32)])
-@given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS, seed=st.integers(0, 1000))
+@given(mix=st.one_of(SHORT, BOUNDED), cut=CUTS, seed=st.integers(0, 1000))
 @few
 def test_the_kernels_equal_the_oracle(group: int, dim: int, mix: Mix, cut: Cut, seed: int) -> None:
     qkv = tensors(mix, KV_HEADS, group, dim, seed)
@@ -219,19 +234,19 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         attend_meta(q, keys, values, plan)
 
 
-def variant(arch: int, group: int, height: int, dim: int = 128, dtype: str = "bf16") -> Variant:
+def variant(arch: int, group: int, height: int, dim: int = 128, dtype: str = "bf16", bounded: bool = False) -> Variant:
     """The attention kernel as `attend_meta` launches it."""
     torch_dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
     dim_tile = max(16, 1 << (dim - 1).bit_length())
     launch = launch_for(height, dim_tile, torch_dtype, (arch // 10, arch % 10))
     pointers = dict.fromkeys(["q", "keys", "values", "out"], f"*{dtype}")
     pointers |= dict.fromkeys(["partial", "partial_lse"], "*fp32")
-    pointers |= dict.fromkeys(["table", "lo", "hi", "counts"], "*i32")
+    pointers |= dict.fromkeys(["table", "seen", "lo", "hi", "counts"], "*i32")
     strides = ["q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head", "out_row", "out_head"]
     signature = {**pointers, "scratch": "i32", "scale": "fp32", **dict.fromkeys(strides, "i32")}
     constexprs = {
         "G": group, "KV_HEADS": 32 // group, "D": dim, "D_TILE": dim_tile, "BM": height, "BN": launch.columns,
-        "STAGES": launch.stages, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        "STAGES": launch.stages, "BOUNDED": bounded, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     kernel = "lopa_dist.kernels.meta_kernels:attend_kernel"
@@ -252,6 +267,7 @@ def merge_variant(arch: int) -> Variant:
 def test_cross_compiled(arch: int) -> None:
     """Tensor cores, loads that run ahead, no spills to speak of, and blocks that fit."""
     variants = [variant(arch, group, height) for group, height in ((1, 128), (7, 128), (8, 64), (1, 32))]
+    variants += [variant(arch, 7, 128, bounded=True), variant(arch, 4, 64, bounded=True)]
     variants += [variant(arch, 2, 64, dim=48), variant(arch, 2, 16, dim=48, dtype="fp32"), merge_variant(arch)]
     found = compile_all(variants)
     for one, kernel in zip(variants, found, strict=True):

@@ -1,0 +1,70 @@
+"""A row's bits follow from what it sees: not from the rows beside it, nor from how its columns came to be there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lopa_dist.kernels.exact_attention import attend_exact, pairwise, plan
+from lopa_dist.kernels.segment_attention import Segments, attend_plain
+from tests.kernels.mixes import Mix, mixes, tensors
+
+CPU, KV_HEADS = torch.device("cpu"), 2
+
+
+def attend(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    groups = plan(segments, len(q), q.shape[1], keys.shape[1], CPU)
+    return attend_exact(q, keys, values, groups)
+
+
+@pytest.mark.parametrize("group", [1, 3, 16])
+@given(mix=mixes(bounded=True), seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_equals_the_oracle(group: int, mix: Mix, seed: int) -> None:
+    qkv = tensors(mix, KV_HEADS, group, 16, seed)
+    assert torch.allclose(attend(mix.segments, *qkv), attend_plain(*qkv, mix.segments), atol=3e-6)
+
+
+def rows_of(first: int, count: int, base: int, cut: int, cut_base: int) -> Segments:
+    """Rows of tokens `first` on of a sequence whose first `cut` tokens lie elsewhere in the pool than the rest."""
+    end = first + count
+    some = min(cut, end)
+    arrays = [np.array([x]) for x in (0, count, cut_base, some, 0, base + some, end - some)]
+    start, rows, shared_base, shared, own, tail_base, tail = arrays
+    hi, seen = np.zeros(count, np.int64), np.arange(first, end) + 1
+    return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), None, seen)
+
+
+@given(first=st.integers(0, 150), count=st.integers(2, 40), cut=st.integers(0, 60), group=st.sampled_from([1, 2, 5]))
+@settings(max_examples=60, deadline=None)
+def test_a_row_has_the_same_bits_alone(first: int, count: int, cut: int, group: int) -> None:
+    """Verified behind others or run alone, and with its first tokens in a range of their own or not."""
+    generator = torch.Generator().manual_seed(first)
+    pool = torch.randn(2, 600, KV_HEADS, 16, generator=generator)
+    keys, values = pool[0], pool[1]
+    keys[400 : 400 + cut], values[400 : 400 + cut] = keys[100 : 100 + cut], values[100 : 100 + cut]
+    q = torch.randn(48, KV_HEADS * group, 16, generator=generator)
+    together = attend(rows_of(first, count, 100, cut, 400), q, keys, values)
+    for row in {0, count // 2, count - 1}:
+        alone = torch.zeros_like(q)
+        alone[0] = q[row]
+        found = attend(rows_of(first + row, 1, 100, 0, 0), alone, keys, values)
+        assert torch.equal(found[0], together[row])
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.integers(0, 40))
+def test_zeros_behind_a_sum_change_no_bit(values: list[float], zeros: int) -> None:
+    short, long = torch.tensor(values), torch.tensor(values + [0.0] * zeros)
+    assert torch.equal(pairwise(short, 0), pairwise(long, 0))
+    assert torch.allclose(pairwise(short, 0), short.sum(), atol=1e-2)
+
+
+def test_intervals_are_refused() -> None:
+    segments = rows_of(4, 2, 100, 0, 0)
+    segments.lo = np.ones(2, np.int64)
+    with pytest.raises(ValueError, match="not an interval"):
+        plan(segments, 2, 2, 2, CPU)
