@@ -194,8 +194,9 @@ def test_drafts_that_overflow_reach_no_window(
 @pytest.mark.parametrize(("k", "size"), [(3, 2), (7, 4)])
 @pytest.mark.parametrize("protocol", ["full", "block_causal"])
 def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, protocol: str, k: int, size: int) -> None:
-    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed) and three words of
-    a step. After the pre-write, a full window's K/V is broadcast from the winner's rank; block-causal K/V never is.
+    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed), and of each rank
+    three words a step: its level, and what it proposes for the next step. After the pre-write, a full window's K/V is
+    broadcast from the winner's rank; block-causal K/V never is.
     """
     requests = random_requests(3, 4, 18)
     config = replace(BASE, branches=k, context={"full": "d2f", "block_causal": "d2f_causal"}[protocol], tau_conf=0.9)
