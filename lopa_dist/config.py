@@ -75,7 +75,7 @@ class ModelOptions:
             raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
 
-AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
+AUTO_CHOICES = ("context",)
 AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 
 
@@ -83,7 +83,7 @@ AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
-    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks.
+    These are context, block_size, sub_block_size and max_active_blocks.
     """
 
     block_size: int | str = 32  # type: ignore[assignment]
@@ -101,10 +101,9 @@ class DecodeOptions(DecodeConfig):
                 raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
         # what is given must go together, whatever the model's own values are
         given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
-        implied = {"canvas": "whole"} if self.cache == "dual" else {}
-        if self.window_attention == "auto" and not self.drafts:  # which causal models take, whatever verifies
-            given["verify"] = "confidence"
-        DecodeConfig(**implied | given)
+        if self.context == "auto" and self.drafts in (0, "auto"):
+            given["context"] = "causal" if self.verify == "agreement" else "d2f"  # only causal models may have these
+        DecodeConfig(**given)
 
 
 @dataclass

@@ -15,6 +15,8 @@ from typing import Any
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
+from lopa_dist.decode.context import CONTEXTS
+from lopa_dist.decode.sizes import usual_rows
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
@@ -193,19 +195,19 @@ class Job:
 
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
-        config, mesh = self.config, self.group.mesh
+        config, mesh, decode = self.config, self.group.mesh, self.config.decode
+        cached = CONTEXTS[decode.context].summary
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, "
-            "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks%s, into %s",
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, context %s in "
+            "blocks of %d (cached: %s; %s%d rows a sequence in a step), data %d x branch %d x tensor %d ranks%s, "
+            "into %s",
             self.task.name, len(self.input), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
-            self.builder.device, config.decode.branches,
-            f" and {config.decode.drafts} drafts a branch" if config.decode.drafts else "",
-            config.decode.window_attention,
-            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.threads(),
-            self.folder,
+            self.builder.device, decode.branches, f" and {decode.drafts} drafts a branch" if decode.drafts else "",
+            decode.context, decode.block_size, cached, "its prompt and " if decode.cache == "none" else "",
+            usual_rows(decode), mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
         )  # fmt: skip
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
