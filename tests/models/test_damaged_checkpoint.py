@@ -38,7 +38,7 @@ def changed(value: Any, data: st.DataObject) -> Any:
     return made
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(FILES), of_bytes=st.booleans(), data=st.data())
 def test_it_is_loaded_or_refused_in_a_line(
     tmp_path_factory: pytest.TempPathFactory, name: str, of_bytes: bool, data: st.DataObject
