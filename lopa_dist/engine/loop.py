@@ -25,6 +25,7 @@ from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
+from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.memory import Plan, kv_budget, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
@@ -82,6 +83,7 @@ class Engine:
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # of which something is left to do
+        self.lookahead = LookaheadPolicy(config)
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
         self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun
@@ -134,7 +136,7 @@ class Engine:
         state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
         chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
-        parts = state, room.pool, room.runner, scheduler, chunks, self.sampling, self.statistics
+        parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts)
         self.statistics.start()
         return self.batch
@@ -199,9 +201,7 @@ class Engine:
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
         """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
         self.statistics.lap("commit")
-        batch = self.batch
-        assert batch is not None
-        batch.lookahead.stepped(step.before, step.after, self.lockstep.choice)
+        self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
         self.ended = EndedStep(step.before, step.after, rows, step.works, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:

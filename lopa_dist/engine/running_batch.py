@@ -73,6 +73,7 @@ class RunningBatch:
     Args:
         requests: all of them.
         next_requests: hands out positions in `requests`.
+        lookahead: how far causal models look ahead.
         state, pool, runner, scheduler, chunks: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
         statistics: records phases' times and of prompts.
@@ -87,6 +88,7 @@ class RunningBatch:
         runner: Runner,
         scheduler: Scheduler,
         chunks: ChunkedPrefill,
+        lookahead: LookaheadPolicy,
         sampling: Sampling,
         statistics: Statistics,
     ) -> None:
@@ -97,7 +99,7 @@ class RunningBatch:
             statistics,
         )
         self.state, self.pool, self.runner, self.scheduler, self.chunks = state, pool, runner, scheduler, chunks
-        self.lookahead = LookaheadPolicy(state.config)
+        self.lookahead = lookahead
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
         self.waiting: deque[int] = deque()  # handed out, but without K/V space yet

@@ -41,7 +41,8 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
         values["prompt_attention"] = "self"
     if values["canvas"] == "auto" and (causal or values["cache"] == "dual"):
         values["canvas"] = "growing" if causal else "whole"
-    return DecodeConfig(**{key: getattr(pattern, key) if v == "auto" else v for key, v in values.items()})
+    followed = {key for key, value in values.items() if value == "auto"} - {"drafts"}  # that is chosen in every step
+    return DecodeConfig(**values | {key: getattr(pattern, key) for key in followed})
 
 
 def by_device(config: Config, device: torch.device) -> Found:

@@ -216,7 +216,9 @@ def test_times_lie_between_those_measured() -> None:
     assert times.of(10) == times.of(1000)
     times.measured(100, 2.0)
     times.measured(200, 3.0)
-    assert (times.of(50), times.of(150), times.of(400)) == (2.0, 2.5, 6.0)
+    assert times.of(150) == 2.5
+    assert 1.0 <= times.of(50) < 2.0  # no row takes longer than the nearest one measured
+    assert 3.0 < times.of(400) <= 6.0
 
 
 def test_what_cannot_go_together_is_refused() -> None:
