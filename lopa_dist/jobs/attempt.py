@@ -10,7 +10,7 @@ from typing import Any
 
 from lopa_dist.config import Config
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.journal import Journal
+from lopa_dist.jobs.journal import FORMAT, Journal
 from lopa_dist.jobs.packed import RequestIds
 from lopa_dist.models.files import find, revision
 from lopa_dist.parallel.group import Group
@@ -65,7 +65,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,
     }
-    settings = {"model": model, "decode": asdict(config.decode), "seed": config.seed, "task": task.name}
+    settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": asdict(config.decode)}
+    settings |= {"seed": config.seed, "task": task.name}
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
         settings["allow_code_execution"] = task.allow_code_execution
     if task.allow_code_execution:
