@@ -104,7 +104,8 @@ def layout(state: State, host: HostState, lookahead: Lookahead, prefixes: Shared
         masks=((of_group * depths + group_depth) * group).repeat(rows[chains:]) + ragged_arange(rows[chains:]),
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["cells"])
-    tokens[tokens_end:] = state.vocabulary.mask_id
+    tokens[tokens_end:total] = state.vocabulary.mask_id
+    tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
     none = np.full(len(slots), -1)
     prefill = Prefill(

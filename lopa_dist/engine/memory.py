@@ -54,7 +54,10 @@ def token_bytes(model: ModelConfig, element: int) -> int:
 def row_bytes(model: ModelConfig, element: int) -> int:
     """Return about how many bytes a row of a forward takes: its K/V in all layers, and the largest layer's numbers."""
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
-    numbers = 6 * model.hidden_size + heads + 3 * model.intermediate_size
+    inner = 3 * model.intermediate_size
+    if model.experts is not None:  # each choice of a row has a row of its own: input, gate, up and output
+        inner = model.experts.chosen * (2 * model.hidden_size + 3 * model.experts.size)
+    numbers = 6 * model.hidden_size + heads + inner
     return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
 
 

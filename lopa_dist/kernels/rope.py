@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
@@ -32,17 +33,42 @@ class Llama3Scaling(NamedTuple):
 
 
 def rope_table(
-    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: Llama3Scaling | None = None
+    positions: Tensor,
+    head_dim: int,
+    theta: float,
+    dtype: torch.dtype,
+    scaling: Llama3Scaling | None = None,
+    rotated: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of ``positions [R]``: two ``[R, 1, head_dim]``, angles computed in fp32.
 
     The formula is transformers' to the bit: at position 30,000, a frequency's last bit turns by what bf16 rounds away.
+
+    Args:
+        positions: ``[R]``.
+        head_dim: D, an even number.
+        theta: the base of the frequencies.
+        dtype: of the result.
+        scaling: how frequencies are changed.
+        rotated: dimensions that turn, in the order of `rotated_first`; null: all.
     """
-    inverse = 1 / theta ** (torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    turning = head_dim if rotated is None else rotated
+    inverse = 1 / theta ** (torch.arange(0, turning, 2, device=positions.device, dtype=torch.float32) / turning)
     inverse = inverse if scaling is None else scaling(inverse)
+    inverse = F.pad(inverse, (0, (head_dim - turning) // 2))
     angles = positions[:, None].float() * inverse  # [R, head_dim / 2]
     angles = torch.cat([angles, angles], -1)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotated_first(head_dim: int, rotated: int) -> Tensor:
+    """The order of a head's dimensions in which those that are rotated come first in both halves, ``[D]``.
+
+    A model may rotate the first dimensions of a head only, as two halves. With its weights in this order, one rotation
+    of the whole head does that, with an angle of 0 for the others; what q and k multiply to stays the same.
+    """
+    turning, still = torch.arange(rotated).chunk(2), torch.arange(rotated, head_dim).chunk(2)
+    return torch.cat([turning[0], still[0], turning[1], still[1]])
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

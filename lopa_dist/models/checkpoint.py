@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from lopa_dist.kernels.rope import rotated_first
 from lopa_dist.models import tensor_parallel
 from lopa_dist.models.adapter import Adapter
 from lopa_dist.models.config import ModelConfig
@@ -66,11 +68,13 @@ def load_model(
     config = read_config(folder, adapter.folder if adapter is not None and of_masks else None)
     with torch.device("meta"):
         model = Transformer(config)
-    wanted = model.state_dict()
+    wanted = places(model)
     if config.tied:
         wanted.pop("lm_head.weight")
-    ours = {checkpoint_name(config.family, name): name for name in wanted}  # the checkpoint's name -> ours
-    shapes = {theirs: list(wanted[name].shape) for theirs, name in ours.items()}
+    ours: dict[str, list[str]] = {}  # the checkpoint's name -> ours, of which several may be one below the other
+    for name in wanted:
+        ours.setdefault(checkpoint_name(config.family, name), []).append(name)
+    shapes = {theirs: merged_shape([wanted[name].shape for name in names]) for theirs, names in ours.items()}
     copy = checkpoint_name(config.family, "lm_head.weight") if config.tied else None  # some write the tied copy too
     stored = {name: at for name, at in stored_tensors(weight_files(folder)).items() if name != copy}
     compare(folder, {name: shape for name, (_, shape) in stored.items()}, shapes)
@@ -79,7 +83,7 @@ def load_model(
         if config.tied and adapter.whole:
             raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
         if of_masks:
-            outside = [name for name in (*adapter.pairs, *adapter.whole) if ".layers." not in ours[name]]
+            outside = [name for name in adapter.pairs if ".layers." not in name or wanted[ours[name][0]].at]
             if outside or adapter.whole:
                 names = ", ".join(outside or adapter.whole)
                 raise CheckpointError(f"{adapter.folder}: with model.lora_rows=masks it cannot change {names}")
@@ -90,25 +94,76 @@ def load_model(
     loaded: dict[str, torch.Tensor] = {}
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped
-            weight = tensors.get_tensor(name)
-            own = tensor_parallel.rows(ours[name], len(weight), comm)
-            if adapter is not None and adapter.changes(name):
-                merged = adapter.merge(name, weight.to(device))
-                weight = merged if comm.size == 1 else merged[own].clone()
-            else:
-                weight = weight[own].to(device)
-        loaded[ours[name]] = weight.to(dtype)
+            whole = tensors.get_tensor(name)
+            changed = adapter is not None and adapter.changes(name)
+            if adapter is not None and changed:
+                whole = adapter.merge(name, whole.to(device))
+            for one, weight in zip(ours[name], whole.split([wanted[n].shape[0] for n in ours[name]]), strict=True):
+                weight = reordered(config, one, weight)
+                weight = weight[tensor_parallel.rows(one, len(weight), comm)].to(device)
+                if weight.untyped_storage().nbytes() > weight.nbytes and (changed or len(ours[name]) > 1):
+                    weight = weight.clone()  # else the part would keep the whole
+                place = wanted[one]
+                if place.at:
+                    if place.parameter not in loaded:
+                        shape = model.get_parameter(place.parameter).shape
+                        loaded[place.parameter] = torch.empty(shape, dtype=dtype, device=device)
+                    loaded[place.parameter][place.at] = weight
+                else:
+                    loaded[place.parameter] = weight.to(torch.float32 if one.endswith("expert_bias") else dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
     if config.tied:
         embedding = model.model.embed_tokens.weight
         own = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
         model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own], requires_grad=False)
     if adapter is not None and of_masks:
-        attach(model, adapter, ours, dtype, device, comm)
+        attach(model, adapter, {theirs: names[0] for theirs, names in ours.items()}, dtype, device, comm)
     model.requires_grad_(False).eval()
     if quantization != "none":
         quantize(model, quantization)
     return model
+
+
+QK = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias", "q_norm.weight", "k_norm.weight")
+
+
+class Place(NamedTuple):
+    """Where a tensor of a checkpoint belongs: a parameter, or a part of one."""
+
+    parameter: str
+    shape: list[int]
+    at: tuple[int, ...] = ()  # index of the part
+
+
+def places(model: Transformer) -> dict[str, Place]:
+    """All tensors that make a model, by transformers' names; an expert's projections are parts of stacked ones."""
+    found: dict[str, Place] = {}
+    for name, parameter in model.state_dict().items():
+        base, _, last = name.rpartition(".")
+        shape = list(parameter.shape)
+        if last == "gate_up":
+            for expert in range(shape[0]):
+                for half, projection in enumerate(("gate_proj", "up_proj")):
+                    found[f"{base}.experts.{expert}.{projection}.weight"] = Place(name, shape[2:], (expert, half))
+        elif last == "down":
+            for expert in range(shape[0]):
+                found[f"{base}.experts.{expert}.down_proj.weight"] = Place(name, shape[1:], (expert,))
+        else:
+            found[name] = Place(name, shape)
+    return found
+
+
+def merged_shape(shapes: list[list[int]]) -> list[int]:
+    """The shape of tensors one below the other."""
+    return [sum(shape[0] for shape in shapes), *shapes[0][1:]]
+
+
+def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """A weight whose rows are dimensions of q's or k's heads, in the order in which they are rotated as a whole."""
+    if config.rotated is None or not name.endswith(QK):
+        return weight
+    order = rotated_first(config.head_dim, config.rotated)
+    return weight.unflatten(0, (-1, config.head_dim))[:, order].flatten(0, 1)
 
 
 def attach(

@@ -12,6 +12,22 @@ SIZES = (
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The mixture of experts in a model's layers."""
+
+    count: int
+    chosen: int  # by a row
+    size: int  # of an expert's inner rows
+    router: str  # key of `experts.ROUTERS`
+    renormalise: bool  # the chosen experts' weights are made to sum to 1
+    scale: float = 1.0  # of these weights
+    groups: int = 1  # of experts, as many in each
+    chosen_groups: int = 1  # by a row, which chooses among their experts
+    shared: int = 0  # inner rows of an expert that all rows go through; 0: there is none
+    dense_layers: int = 0  # the first layers have one feed-forward instead
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape and conventions of one diffusion language model.
 
@@ -44,6 +60,8 @@ class ModelConfig:
     rope_fp32: bool = False  # queries and keys are rotated in fp32, whatever the weights' precision
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
     rope_scaling: Llama3Scaling | None = None
+    experts: Experts | None = None  # instead of one feed-forward a layer
+    rotated: int | None = None  # dimensions of a head that are rotated; null: all
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lopa_dist.kernels.rope import Llama3Scaling
-from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.config import Experts, ModelConfig
 from lopa_dist.models.files import unsupported
 
 
@@ -19,29 +19,19 @@ from lopa_dist.models.files import unsupported
 class TrainingPattern:
     """How a model was trained to see text, as values of the decode options of the same names."""
 
-    window_attention: str
-    prompt_attention: str
-    cache: str
-    max_active_blocks: int | None
-    canvas: str = "growing"
+    context: str
     block_size: int = 32
     sub_block_size: int | None = None
 
 
 PATTERNS = {
-    # Every row sees all others, so K/V change with every token that is filled: caching them would be an approximation.
-    "vanilla": TrainingPattern("full", "joint", cache="none", max_active_blocks=None, canvas="whole"),
-    # Discrete diffusion forcing: finished blocks are cached, several blocks are decoded at a time.
-    "d2f": TrainingPattern("full", "self", cache="block", max_active_blocks=None),
-    # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other. They are
-    # counted from the first token of the prompt: that is made of blocks, too, and its tail begins the first new one.
-    "block_diffusion": TrainingPattern("block_causal", "blocks", cache="block", max_active_blocks=1),
-    # Every row, of a mask too, sees what is before it and itself: predictions for the next token are the model's own,
-    # whatever else is in the forward. Autoregressive models are of this kind, and have no masks.
-    "causal": TrainingPattern("causal", "causal", cache="block", max_active_blocks=1),
+    "vanilla": TrainingPattern("dual"),  # every row sees all others; uncached, all of them would run in every step
+    "d2f": TrainingPattern("d2f"),  # discrete diffusion forcing
+    "block_diffusion": TrainingPattern("blocks"),
+    "causal": TrainingPattern("causal"),  # autoregressive models are of this kind, and have no masks
 }
 
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>")  # these end an answer, besides the eos_token_id of the files
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")  # these end an answer, besides the eos_token_id of the files
 
 HF_KEYS = {
     "vocab_size": "vocab_size",
@@ -59,6 +49,7 @@ HF_ONLY: dict[str, Any] = {
     "hidden_act": "silu", "use_sliding_window": False, "use_mrope": False, "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }  # fmt: skip
+QWEN3_MOE_ONLY = HF_ONLY | {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
 """Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
 
 
@@ -79,6 +70,8 @@ class Family:
     block_size: int = 32  # it was trained with, or is usually decoded with
     block_key: str | None = None  # key of config.json that knows better
     sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of so many tokens
+    eos_id: int | None = None  # where no file says what ends an answer
+    router: str | None = None  # key of `experts.ROUTERS`, of mixtures of experts
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
 
 
@@ -128,6 +121,32 @@ FAMILIES = {
     "sdar": Family(  # SDAR: Qwen3's layout
         pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=HF_ONLY | {"attention_bias": False}, block_size=4, block_key="block_size",
+    ),
+    "sdar_moe": Family(  # SDAR-30B-A3B: Qwen3-MoE's layout
+        pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        only=QWEN3_MOE_ONLY, block_size=4, block_key="block_size", router="softmax",
+    ),
+    "llada2_moe": Family(  # LLaDA2.0 (arXiv 2512.15745)
+        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=156895, qk_norm=True,
+        eos_id=156892, router="grouped_sigmoid",
+        only={key: value for key, value in HF_ONLY.items() if key != "partial_rotary_factor"} | {
+            "use_qkv_bias": False, "use_bias": False, "use_qk_norm": True, "norm_head": False, "norm_softmax": False,
+            "norm_topk_prob": True, "score_function": "sigmoid", "router_dtype": "fp32", "use_rmsnorm": True,
+            "moe_router_enable_expert_bias": True, "image_token_offset": None,
+        },
+        names={
+            "model.embed_tokens": "model.word_embeddings",
+            "model.layers.*.self_attn.q_proj": "model.layers.*.attention.query_key_value",
+            "model.layers.*.self_attn.k_proj": "model.layers.*.attention.query_key_value",
+            "model.layers.*.self_attn.v_proj": "model.layers.*.attention.query_key_value",
+            "model.layers.*.self_attn.q_norm": "model.layers.*.attention.query_layernorm",
+            "model.layers.*.self_attn.k_norm": "model.layers.*.attention.key_layernorm",
+            "model.layers.*.self_attn.o_proj": "model.layers.*.attention.dense",
+        },
+    ),
+    "rnd1": Family(  # RND1: Qwen3-MoE's layout
+        pattern="vanilla", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        only=QWEN3_MOE_ONLY, router="softmax",
     ),
     "Fast_dLLM_Qwen": Family(  # Fast-dLLM v2: Qwen2's layout
         pattern="block_diffusion", shift=True, mask_token="|<MASK>|", mask_id=151665, qkv_bias=True,
@@ -200,6 +219,12 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
         raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
     if kind == "llama" and re.search("(stable|seed)_diffcoder", str(raw.get("auto_map"))):
         return "Stable-DiffCoder"
+    if kind == "llada2_moe" and (re.search(r"LLaDA2\.[1-9]", name) or raw.get("max_position_embeddings", 0) > 16384):
+        raise ValueError(
+            f"model_type 'llada2_moe' with max_position_embeddings={raw.get('max_position_embeddings')} is LLaDA2.1, "
+            "which edits tokens after they are filled, or 2.2, which moves them, too: neither is supported. If it is "
+            "LLaDA2.0, set max_position_embeddings to at most 16384 in config.json"
+        )
     if kind.startswith("a2d"):
         blocks = raw.get("block_size", 32 if "bd3lm" in name else 0 if "mdlm" in name else None)
         if blocks is None:
@@ -215,14 +240,14 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
                     f"model_type {kind!r} with {key}={raw[key]!r}: not a plain {kind} model but one with code or masks "
                     "of its own, which is not known"
                 )
-    if kind != "sdar":
+    if kind not in ("sdar", "sdar_moe"):
         return kind
     block, causal = block_size(FAMILIES[kind], raw, name), raw.get("use_regular_causal")
-    if causal or (causal is None and block in I_DLM_BLOCKS):
+    if kind == "sdar" and (causal or (causal is None and block in I_DLM_BLOCKS)):
         return "I-DLM"
     if causal is None and (block not in SDAR_BLOCKS or "i-dlm" in name.lower()):
         raise ValueError(
-            f"model_type 'sdar' with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
+            f"model_type {kind!r} with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
             f"{', '.join(map(str, SDAR_BLOCKS))} tokens, and I-DLM models have this model_type, too. Set "
             "use_regular_causal in config.json: false for SDAR, true for I-DLM"
         )
@@ -254,11 +279,14 @@ def model_config(
         )
     sizes = {ours: raw[key] for ours, key in family.keys.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
-    eos = eos_ids(raw, generation, special)
+    eos = eos_ids(raw, generation, special, family.eos_id)
+    head_dim = raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"]
+    rotated = int(head_dim * raw.get("partial_rotary_factor", 1.0))
     return ModelConfig(
         **sizes,
         family=kind,
-        head_dim=raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"],
+        head_dim=head_dim,
+        rotated=None if rotated == head_dim else rotated,
         rope_theta=rope_theta(raw),
         rope_scaling=rope_scaling(raw),
         qkv_bias=family.qkv_bias,
@@ -269,6 +297,7 @@ def model_config(
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
         eos_ids=eos,
         pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
+        experts=experts(family, raw),
         block_size=block_size(family, raw, name),
     )
 
@@ -284,6 +313,32 @@ def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
     if said and named and int(named[1]) != said:
         raise ValueError(f"block_size={said}, but the name {name} says {named[1]}; correct whichever is wrong")
     return said or (int(named[1]) if named else family.block_size)
+
+
+def experts(family: Family, raw: dict[str, Any]) -> Experts | None:
+    """A mixture's experts, if it is one."""
+    if family.router is None:
+        return None
+    more = grouped_experts(raw) if family.router == "grouped_sigmoid" else {"renormalise": raw["norm_topk_prob"]}
+    return Experts(
+        count=raw["num_experts"],
+        chosen=raw["num_experts_per_tok"],
+        size=raw["moe_intermediate_size"],
+        router=family.router,
+        **more,
+    )
+
+
+def grouped_experts(raw: dict[str, Any]) -> dict[str, Any]:
+    """What else LLaDA2's experts have."""
+    return {
+        "renormalise": True,
+        "scale": raw["routed_scaling_factor"],
+        "groups": raw["n_group"],
+        "chosen_groups": raw["topk_group"],
+        "shared": raw["moe_intermediate_size"] * (raw["num_shared_experts"] or 0),
+        "dense_layers": raw["first_k_dense_replace"],
+    }
 
 
 def rope_options(raw: dict[str, Any]) -> dict[str, Any]:
@@ -329,14 +384,17 @@ def mask_id(
     return found
 
 
-def eos_ids(raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int]) -> tuple[int, ...]:
-    """Every token that ends an answer, the one of `config.json` first."""
+def eos_ids(
+    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], usual: int | None = None
+) -> tuple[int, ...]:
+    """Every token that ends an answer, the one of `config.json` first; `usual` where no file has any."""
     ids: list[int] = []
     for source in (raw, generation):
         eos = source.get("eos_token_id")
         ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not ids:
+    if not ids and usual is None:
         raise KeyError("eos_token_id")
+    ids += [] if ids or usual is None else [usual]
     ids += [special[name] for name in END_OF_TURN if name in special]
     return tuple(dict.fromkeys(ids))
 

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from lopa_dist.kernels.rope import rope_and_store
 from lopa_dist.kernels.rows import add_rms_norm, rms_norm, swiglu
 from lopa_dist.kernels.virtual_gemm import vgemm
+from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of
 from lopa_dist.models.quantize import QuantizedLinear, joined
-from lopa_dist.models.transformer import Layer, RMSNorm, Transformer, rope_of
+from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
@@ -53,8 +54,10 @@ class FusedLayer:
         if isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
             self.head_norms = q_norm.weight, k_norm.weight
         self.out = attention.o_proj
-        self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
-        self.down: nn.Module = mlp.down_proj
+        self.experts = mlp if isinstance(mlp, SparseMLP) else None
+        if isinstance(mlp, MLP):
+            self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
+            self.down: nn.Module = mlp.down_proj
 
 
 class FusedTransformer:
@@ -127,9 +130,11 @@ class FusedTransformer:
         return normed
 
     def feed_forward(self, layer: FusedLayer, x: Tensor, rows: Tensor | None) -> Tensor:
-        """SwiGLU feed-forward of ``[R, d]``."""
+        """SwiGLU feed-forward of ``[R, d]``, or that of its rows' experts."""
         if rows is None and x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.part(layer, x, begin) for begin in range(0, len(x), CPU_ROWS)])
+        if layer.experts is not None:
+            return layer.experts(x)
         return self.project(layer.down, swiglu(self.project(layer.gate_up, x, rows)), rows)
 
     def part(self, layer: FusedLayer, x: Tensor, begin: int) -> Tensor:

@@ -61,6 +61,8 @@ def quantize(model: Transformer, kind: str) -> None:
 
 def check(model: Transformer, kind: str, device: torch.device) -> None:
     """Raise a ValueError unless a device can multiply with a model's projections in this form."""
+    if kind != "none" and model.config.experts is not None:
+        raise ValueError(f"model.quantization={kind}: experts' weights are not quantised; leave it at none")
     if kind == "fp8" and device.type == "cuda":
         for _, _, linear in linears(model):
             check_fp8(device, linear.weight.shape)

@@ -2,7 +2,8 @@
 
 It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
 Checkpoints are loaded into it, training runs it with dense masked attention, and engines run its weights as `fused` has
-them. The layout is LLaMA's with two options: biases on q, k and v (Qwen2) and normalised q and k (Qwen3). Parameter
+them. The layout is LLaMA's with some options: biases on q, k and v (Qwen2), normalised q and k (Qwen3), and experts
+instead of a feed-forward (Qwen3-MoE). Parameter
 names are transformers' for those models; `families.py` says what else a checkpoint may call them.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import MaskRows
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -26,7 +28,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 def rope_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`rope_table` of ``positions [R]``, in the weights' `dtype` unless the model rotates in fp32."""
     dtype = torch.float32 if config.rope_fp32 else dtype
-    return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling)
+    return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling, config.rotated)
 
 
 class RMSNorm(nn.Module):
@@ -64,14 +66,23 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def feed_forward(config: ModelConfig, layer: int) -> MLP | SparseMLP:
+    """What a layer has: one feed-forward, or experts."""
+    experts = config.experts
+    if experts is None or layer < experts.dense_layers:
+        return MLP(config.hidden_size, config.intermediate_size)
+    shared = MLP(config.hidden_size, experts.shared) if experts.shared else None
+    return SparseMLP(config.hidden_size, experts, shared)
 
 
 class Layer(nn.Module):
@@ -82,7 +93,7 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
-        self.mlp = MLP(config)
+        self.mlp = feed_forward(config, layer)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[R, d] -> [R, d]``."""

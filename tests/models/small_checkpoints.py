@@ -23,6 +23,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -163,6 +165,26 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+EXPERTS = {
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+MOE_KINDS = {
+    "sdar_moe": Kind(
+        HF | {"model_type": "sdar_moe", "head_dim": 16, "mask_token_id": 79, "block_size": 4} | EXPERTS,
+        lambda **sizes: Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)),
+        {"head_dim": 16} | EXPERTS,
+    ),
+    "rnd1": Kind(
+        HF
+        | {"model_type": "rnd1", "attention_bias": False, "head_dim": 16, "mask_token_id": 79}
+        | EXPERTS
+        | {"norm_topk_prob": False},
+        lambda **sizes: Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)),
+        {"head_dim": 16} | EXPERTS | {"norm_topk_prob": False},
+    ),
+}
+"""Mixtures of experts."""
 CAUSAL_KINDS = {
     "i_dlm": Kind(
         HF | {"model_type": "sdar", "head_dim": 16, "attention_bias": False, "mask_token_id": 79, "block_size": 3},
@@ -214,16 +236,33 @@ def enlarged(model: Model) -> Model:
             elif p.ndim == 1:
                 p.copy_(0.5 * noise)
             else:
-                p.copy_(noise if "embed" in name else 1.5 * noise * p.shape[1] ** -0.5)
+                p.copy_(noise if "embed" in name else 1.5 * noise * p.shape[-1] ** -0.5)
     return model.eval()
 
 
 def weights_of(kind: Kind, model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's tensors as the family's checkpoints have them."""
-    weights = {kind.rename(n): w.clone() for n, w in model.state_dict().items()}
+    weights = {kind.rename(n): w.clone() for n, w in unstacked(model.state_dict()).items()}
     if kind.config.get("tie_word_embeddings"):
         del weights["lm_head.weight"]
     return weights
+
+
+def unstacked(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts' weights one by one, as checkpoints have them; newer transformers stack them in the model."""
+    found = {}
+    for name, weight in weights.items():
+        if name.endswith("experts.gate_up_proj"):
+            for number, one in enumerate(weight):
+                gate, up = one.chunk(2)
+                found[name.replace("gate_up_proj", f"{number}.gate_proj.weight")] = gate.clone()
+                found[name.replace("gate_up_proj", f"{number}.up_proj.weight")] = up.clone()
+        elif name.endswith("experts.down_proj"):
+            for number, one in enumerate(weight):
+                found[name.replace("down_proj", f"{number}.down_proj.weight")] = one.clone()
+        else:
+            found[name] = weight
+    return found
 
 
 def write(folder: Path, kind: Kind, weights: dict[str, Tensor], shards: int = 1) -> Path:

@@ -294,7 +294,12 @@ def test_a_name_that_can_be_no_hub_id() -> None:
             "model_type 'llama' with auto_map=.*not a plain",
         ),
         ("sdar", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling of type 'yarn'"),
-        ("sdar", {"model_type": "sdar_moe"}, "model_type 'sdar_moe' is not known"),
+        ("rnd1", {"decoder_sparse_step": 2}, "decoder_sparse_step=2 is not supported, only 1"),
+        ("rnd1", {"mlp_only_layers": [0]}, "mlp_only_layers=\\[0\\]"),
+        ("rnd1", {"norm_topk_prob": ...}, "no 'norm_topk_prob' in it"),
+        ("sdar_moe", {"block_size": 3}, "model_type 'sdar_moe' with block_size=3"),
+        ("sdar_moe", {"model_type": "llada2_moe_veomni"}, "model_type 'llada2_moe_veomni' is not known"),
+        ("llada", {"d_model": ..., "hidden_size": 48, "num_experts": 64}, "no 'd_model' in it"),
         ("sdar", {"model_type": "wedlm"}, "model_type 'wedlm' is not known"),
         ("sdar", {"model_type": "diffusion_gemma"}, "model_type 'diffusion_gemma' is not known"),
         ("sdar", {"model_type": "nemotron_labs_diffusion"}, "model_type 'nemotron_labs_diffusion' is not known"),
@@ -310,7 +315,7 @@ def test_a_name_that_can_be_no_hub_id() -> None:
 def test_variants_that_would_compute_something_else_are_refused(
     kind: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    kinds = small_checkpoints.KINDS | small_checkpoints.CAUSAL_KINDS
+    kinds = small_checkpoints.KINDS | small_checkpoints.CAUSAL_KINDS | small_checkpoints.MOE_KINDS
     small_checkpoints.write(tmp_path, kinds[kind], {})
     read_config(tmp_path)
     edit_config(tmp_path, **change)
