@@ -40,7 +40,12 @@ def require(key: str, value: Any, choices: Sequence[Any]) -> None:
     if value not in choices:
         gone = instead(key, value)
         more = f"; this choice is gone: {gone}" if gone else ""
-        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(str, choices))}{more}")
+        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(written, choices))}{more}")
+
+
+def written(choice: Any) -> str:
+    """A choice as one writes it on the command line."""
+    return "null" if choice is None else str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
 def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> None:

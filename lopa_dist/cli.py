@@ -107,8 +107,9 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     """Tell what came out; returns tokens per forward, for sweepers that optimise."""
     accuracy = f"accuracy {report['accuracy']:.1%}, " if "accuracy" in report else ""
     errors = f", {report['errors']} with errors (see results.jsonl)" if report["errors"] else ""
+    unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     log.info(
-        "%d requests%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, accuracy, report["tpf"],
+        "%d requests%s%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy, report["tpf"],
         report["tokens_per_s"]["job"], folder / "report.html",
     )  # fmt: skip
     if not report["requests"]:

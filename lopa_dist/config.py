@@ -123,8 +123,11 @@ class TaskConfig:
     fewshot_as_multiturn: bool = option(
         True, "in a chat, every example is a turn of its own; false: all are in the user's one"
     )
-    allow_code_execution: bool | None = option(
-        None, "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate"
+    allow_code_execution: bool | str | None = option(
+        None,
+        "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate; unconfined: "
+        "run it without a sandbox, with limits alone",
+        (True, False, "unconfined", None),
     )
     code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")
     split: str = option("held_out", "arithmetic, lists: which problems", ("held_out", "train"))
@@ -181,7 +184,11 @@ class ParallelConfig:
         ("auto", "solo", "gloo", "nccl", "mpi"),
     )
     timeout_s: float = option(60.0, "seconds that a collective may take before a rank counts as lost")
-    threads: int = option(0, "CPU threads of a rank; 0: the machine's cores, shared out among its ranks")
+    threads: int = option(
+        0,
+        "CPU threads of a rank; 0: the machine's cores, shared out among its ranks, or fewer by OMP_NUM_THREADS or "
+        "torch.set_num_threads",
+    )
 
     def __post_init__(self) -> None:
         check_choices("parallel", self)
@@ -284,7 +291,10 @@ def composed(overrides: list[str]) -> Config:
 
 def quoted(text: str) -> str:
     """A text as a value that Hydra reads back as it is: in quotes, unless it is a plain word."""
-    return text if re.fullmatch(r"[\w./:@%+~-]+", text) else f"'{text}'"
+    if re.fullmatch(r"[\w./:@%+~-]+", text):
+        return text
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # backslashes count before a quote only
+    return f"'{escaped}'"
 
 
 def plain(error: OmegaConfBaseException) -> str:
@@ -314,7 +324,10 @@ def composition(error: HydraException) -> str:
 def typed(key: str, value: Any) -> str:
     """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
     text = quoted(str(value))
-    return f"{key}={text}" if text == str(value) else f'"{key}={text}"'
+    if text == str(value):
+        return f"{key}={text}"
+    for_shell = re.sub(r'([\\"$`])', r"\\\1", f"{key}={text}")
+    return f'"{for_shell}"'
 
 
 def check_keys(overrides: list[str]) -> None:

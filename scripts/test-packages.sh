@@ -4,6 +4,7 @@ set -u
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || exit 0
 packages=""
 command -v slurmctld >/dev/null 2>&1 || packages="slurmctld slurmd slurm-client procps"
+command -v bwrap >/dev/null 2>&1 || packages="$packages bubblewrap"
 command -v ip >/dev/null 2>&1 || packages="$packages iproute2"
 [ -z "$packages" ] && exit 0
 echo "installing $packages"

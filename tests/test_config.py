@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, check_keys, leaves
+from lopa_dist.config import Config, TaskConfig, check_keys, leaves, quoted
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.resolve import resolve_decode
@@ -432,10 +434,20 @@ def test_a_sweep_that_slurm_refuses_is_one_message(monkeypatch: pytest.MonkeyPat
         cli.main()
 
 
-@pytest.mark.parametrize("value", ["a/b.jsonl", "a b(1).jsonl", "x=1,y=2/c", "multirun/decode.branches=1,seed=2"])
+@pytest.mark.parametrize(
+    "value",
+    ["a/b.jsonl", "a b(1).jsonl", "x=1,y=2/c", "multirun/decode.branches=1,seed=2", "o'brien/a", "a\\", "a\\'b c", "'"],
+)
 def test_settings_are_shown_as_one_can_type_them(value: str) -> None:
     [typed] = shlex.split(cli.typed("hydra.run.dir", value))
     assert OverridesParser.create().parse_override(typed).value() == value
+
+
+@given(st.text("ab'\\ \"=,()", min_size=1, max_size=8))
+def test_any_text_is_quoted_for_hydra_and_for_a_shell(text: str) -> None:
+    [typed] = shlex.split(cli.typed("model.path", text))
+    assert OverridesParser.create().parse_override(typed).value() == text
+    assert OverridesParser.create().parse_override(f"k={quoted(text)}").value() == text
 
 
 def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Writing the embedded model as a Dream checkpoint: its two configurations, model.safetensors, tokenizer files."""
+"""Writing the embedded models as checkpoints: their two configurations, model.safetensors, tokenizer files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.models.config import ModelConfig
 
+ARCHITECTURES = {"Dream": "DreamModel", "lopa_causal": "Qwen2ForCausalLM"}
+"""By family, what implementations of its layout call it: a causal model is a Qwen2 that can draft with masks, too."""
 
-def dream_config(config: ModelConfig) -> dict[str, object]:
-    """The `config.json` that any Dream implementation reads."""
+
+def config_json(config: ModelConfig) -> dict[str, object]:
+    """The `config.json`; a Dream one can be read by any implementation of Dream."""
     return {
-        "model_type": "Dream",
-        "architectures": ["DreamModel"],
+        "model_type": config.family,
+        "architectures": [ARCHITECTURES[config.family]],
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.layers,
@@ -52,7 +55,7 @@ def generation_config(config: ModelConfig) -> dict[str, object]:
 def save(folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerFast) -> None:
     """Write the checkpoint folder; weights are rounded to bf16 once."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("config", dream_config(config)), ("generation_config", generation_config(config))):
+    for name, content in (("config", config_json(config)), ("generation_config", generation_config(config))):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     kept = {name: w for name, w in weights.items() if not (config.tied and name == "lm_head.weight")}
     rounded = {name: w.detach().to(torch.bfloat16).contiguous() for name, w in kept.items()}

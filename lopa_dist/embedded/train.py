@@ -1,8 +1,8 @@
 """Train an embedded model: ``python -m lopa_dist.embedded.train [train.data=lists train.minutes=60 ...]``.
 
-Masked diffusion from scratch in D2F's style (see `noise`): Muon on the matrices, AdamW on the rest, the learning rate
-held and then decayed to zero, which does the work of averaging weights. Resumable: run it again with the same
-`train.folder`.
+Masked diffusion from scratch in D2F's style (see `noise`), or strictly causal diffusion (`train.objective=causal`, see
+`causal`): Muon on the matrices, AdamW on the rest, the learning rate held and then decayed to zero, which does the work
+of averaging weights. Resumable: run it again with the same `train.folder`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from rich.progress import Progress, TextColumn
 from torch import Tensor
 
 from lopa_dist.checks import require
-from lopa_dist.embedded import checkpoint, noise, tokenizer
+from lopa_dist.embedded import causal, checkpoint, noise, own_answers, tokenizer
+from lopa_dist.embedded.attention import dense
 from lopa_dist.embedded.list_examples import ListExamples
+from lopa_dist.embedded.own_answers import OwnAnswers
 from lopa_dist.embedded.start import prepare_to_copy
 from lopa_dist.kernels.rope import rope_table
 from lopa_dist.models.config import ModelConfig
@@ -53,6 +55,7 @@ class TrainConfig:
     """The recipe. Progress, and so the schedule, is the larger share used up of `steps` and `minutes`."""
 
     data: str = "word_problems"  # or lists
+    objective: str = "masked"  # or causal: next tokens, and drafts from masks
     copying: bool = False  # begin with weights from which copying is found soon (`start`)
     folder: str = "outputs/embedded"
     steps: int = 20_000
@@ -79,10 +82,10 @@ class App:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
-def model_config(shape: Shape, words: Any) -> ModelConfig:
-    """The Dream-family configuration of a shape with this tokenizer; the vocabulary is rounded up to 16."""
+def model_config(shape: Shape, words: Any, family: str = "Dream") -> ModelConfig:
+    """The configuration of a shape with this tokenizer; the vocabulary is rounded up to 16."""
     return ModelConfig(
-        family="Dream",
+        family=family,
         vocab_size=-(-len(words) // 16) * 16,
         hidden_size=shape.hidden_size,
         layers=shape.layers,
@@ -103,42 +106,34 @@ def model_config(shape: Shape, words: Any) -> ModelConfig:
 
 
 class Loss(torch.nn.Module):
-    """Weighted cross-entropy of the shifted predictions, and the sums that accuracy is made of."""
+    """Weighted cross-entropy of the shifted predictions, and how many of the counted ones are right."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Tables [L, 1, D], the others [B, L]; gives (loss, right [B, L-1]: is the argmax the target at 1..L-1).
+        self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor, numbers: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tables [L, 1, D], the others a `TrainingBatch` [B, L]; gives (loss, right, counted).
 
         The tables are arguments because compiled code would compute them anew for every head of every layer, which
         took a third of a step on a CPU.
         """
         rows, length = tokens.shape
-        config = self.model.config
-        group = config.heads // config.kv_heads
         hidden_keys = torch.arange(length, device=tokens.device, dtype=torch.int32) >= hi[..., None].int()
-        bias = hidden_keys.float().mul(-1e9)[:, None, None]  # [B, 1, 1, L, L]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # written out: so short, compiled products are several times faster than the fused backward on a CPU
-            q = q.view(rows, length, config.kv_heads, group, -1).permute(0, 2, 3, 1, 4)
-            k, v = (x.view(rows, length, config.kv_heads, -1).transpose(1, 2) for x in (k, v))
-            scores = (q.flatten(2, 3) * config.head_dim**-0.5) @ k.transpose(2, 3)
-            share = (scores.view(rows, config.kv_heads, group, length, length) + bias).softmax(-1).to(v.dtype)
-            mixed = (share.flatten(2, 3) @ v).view(rows, config.kv_heads, group, length, -1)
-            return mixed.permute(0, 3, 1, 2, 4).reshape(rows * length, config.heads, -1)
-
+        attend = dense(self.model.config, hidden_keys)
         rope = cos.repeat(rows, 1, 1), sin.repeat(rows, 1, 1)
         hidden = self.model.rotated(tokens.reshape(-1), rope, attend).view(rows, length, -1)[:, :-1]
         logits = F.linear(hidden, self.model.head_weight).float()
         losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
         weight = weights[:, 1:]
         loss = (losses.view_as(weight) * weight).sum() / weight.sum()
-        return loss, logits.argmax(-1) == targets[:, 1:]
+        right = (logits.argmax(-1) == targets[:, 1:]) & numbers[:, 1:]
+        return loss, right.sum(), numbers[:, 1:].sum()
+
+
+Batch = noise.TrainingBatch | causal.CausalBatch
 
 
 def tokenizer_of(config: TrainConfig) -> Any:
@@ -153,6 +148,11 @@ def source_of(config: TrainConfig, words: Any, split: Split, seed: int) -> noise
     return noise.Examples(words, split, seed, config.drills if split == "train" else (0.0, 0.0))
 
 
+def lengths_of(config: TrainConfig, source: noise.Source) -> tuple[int, ...]:
+    """The static lengths of the sequences in a batch."""
+    return source.lengths if config.objective == "masked" else causal.LENGTHS
+
+
 class Batches:
     """Batches made by a background thread, one ahead of the training step."""
 
@@ -160,20 +160,27 @@ class Batches:
         self.source, self.config, self.ids = source, config, ids
         self.rng = np.random.default_rng(seed)
         self.progress = 0.0  # of the training, as the source takes it
-        self.pools: dict[int, list[noise.TrainingExample]] = {length: [] for length in source.lengths}
-        self.queue: queue.Queue[noise.TrainingBatch] = queue.Queue(3)
+        self.lengths = lengths_of(config, source)
+        self.pools: dict[int, list[noise.TrainingExample]] = {length: [] for length in self.lengths}
+        self.queue: queue.Queue[Batch] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()
 
-    def make(self) -> noise.TrainingBatch:
+    def make(self) -> Batch:
         """Collect examples until one of the static lengths has a full batch."""
         while True:
             example = self.source.draw(self.progress)
-            length = next(n for n in self.source.lengths if len(example.tokens) <= n)
+            rows = len(example.tokens)
+            if self.config.objective == "causal":
+                rows = causal.rows_of(example, self.ids.pad_id)
+            length = next(n for n in self.lengths if rows <= n)
             pool = self.pools[length]
             pool.append(example)
             if len(pool) == self.config.tokens // length:
                 self.pools[length] = []
                 source, ids = self.source, self.ids
+                if self.config.objective == "causal":
+                    draft = causal.DRAFTS[self.progress >= own_answers.FROM]
+                    return causal.causal_batch(pool, length, ids.mask_id, ids.pad_id, source.period, self.rng, draft)
                 return noise.masked_batch(
                     pool, length, ids.mask_id, ids.pad_id, source.period, self.rng, source.right, source.near
                 )
@@ -206,8 +213,11 @@ def train(config: TrainConfig) -> Path:
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
     require("train.data", config.data, ("word_problems", "lists"))
+    require("train.objective", config.objective, ("masked", "causal"))
+    if config.objective == "causal" and config.data != "word_problems":
+        raise ValueError(f"train.objective=causal does not go with train.data={config.data}: use word_problems")
     words = tokenizer_of(config)
-    ids = model_config(config.shape, words)
+    ids = model_config(config.shape, words, "lopa_causal" if config.objective == "causal" else "Dream")
     model = Transformer(ids).to(device)
     for name, p in model.named_parameters():
         if p.ndim == 2:
@@ -228,13 +238,19 @@ def train(config: TrainConfig) -> Path:
         if log_file.exists():  # steps behind the saved state are run again
             kept = [line for line in log_file.read_text().splitlines() if json.loads(line)["step"] <= step]
             log_file.write_text("".join(line + "\n" for line in kept))
-    held_out_loss = Loss(model)  # never compiled: it runs seldom
+    objective = Loss if config.objective == "masked" else causal.CausalLoss
+    held_out_loss = objective(model)  # never compiled: it runs seldom
     loss_of: Any = torch.compile(held_out_loss, dynamic=False) if config.compile else held_out_loss
     tables = {
         n: rope_table(torch.arange(n, device=device), ids.head_dim, ids.rope_theta, torch.float32)
-        for n in source_of(config, words, "train", 0).lengths
+        for n in lengths_of(config, source_of(config, words, "train", 0))
     }
-    batches = Batches(source_of(config, words, "train", config.seed + step), config, ids, config.seed + step)
+    source = source_of(config, words, "train", config.seed + step)
+    own = None
+    if config.objective == "causal":
+        assert isinstance(source, noise.Examples)
+        own = OwnAnswers(source, model, config.seed + step)
+    batches = Batches(own or source, config, ids, config.seed + step)
     held_out = Batches(source_of(config, words, "held_out", 1), config, ids, 1)
     held_out.progress = 1.0
     began = time.monotonic() - used
@@ -249,14 +265,13 @@ def train(config: TrainConfig) -> Path:
         with whole(state_file) as file:
             torch.save(state, file)
 
-    def run(batch: noise.TrainingBatch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
-        arrays = (batch.inputs, batch.targets, batch.weights, batch.hi)
+    def run(batch: Batch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
+        arrays = (getattr(batch, field.name) for field in fields(batch))
         tensors = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss, right = loss_of(*tensors, *tables[batch.inputs.shape[1]])
-        return loss, right, torch.from_numpy(batch.numbers[:, 1:]).to(device)
+            return loss_of(*tensors, *tables[batch.inputs.shape[1]])
 
-    tokens, mean_loss, interval = 0, 0.0, time.monotonic()
+    tokens, mean_loss, right_own, interval = 0, 0.0, 0.0, time.monotonic()
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[status]}"))
     with Progress(*columns) as display, log_file.open("a") as log:
         bar = display.add_task("training", total=1.0, status="")
@@ -269,6 +284,8 @@ def train(config: TrainConfig) -> Path:
             steppers[0].param_groups[0]["lr"] = config.muon_lr * factor
             steppers[1].param_groups[0]["lr"] = config.adam_lr * factor
             batches.progress = progress
+            if own and progress >= own_answers.FROM and step % own_answers.EVERY == 0:
+                right_own = own.write(own_answers.COUNT)
             batch = batches.queue.get()
             loss, _, _ = run(batch, loss_of)
             loss.backward()
@@ -282,13 +299,14 @@ def train(config: TrainConfig) -> Path:
             if step % config.report_every == 0:
                 with torch.no_grad():
                     seen = [run(held_out.queue.get(), held_out_loss) for _ in range(2)]
-                right = sum(int((r & n).sum()) for _, r, n in seen) / max(1, sum(int(n.sum()) for *_, n in seen))
+                right = sum(int(r) for _, r, _ in seen) / max(1, sum(int(n) for *_, n in seen))
                 entry = {
                     "step": step,
                     "progress": round(progress, 4),
                     "loss": round(mean_loss / config.report_every, 4),
                     "held_out_loss": round(sum(float(x) for x, *_ in seen) / len(seen), 4),
                     "held_out_numbers": round(right, 4),
+                    **({"own_right": round(right_own, 4)} if own else {}),
                     "tokens_per_s": round(tokens / (time.monotonic() - interval)),
                     "seconds": round(time.monotonic() - began, 1),
                 }

@@ -46,7 +46,8 @@ class ChunkedPrefill:
         count = int(batch.rows[0])
         try:
             self.runner.forward(self.runner.prepare(batch, np.array([slot])))
-            self.pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
+            if batch.place is None:
+                self.pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
         except Exception as error:
             self.error = self.error or error
         entry.computed += count
@@ -58,7 +59,7 @@ class ChunkedPrefill:
 
         Positions in it are counted from the prompt's first token.
         """
-        size, first = self.rules.config.block_size, entry.computed
+        size, first, causal = self.rules.unit, entry.computed, self.rules.config.causal
         tokens = entry.prefix[first : first + (self.rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
         rows = np.arange(count)
@@ -70,13 +71,15 @@ class ChunkedPrefill:
         prefill = Prefill(
             sequence=start, first=start + first, behind=one + first,
             num_prefixes=1, waiting=one > 0, prefix_row=start - 1, suffix_row=start - 1,
-            hidden_to_keep=(one - 1, start + entry.hidden_slot) if last else None,
+            hidden_to_keep=(one - 1, start + entry.hidden_slot) if last and not causal else None,
         )  # fmt: skip
         nothing = torch.zeros(0, dtype=torch.long, device=device)
         return ForwardBatch(
-            sequence=start, branch=start - 1, start=start, rows=one, shared=start + first, first=prefill.first,
-            lo=0 * rows, hi=np.minimum((rows // size + 1) * size, count), tail=None, begin=start, stop=start,
+            sequence=start, branch=start - 1, start=start, rows=one, shared=start + first + count * causal,
+            first=prefill.first, lo=0 * rows, hi=0 * rows if causal else np.minimum((rows // size + 1) * size, count),
+            tail=None, begin=start, stop=start,
             prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
             head_rows=nothing, head_slots=nothing, head_sequence=none, head_keys=None, local_branches=1, columns=0,
             where=nothing, width=size, stale=None, drafts=None,
+            seen=first + rows + 1 if causal else None, place=first + rows if causal else None,
         )  # fmt: skip

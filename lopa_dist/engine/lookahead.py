@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import deque
+from statistics import median
 
 import numpy as np
 
@@ -18,8 +20,9 @@ from lopa_dist.ragged import Ints
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
 DECAY = 0.998  # what a count of drafts is worth a step later
-TIME_DECAY = 0.9  # what a measured time is worth beside the next one of as many rows
-EXPLORE = 32  # every so many steps another choice is tried, so that what is not chosen is known, too
+REMEMBERED = 9  # steps of a size, of whose times the median counts
+EXPLORE = 64  # one in so many steps makes another choice, so that what is not chosen is known, too
+FIRST = ((2, 1), (2, 1), (0, 1))  # choices that a job begins with: cheap ones, of two sizes
 HOPE = 0.8  # probability that a draft is accepted, before any was
 Choice = tuple[int, int]
 """Masks of a group, and groups."""
@@ -28,13 +31,13 @@ Choice = tuple[int, int]
 class Acceptance:
     """How often drafts were accepted by their depth in the chain, the older ones counting less."""
 
-    def __init__(self) -> None:
-        self.tried = np.full(MOST_DRAFTS, 1.0)
-        self.accepted = np.full(MOST_DRAFTS, HOPE)
+    def __init__(self, deepest: int = MOST_DRAFTS) -> None:
+        self.tried = np.full(deepest, 1.0)
+        self.accepted = np.full(deepest, HOPE)
 
     def count(self, drafts: Ints, accepted: Ints) -> None:
         """Count a step: `drafts` ``[S]`` of each sequence, and how many of them were `accepted`."""
-        depth = np.arange(MOST_DRAFTS)
+        depth = np.arange(len(self.tried))
         self.tried = DECAY * self.tried + ((depth < drafts[:, None]) & (depth <= accepted[:, None])).sum(0)
         self.accepted = DECAY * self.accepted + (depth < accepted[:, None]).sum(0)
 
@@ -45,34 +48,38 @@ class Acceptance:
 
 
 class StepTimes:
-    """How long a step takes by its rows: running means of measured ones, and straight lines between them."""
+    """How long a step takes by its rows: medians of those measured last, and straight lines between them."""
 
     def __init__(self) -> None:
-        self.seconds: dict[int, tuple[float, float]] = {}  # by size class: rows and seconds, both means
+        self.last: dict[int, deque[tuple[int, float]]] = {}  # by size class: rows and seconds
+        self.points: list[tuple[float, float]] = []  # rows and seconds of each class, the fewest rows first
+        self.line = 0.0, 0.0  # seconds of a step without rows, and of a row, as all points together say
 
     def measured(self, rows: int, seconds: float) -> None:
         """Add a step."""
         size = int(4 * np.log2(max(rows, 1)))  # a class has up to a fifth more rows than the one before
-        old_rows, old_seconds = self.seconds.get(size, (float(rows), seconds))
-        seconds = min(seconds, 3 * old_seconds)  # one slow step is the machine's, not the rows'
-        self.seconds[size] = (
-            TIME_DECAY * old_rows + (1 - TIME_DECAY) * rows,
-            TIME_DECAY * old_seconds + (1 - TIME_DECAY) * seconds,
-        )
+        self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
+        self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
+        if len(self.points) > 1:
+            x, y = np.array(self.points).T
+            slope = max(float(np.polyfit(x, y, 1, w=1 / y)[0]), 0.0)
+            self.line = max(float((y - slope * x).mean()), 0.0), slope
 
     def of(self, rows: float) -> float:
-        """Return the expected seconds of a step; beyond what was measured, as long a row as the nearest one."""
-        points = sorted(self.seconds.values())
-        if not points:
+        """Return the expected seconds of a step.
+
+        Beyond what was measured it follows the line, but no row takes longer there than the nearest one measured, and
+        more rows take no less time than fewer.
+        """
+        if not self.points:
             return 1.0
-        at = bisect_left(points, (rows, 0.0))
-        if at == 0:
-            return points[0][1]
-        low_rows, low_seconds = points[at - 1]
-        if at == len(points):
-            return low_seconds * rows / low_rows
-        high_rows, high_seconds = points[at]
-        return low_seconds + (high_seconds - low_seconds) * (rows - low_rows) / (high_rows - low_rows)
+        at = bisect_left(self.points, (rows, 0.0))
+        if 0 < at < len(self.points):
+            (low_rows, low), (high_rows, high) = self.points[at - 1 : at + 1]
+            return low + (high - low) * (rows - low_rows) / (high_rows - low_rows)
+        near_rows, near = self.points[min(at, len(self.points) - 1)]
+        bounds = sorted((near, near * rows / near_rows))
+        return min(max(self.line[0] + self.line[1] * rows, bounds[0]), bounds[1])
 
 
 class LookaheadPolicy:
@@ -87,9 +94,9 @@ class LookaheadPolicy:
     """
 
     def __init__(self, config: DecodeConfig) -> None:
-        self.auto = config.drafts == "auto"
-        self.choice: Choice = (8, 1) if self.auto else (config.max_chain, config.groups)
-        self.acceptance, self.times = Acceptance(), StepTimes()
+        self.causal, self.auto = config.causal, config.drafts == "auto"
+        self.choice: Choice = FIRST[0] if self.auto else (config.max_chain * config.causal, config.groups)
+        self.acceptance, self.times = Acceptance(config.max_chain), StepTimes()
         self.steps = 0
         self.began: float | None = None  # when the last step began, of which the time counts
         self.rows = 0  # of that step
@@ -118,7 +125,9 @@ class LookaheadPolicy:
     def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
         """Count what became of a step's drafts, and make the next step by `choice`, which all ranks follow."""
         self.choice = choice
-        drafted = before.drafts > 0
+        if not self.causal:
+            return
+        drafted = (before.drafts > 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
         if drafted.any():
             self.acceptance.count(before.drafts[drafted], after.accepted[drafted])
 
@@ -127,6 +136,8 @@ class LookaheadPolicy:
         if not self.auto:
             return self.choice
         self.steps += 1
+        if self.steps < len(FIRST):
+            return FIRST[self.steps]
         sequences = int((host.branches > 0).sum())
         ranked = sorted(self.choices(), key=lambda choice: -self.tokens_a_second(choice, sequences))
         return ranked[1 + self.steps // EXPLORE % 3] if self.steps % EXPLORE == 0 else ranked[0]

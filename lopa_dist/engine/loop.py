@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from lopa_dist.decode import (
@@ -24,6 +25,7 @@ from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
+from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.memory import Plan, kv_budget, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
@@ -81,6 +83,7 @@ class Engine:
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # of which something is left to do
+        self.lookahead = LookaheadPolicy(config)
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
         self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun
@@ -133,7 +136,7 @@ class Engine:
         state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
         chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
-        parts = state, room.pool, room.runner, scheduler, chunks, self.sampling, self.statistics
+        parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts)
         self.statistics.start()
         return self.batch
@@ -198,10 +201,8 @@ class Engine:
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
         """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
         self.statistics.lap("commit")
-        batch = self.batch
-        assert batch is not None
-        batch.lookahead.stepped(step.before, step.after, self.lockstep.choice)
-        self.ended = EndedStep(step.before, step.after, rows, finished, dict(self.statistics.seconds))
+        self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
+        self.ended = EndedStep(step.before, step.after, rows, step.works, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -223,7 +224,9 @@ class Engine:
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
         if rows.causal is not None:  # every branch rank runs all of them
-            window_rows = rows.rows[rows.branch >= 0] * self.comm.size
+            of_window = rows.branch >= 0
+            window_rows = np.bincount(rows.sequence[of_window], rows.rows[of_window], len(running)).astype(int)
+            window_rows *= self.comm.size
         else:
             window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(before, after, int(window_rows.sum()), int(filled.sum()), step.seconds)
+        self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)

@@ -29,8 +29,8 @@ class PrefixRules:
         """Return how many first tokens of a prompt have K/V that other requests may use.
 
         What depends on nothing behind it may serve all prompts that begin alike: whole prompts that never see their
-        answer, and whole blocks of prompts that are block-causal. Where the rest is longer than a chunk, all of it
-        is shared, because only what is shared is computed in chunks.
+        answer, whole blocks of block-causal prompts, and any beginning of causal ones. Where the rest is longer than a
+        chunk, all of it is shared, because only what is shared is computed in chunks.
 
         Args:
             tokens: of the prompt.
@@ -42,22 +42,26 @@ class PrefixRules:
         prompt = tokens - known_tokens(config, tokens)
         if not cuts_prefix(config, self.prefix_cache):
             prefix = 0
-        prefix -= prefix % config.block_size
+        prefix -= prefix % self.unit
         if 0 < prefix < prompt and (self.chunk is None or prompt - prefix <= self.chunk):
             return prefix
         return prompt if prefill_apart(config) else 0
+
+    @property
+    def unit(self) -> int:
+        """How many tokens see one another: a block's, or one alone in causal models. Prompts are cut between units."""
+        return 1 if self.config.causal else self.config.block_size
 
     @cached_property
     def chunk(self) -> int | None:
         """How many tokens of a shared prefix are computed in a forward at most; None: all of them, however many.
 
-        Whole blocks, of prompts that are block-causal: what a forward computes then depends on nothing behind it.
+        Only of prompts that are causal, by blocks or by tokens: what a forward computes then depends on nothing behind
+        it.
         """
-        causal = self.config.keeps_kv and self.config.prompt_attention == "blocks"
-        if self.prefill_chunk is None or not causal or self.prefix_cache == "none":
+        if self.prefill_chunk is None or not cuts_prefix(self.config, self.prefix_cache):
             return None
-        size = self.config.block_size
-        return max(size, self.prefill_chunk - self.prefill_chunk % size)
+        return max(self.unit, self.prefill_chunk - self.prefill_chunk % self.unit)
 
     def chunks(self, tokens: int) -> int:
         """Return in how many chunks a shared prefix of so many tokens is computed; 0: at once, in its prompt's step."""
@@ -76,4 +80,4 @@ class PrefixRules:
 
 def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
     """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`: it sees nothing behind that."""
-    return prefix_cache == "exact" and config.keeps_kv and config.prompt_attention == "blocks"
+    return prefix_cache == "exact" and config.keeps_kv and config.prompt_attention in ("blocks", "causal")

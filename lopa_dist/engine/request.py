@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
 
 
@@ -32,8 +33,17 @@ class Generation:
     seconds: float
     first_step_seconds: float
     filled: int  # all tokens in the appended blocks, filler included: what the reference counts
-    drafts: int = 0  # that its forwards verified (verify=agreement)
-    accepted: int = 0  # of those
+    work: Work = field(default_factory=Work)
+
+    @property
+    def drafts(self) -> int:
+        """Drafts that its forwards verified (verify=agreement)."""
+        return sum(drafts * count for drafts, count in self.work.proposed.items())
+
+    @property
+    def accepted(self) -> int:
+        """Of these, the drafts that were accepted."""
+        return sum(drafts * count for drafts, count in self.work.accepted.items())
 
 
 def request_key(seed: int, custom_id: str) -> int:

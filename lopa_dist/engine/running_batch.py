@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -20,6 +20,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 
@@ -36,8 +37,7 @@ class Admission:
     began: float  # when it was admitted
     chunks: int  # forwards before its first step, counted also where another request computes them
     first_step: float = 0.0  # seconds until its first step was over
-    drafts: int = 0  # that its forwards verified
-    accepted: int = 0  # of those
+    work: Work = field(default_factory=Work)  # of its forwards, as far as they have been counted
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Step:
     after: HostState  # what the host knows of them after it; until then the same as `before`
     lookahead: Lookahead  # of a causal model
     proposal: Choice  # of this rank, for the next step's
+    works: list[Work | None]  # of these slots' requests
     error: Exception | None = None  # that a chunk of a prompt ended in before it
 
 
@@ -61,6 +62,7 @@ class EndedStep:
     before: HostState
     after: HostState
     rows: ForwardBatch
+    works: list[Work | None]
     finished: list[Generation]
     seconds: dict[str, float]  # of all phases until its end
 
@@ -71,6 +73,7 @@ class RunningBatch:
     Args:
         requests: all of them.
         next_requests: hands out positions in `requests`.
+        lookahead: how far causal models look ahead.
         state, pool, runner, scheduler, chunks: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
         statistics: records phases' times and of prompts.
@@ -85,6 +88,7 @@ class RunningBatch:
         runner: Runner,
         scheduler: Scheduler,
         chunks: ChunkedPrefill,
+        lookahead: LookaheadPolicy,
         sampling: Sampling,
         statistics: Statistics,
     ) -> None:
@@ -95,7 +99,7 @@ class RunningBatch:
             statistics,
         )
         self.state, self.pool, self.runner, self.scheduler, self.chunks = state, pool, runner, scheduler, chunks
-        self.lookahead = LookaheadPolicy(state.config)
+        self.lookahead = lookahead
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
         self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
@@ -129,8 +133,10 @@ class RunningBatch:
         before = self.host if slots is None else self.host.take(slots)
         state = self.state if slots is None else self.state.take(slots)
         ahead, proposal = self.lookahead.begin(before), self.lookahead.propose(before)
-        prefixes, error = self.shared_prefixes(slots, before), self.chunks.error
-        return Step(slots, state, before, prefixes, before, ahead, proposal, error)
+        running = {slot: admission.work for slot, admission in self.running.items()}
+        works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
+        prefixes, error = self.shared_prefixes(slots, before, works), self.chunks.error
+        return Step(slots, state, before, prefixes, before, ahead, proposal, works, error)
 
     def compute_chunk(self) -> list[int]:
         """Compute a chunk of a long prompt, or more where nobody could run before; returns the slots that still wait.
@@ -153,18 +159,12 @@ class RunningBatch:
             self.state.put(step.slots, step.state)
         self.host, copied = self.state.to_host_with(extra)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
-        self.count_drafts(step)
         self.statistics.lap("host", waited=True)
         return copied
 
-    def count_drafts(self, step: Step) -> None:
-        """Add what became of a step's drafts to their requests."""
-        for at in np.flatnonzero(step.before.drafts):
-            admission = self.running[int(at if step.slots is None else step.slots[at])]
-            admission.drafts += int(step.before.drafts[at])
-            admission.accepted += int(step.after.accepted[at])
-
-    def shared_prefixes(self, slots: Ints | None, host: HostState) -> SharedPrefixes | None:
+    def shared_prefixes(
+        self, slots: Ints | None, host: HostState, works: Sequence[Work | None]
+    ) -> SharedPrefixes | None:
         """Return what the prompts that a step prefills share; None where it prefills none."""
         prefill = (host.committed < 0) & (host.branches > 0)
         if not prefill.any():
@@ -173,8 +173,15 @@ class RunningBatch:
         prefixes = self.pool.shared_prefixes(slots, prefill)
         computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, list(self.chunks.computed))
         self.chunks.computed.difference_update(slots[prefill].tolist())
-        self.statistics.prompt_tokens += int((host.prompt + host.known)[prefill].sum())
-        self.statistics.prompt_reused += int(prefixes.length[prefill & ~computed].sum())
+        reused = np.where(computed, 0, prefixes.length)
+        for at in np.flatnonzero(
+            prefill & (host.step == 0)
+        ).tolist():  # without a cache, every step computes the prompts anew
+            own = works[at]
+            assert own is not None
+            for work in (self.statistics, own):
+                work.prompt_tokens += int((host.prompt + host.known)[at])
+                work.prompt_reused += int(reused[at])
         return prefixes
 
     def collect(self) -> list[Generation]:
@@ -208,8 +215,7 @@ class RunningBatch:
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
             filled=sum(t != vocabulary.mask_id for t in tokens),
-            drafts=admission.drafts,
-            accepted=admission.accepted,
+            work=admission.work,
         )
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from lopa_dist.decode import HostState
+from lopa_dist.engine.work import Work
+from lopa_dist.ragged import Ints
 
 PHASES = ("forward", "all_gather", "decode", "commit", "host")
-COUNTS = ("steps", "forwards", "tokens_filled", "records", "rows", "prompt_tokens", "prompt_reused")
-COUNTERS = ("wins", "proposed", "accepted")
+COUNTS = ("steps", "forwards", "tokens_filled", "records")
 
 
 class Mark(Protocol):
@@ -30,8 +30,8 @@ def device_mark(device: torch.device) -> Mark:
     return event
 
 
-class Statistics:
-    """Seconds per phase, branch wins, and a bounded history of steps.
+class Statistics(Work):
+    """The work of all requests together, seconds per phase, and a bounded history of steps.
 
     With a `mark`, phases are timed on the device. The host's clock would show how long it takes to queue a phase, and
     the device's work would count for whichever phase happens to wait for it.
@@ -40,6 +40,7 @@ class Statistics:
     HISTORY = 2000  # entries kept; when full, neighbours are merged
 
     def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
+        super().__init__()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.seconds_counted = dict(self.seconds)  # of these, until the end of the last step that was counted
         self.steps = 0
@@ -47,12 +48,6 @@ class Statistics:
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
         self.records = 0  # predictions x branches of all ranks, summed over steps: what the all-gathers carried
-        self.rows = 0  # computed for windows, those of branches and drafts included, on all branch ranks together
-        self.proposed: Counter[int] = Counter()  # sequence forwards with so many drafts (verify=agreement)
-        self.accepted: Counter[int] = Counter()  # sequence forwards in which so many drafts were accepted
-        self.prompt_tokens = 0  # of all requests
-        self.prompt_reused = 0  # of those, whose K/V another request had computed
-        self.wins: Counter[int] = Counter()  # by branch, of forwards that had a choice
         self.filled: list[tuple[int, int, int]] = []  # (steps, sequence forwards, tokens filled)
         self._stride = 1
         self._pending = [0, 0, 0]
@@ -88,26 +83,46 @@ class Statistics:
             self._begin = end
         self._begin, self._laps = self._mark(), []
 
-    def step(self, before: HostState, after: HostState, rows: int, filled: int, seconds: dict[str, float]) -> None:
-        """Count one step.
+    def step(
+        self,
+        before: HostState,
+        after: HostState,
+        rows: Ints,
+        works: Sequence[Work | None],
+        filled: int,
+        seconds: dict[str, float],
+    ) -> None:
+        """Count one step, also for the requests that took part in it.
 
         Args:
             before, after: what the host knew before it and after it.
-            rows: computed for windows.
+            rows: ``[S]`` computed for windows.
+            works: ``[S]`` of the sequences' requests; None for those that had nothing to do.
             filled: tokens, of all sequences.
             seconds: as `self.seconds` was when the step ended.
         """
         self.seconds_counted = seconds
-        branches, winner = before.branches, after.winner
-        running = int((branches > 0).sum())
-        self.rows += rows
-        drafted = before.drafts > 0
-        self.proposed.update(before.drafts[drafted].tolist())
-        self.accepted.update(after.accepted[drafted].tolist())
+        running = 0
+        found = zip(
+            works,
+            rows.tolist(),
+            *(x.tolist() for x in (before.branches, after.winner, before.drafts, after.accepted)),
+            strict=True,
+        )
+        for own, computed, branches, winner, drafts, accepted in found:
+            if not branches or own is None:
+                continue
+            running += 1
+            for work in (self, own):
+                work.rows += computed
+                if drafts:
+                    work.proposed[drafts] += 1
+                    work.accepted[accepted] += 1
+                if branches > 1:
+                    work.wins[winner] += 1
         self.steps += 1
         self.forwards += running
         self.tokens_filled += filled
-        self.wins.update(winner[branches > 1].tolist())
         for i, amount in enumerate((1, running, filled)):
             self._pending[i] += amount
         if self._pending[0] == self._stride:
@@ -120,32 +135,16 @@ class Statistics:
 
     def totals(self) -> dict[str, Any]:
         """The sums, JSON-able, for another process to `absorb`."""
-        return {name: getattr(self, name) for name in ("seconds", *COUNTERS, *COUNTS)}
+        return {"work": super().totals(), **{name: getattr(self, name) for name in ("seconds", *COUNTS)}}
 
     def absorb(self, totals: dict[str, Any]) -> None:
         """Add another replica's sums."""
         for phase in PHASES:
             self.seconds[phase] += totals["seconds"][phase]
             self.seconds_counted[phase] += totals["seconds"][phase]
-        for name in COUNTERS:
-            getattr(self, name).update({int(value): count for value, count in totals[name].items()})
+        self.add(totals["work"])
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + totals[name])
-
-    def acceptance(self) -> list[float]:
-        """Return, for each depth, how many of the drafts that were proposed there were accepted, as a share.
-
-        A draft counts as accepted with all drafts before it. Empty where nothing was drafted.
-        """
-        deepest = max(self.proposed, default=0)
-        reached = [sum(count for drafts, count in self.proposed.items() if drafts >= d) for d in range(1, deepest + 1)]
-        passed = [sum(count for drafts, count in self.accepted.items() if drafts >= d) for d in range(1, deepest + 1)]
-        return [a / b for a, b in zip(passed, reached, strict=True)]
-
-    def accepted_per_forward(self) -> float:
-        """Return the mean number of drafts accepted in a sequence forward that had any; 0 where none had."""
-        forwards = sum(self.accepted.values())
-        return sum(drafts * count for drafts, count in self.accepted.items()) / forwards if forwards else 0.0
 
     def milliseconds(self) -> dict[str, float]:
         """Mean milliseconds of a step by phase, and in total."""

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.encodable import json_line
 from lopa_dist.tasks.task import Item
 from lopa_dist.whole import whole
 
@@ -44,7 +45,7 @@ def line_of(item: Item) -> Line:
 def write_lines(folder: Path, lines: Iterable[Line]) -> None:
     """Keep them in a share's run folder."""
     with whole(folder / LINES) as partial, partial.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines)
+        file.writelines(json_line(asdict(line)) for line in lines)
 
 
 def read_lines(folder: Path) -> Iterator[Line]:
@@ -74,7 +75,7 @@ def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model:
         pairs = zip(lines(), map(json.loads, file), strict=True)
         for _, group in groupby(pairs, lambda pair: pair[0].number):
             of, results = zip(*group, strict=True)
-            out.write(json.dumps(response(of[0], results, model, created), ensure_ascii=False) + "\n")
+            out.write(json_line(response(of[0], results, model, created)))
 
 
 def response(line: Line, results: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:

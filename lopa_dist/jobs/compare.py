@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lopa_dist.encodable import encodable
 from lopa_dist.jobs.page import Point, Scatter, front, write_page
 from lopa_dist.jobs.report import accuracy_interval, read_report, table
 from lopa_dist.jobs.run_page import asked_again, command, write_run_page
@@ -104,7 +105,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
 
         count = len(speeds)
         text += f"\n![pareto]({draw(folder / 'pareto.png', paint, (4.8 * count, 4.4), panels=count)})\n"
-    (folder / "comparison.md").write_text(text)
+    (folder / "comparison.md").write_text(encodable(text), encoding="utf-8")
     if len(named) > 1:
         page = write_comparison_page(folder, title, named, head[start:], [row[start:] for row in brief])
     else:

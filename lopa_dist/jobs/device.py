@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import torch
 
@@ -22,14 +23,37 @@ def choose_device(config: Config, world: World) -> torch.device:
         device = torch.device(name if ":" in name else f"cuda:{own}")
         torch.cuda.set_device(device)
         return device
-    torch.set_num_threads(threads(config, world))
+    torch.set_num_threads(threads(config, world)[0])
     return torch.device(name)
 
 
-def threads(config: Config, world: World) -> int:
-    """How many this rank may keep busy: what the user says, or its share of the cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return config.parallel.threads or max(1, cores // world.local_size)
+def threads(config: Config, world: World) -> tuple[int, str]:
+    """How many threads this rank computes with on a CPU, and what decides that.
+
+    What the user says, or else the least of what torch has in this process (by `OMP_NUM_THREADS` or
+    `torch.set_num_threads`, for example) and of this rank's share of the cores: both may be meant to leave room for
+    others.
+    """
+    if config.parallel.threads:
+        return config.parallel.threads, "parallel.threads"
+    number, why = cores(world)
+    if torch.get_num_threads() < number:
+        given = (
+            "OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "torch.set_num_threads, or torch's own choice"
+        )
+        return torch.get_num_threads(), given
+    return number, why
+
+
+def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """The share of this rank in the cores that its process may run on, and what decides that."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, found // world.local_size)
+    why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {found} cores"
+    asked = environment.get("SLURM_CPUS_PER_TASK", "")  # Slurm need not bind tasks to their cores
+    if asked.isdigit() and 0 < int(asked) < share:
+        return int(asked), "Slurm's --cpus-per-task"
+    return share, why
 
 
 def choose_dtype(options: ModelOptions, device: torch.device) -> str:

@@ -17,7 +17,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from lopa_dist.checks import UserError
+from lopa_dist.checks import UserError, written
 from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, with_own_model
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.jobs.device import choose_device
@@ -65,7 +65,7 @@ def allowed(entry: Field[Any], section: Any) -> str:
     choices = documented_field(entry, section).metadata.get("choices")
     if choices:
         more = ("auto",) if section is DecodeOptions and entry.name in AUTO_CHOICES else ()
-        return ", ".join([*more, *choices])
+        return ", ".join([*more, *map(written, choices)])
     kinds = [kind.strip() for kind in str(entry.type).split("|")]
     words = [KINDS[kind] for kind in kinds if kind in KINDS]
     if "str" in kinds:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lopa_dist.encodable import encodable
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.journal import request_id
@@ -33,8 +34,7 @@ class HashedItems:
 
     def __iter__(self) -> Iterator[Item]:
         for item in self.items:
-            hashed = (item.custom_id, item.prompt, item.messages, item.error)
-            self.sum.update(repr(hashed).encode("utf-8", "surrogatepass"))
+            self.sum.update(repr(item).encode("utf-8", "surrogatepass"))  # all of it: also what it is judged by
             yield item
 
     def digest(self) -> str:
@@ -49,6 +49,9 @@ class JobInput:
         encoder: turns items into requests.
         items: all of them. They are kept without their texts, which the requests hold as tokens.
         named: whether the journal's names of all requests are kept; rank 0 reads the journal.
+
+    Raises:
+        ValueError: two requests are the same, name included: their results could not be told apart.
     """
 
     def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
@@ -68,6 +71,8 @@ class JobInput:
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
                     self.ids.append(id_of(item, request))
+        if (again := self.ids.repeated()) is not None:
+            raise ValueError(f"{self.items[again].custom_id}: two requests of this task have this name; make it unique")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -107,7 +112,7 @@ class JobInput:
         found = hashlib.sha256(settings.encode())
         for index in range(len(self)):
             name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
-            found.update(f"\n{name}".encode())
+            found.update(encodable(f"\n{name}").encode())
         return found.hexdigest()[:24]
 
 

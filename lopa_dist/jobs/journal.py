@@ -22,13 +22,16 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
+from lopa_dist.engine.work import Work
 from lopa_dist.jobs.batch_output import LINES, NAME
 from lopa_dist.jobs.packed import Columns, RequestIds
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
 RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", NAME, LINES)
+ANEW = "give job.resume=new to start over (what there is is set aside)"
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -81,7 +84,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "settings.json"
         if file.exists():
-            changes = difference(json.loads(file.read_text()), settings)
+            changes = difference(read(file), settings)
             if changes:
                 raise ValueError(
                     f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
@@ -95,9 +98,11 @@ class Journal:
     def first_start(self) -> Start:
         """How the first attempt was started."""
         try:
-            return Start(**json.loads((self.folder / "start.json").read_text()))
+            return Start(**read(self.folder / "start.json"))
         except FileNotFoundError:
             return Start()
+        except TypeError as error:
+            raise ValueError(f"{self.folder / 'start.json'}: damaged ({error}); {ANEW}") from error
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""
@@ -124,10 +129,13 @@ class Journal:
                         yield entry, location
 
     def done(self, ids: RequestIds) -> bytearray:
-        """1 for each request whose id has an entry, 0 for the others (and for rejected ones)."""
+        """1 for each request whose id has an entry, 0 for the others (and for rejected ones).
+
+        An answer that could not be judged is not done: another attempt may be able to.
+        """
         done = np.zeros(len(ids), np.uint8)
         for found in self.found(ids):
-            done[[index for index, _, _ in found if index >= 0]] = 1
+            done[[index for index, entry, _ in found if index >= 0 and "unjudged" not in entry]] = 1
         return bytearray(done.tobytes())
 
     def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
@@ -153,7 +161,7 @@ class Writer:
     def write(self, *entries: dict[str, Any]) -> None:
         """Append entries and make sure that they are on disk: once for all, for a sync takes milliseconds."""
         with named(Path(self.file.name)):
-            self.file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+            self.file.writelines(map(json_line, entries))
             self.file.flush()
             os.fsync(self.file.fileno())
 
@@ -167,7 +175,9 @@ class Merged:
     """What the journal's entries come to."""
 
     figures: Columns  # of the finished requests, in input order
+    work: Work  # of these requests together
     failed: int  # requests that ended with an error, of which there are no figures
+    unjudged: int  # requests whose answers could not be judged
     replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
 
 
@@ -190,14 +200,18 @@ def merge(
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
-    replicas = []
+    replicas, unjudged = [], set[int]()
     for found in journal.found(ids):
         for index, entry, where in found:
             if "statistics" in entry:
                 replicas.append(entry | {"attempt": attempt_of(where.part)})
-            if index >= 0 and not length[index]:  # the first counts
+            # the first counts, and one with a verdict more than one without
+            if index >= 0 and (not length[index] or (index in unjudged and "unjudged" not in entry)):
+                unjudged.discard(index)
+                if "unjudged" in entry:
+                    unjudged.add(index)
                 part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures, failed = Columns(), 0
+    figures, work, failed = Columns(), Work(), 0
     with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         sources = [files.enter_context(part.open("rb")) for part in parts]
         for index in range(len(ids)):
@@ -210,16 +224,28 @@ def merge(
                     failed += 1
                     continue
                 attempt = attempt_of(parts[part_of[index]])
+                work.add(entry.get("work", {}))  # there is none in a journal of an older version
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None:
                 write_line(out, numbers[index], rejected(index))
-    return Merged(figures, failed, replicas)
+    return Merged(figures, work, failed, len(unjudged), replicas)
 
 
 def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
     """Write one line of `results.jsonl`, with its place in the input behind its name."""
     numbered = {"custom_id": None, "index": None} | line | {"index": number}
-    out.write(json.dumps(numbered, ensure_ascii=False) + "\n")
+    out.write(json_line(numbered))
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A JSON file of the journal; a ValueError where it is damaged."""
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
+    return found
 
 
 def attempt_of(part: Path) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from threading import Event
 
 from lopa_dist.engine.request import Generation
-from lopa_dist.tasks.task import Item, Score, SlowTask, Task
+from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, Score, SlowTask, Task
+
+PAUSES_S = (0.5, 5.0)  # before judging is tried again
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,18 @@ class Answer:
     at: float
 
 
-Verdict = tuple[Answer, Score | None]
+@dataclass(frozen=True)
+class Verdict:
+    """What judging an answer came to.
+
+    Attributes:
+        score: null where there are no right answers, or judging failed.
+        failure: why there is none, where judging failed every time: no word about the answer.
+    """
+
+    answer: Answer
+    score: Score | None
+    failure: str = ""
 
 
 class Judges(contextlib.AbstractContextManager["Judges"]):
@@ -30,40 +44,66 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
 
     However many answers wait: a text is small beside what made it. Everything is called from one thread, so verdicts
     are collected there; what is not judged when the context ends is given up.
+
+    Where judging fails (no process for a program, no memory, a fault of the task) it is tried again, in threads after
+    `PAUSES_S`, for what fails for a moment would count for good.
     """
 
     def __init__(self, task: Task, at_once: int) -> None:
         self.task = task
         self.slow = task if isinstance(task, SlowTask) else None
+        self.ending = Event()
         self.pool = ThreadPoolExecutor(at_once, "judge")  # starts no thread before it has work
-        self.open: dict[Future[Score | None], Answer] = {}  # without a verdict, or with one not collected yet
-        self.finished: SimpleQueue[Future[Score | None]] = SimpleQueue()
+        self.open: dict[Future[Verdict], Answer] = {}  # without a verdict, or with one not collected yet
+        self.finished: SimpleQueue[Future[Verdict]] = SimpleQueue()
 
     def __exit__(self, *_: object) -> None:
+        self.ending.set()
         if self.slow:
             self.slow.cancel()
         self.pool.shutdown(cancel_futures=True)
 
     def submit(self, answer: Answer) -> None:
         """Judge this, now or later; there is no verdict on what ended with an error."""
-        future: Future[Score | None]
-        failed = answer.generation.finish_reason == "error"
-        if self.slow and not failed:
-            future = self.pool.submit(self.slow.score, answer.item, answer.text)
+        future: Future[Verdict]
+        if self.slow and answer.generation.finish_reason != "error":
+            future = self.pool.submit(self.judged, answer, PAUSES_S)
         else:
             future = Future()
-            future.set_result(None if failed else self.task.score(answer.item, answer.text))
+            future.set_result(self.judged(answer, ()))
         self.open[future] = answer
         future.add_done_callback(self.finished.put)
+
+    def judged(self, answer: Answer, pauses_s: Sequence[float]) -> Verdict:
+        """Judge this, again after each pause if that fails.
+
+        Raises:
+            Cancelled: there is to be no verdict.
+            CannotJudge: nor on any other answer.
+        """
+        if answer.generation.finish_reason == "error":
+            return Verdict(answer, None)
+        failure = ""
+        for pause_s in (0.0, *pauses_s):
+            if self.ending.wait(pause_s):
+                raise Cancelled
+            try:
+                return Verdict(answer, self.task.score(answer.item, answer.text))
+            except (Cancelled, CannotJudge):
+                raise
+            except Exception as error:  # a task's libraries raise whatever they like
+                failure = f"{type(error).__name__}: {error}"[:500]
+        return Verdict(answer, None, failure)
 
     def verdicts(self, wait_s: float = 0.0) -> Iterator[Verdict]:
         """What has been judged since the last call; if nothing has, what is within `wait_s`.
 
         Raises:
-            Exception: whatever judging one of the answers raised.
+            CannotJudge: the task can judge no answer.
         """
         with contextlib.suppress(Empty):
             future = self.finished.get(timeout=wait_s)
             while True:
-                yield self.open.pop(future), future.result()
+                del self.open[future]
+                yield future.result()
                 future = self.finished.get_nowait()

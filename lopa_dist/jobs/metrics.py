@@ -14,6 +14,7 @@ from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.engine.work import Work
 from lopa_dist.jobs.packed import Columns
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Score
@@ -45,6 +46,8 @@ def build_report(
     config: Config,
     figures: Columns,
     errors: int,
+    unjudged: int,
+    work: Work,
     statistics: Statistics,
     traffic: Mapping[str, int],
     group: Group,
@@ -52,6 +55,9 @@ def build_report(
     wall_s: float,
 ) -> dict[str, Any]:
     """Return `report.json`.
+
+    What is counted is of all attempts: of each finished request, the forwards of the attempt that finished it. What is
+    timed, and the steps, are of the last attempt (`statistics`, `traffic`, `wall_s`), but for `decode_s`.
 
     `completion_tokens` end at the first EOS; a forward is every pass of a sequence through the model, prefill
     included; `rows` are those computed for windows, with the rows of branches and drafts; time runs from admission to
@@ -63,8 +69,8 @@ def build_report(
     correct = figures.given("correct")
     rules = sorted(name.removeprefix(ALSO) for name in figures.columns if name.startswith(ALSO))
     rates = tokens / np.maximum(seconds, 1e-9)
-    wins = [statistics.wins.get(j, 0) for j in range(config.decode.max_branches)]
-    accepted, acceptance = statistics.accepted_per_forward(), statistics.acceptance()  # a forward; by depth, in shares
+    wins = [work.wins.get(j, 0) for j in range(config.decode.max_branches)]
+    accepted, acceptance = work.accepted_per_forward(), work.acceptance()  # a forward; by depth, in shares
     drafts = {"m": config.decode.drafts, "accepted_per_forward": accepted, "acceptance": acceptance}
     steps, world = max(1, statistics.steps), group.world
     own = {"python": platform.python_version(), "lopa_dist": __version__}
@@ -72,10 +78,11 @@ def build_report(
         "schema": 1,
         "requests": len(figures) + errors,
         "errors": errors,
-        **({"accuracy": float(np.mean(correct))} if len(correct) else {}),
+        **({"unjudged": unjudged} if unjudged else {}),
+        **({"accuracy": float(np.mean(correct)), "judged": len(correct)} if len(correct) else {}),
         **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
         "completion_tokens": int(tokens.sum()),
-        "prompt_tokens": {"total": statistics.prompt_tokens, "reused": statistics.prompt_reused},
+        "prompt_tokens": {"total": work.prompt_tokens, "reused": work.prompt_reused},
         "forwards": int(forwards.sum()),
         "tpf": ratio(tokens.sum(), forwards.sum()),
         "tokens_per_s": {
@@ -92,9 +99,9 @@ def build_report(
             "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
         "branch": {"k": config.decode.branches, "wins": wins},
-        **({"drafts": drafts} if statistics.proposed else {}),
-        "rows": statistics.rows,
-        "rows_per_token": ratio(statistics.rows, tokens.sum()),
+        **({"drafts": drafts} if work.proposed else {}),
+        "rows": work.rows,
+        "rows_per_token": ratio(work.rows, tokens.sum()),
         "step_ms": statistics.milliseconds(),
         "steps": statistics.steps,
         "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},

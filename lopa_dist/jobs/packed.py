@@ -41,6 +41,12 @@ class RequestIds:
         order = np.argsort(ids, kind="stable")
         return ids[order], order
 
+    def repeated(self) -> int | None:
+        """The index of an id that an earlier one equals; null where they are all different."""
+        ids, order = self.order
+        again = np.flatnonzero((ids[1:] == ids[:-1]) & (ids[1:] != b""))
+        return int(order[again[0] + 1]) if len(again) else None
+
     def find(self, names: Sequence[str]) -> Ints:
         """The indices of some ids; -1 for those that are not there."""
         if not len(self) or not names:

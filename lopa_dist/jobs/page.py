@@ -17,6 +17,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from numpy.typing import ArrayLike
 
+from lopa_dist.encodable import encodable
 from lopa_dist.whole import named
 
 TEMPLATES = Environment(
@@ -32,7 +33,7 @@ def write_page(file: Path, template: str, **data: Any) -> Path:
     """Fill in a template of the folder `pages`; returns the file."""
     text = TEMPLATES.get_template(template).render(data)
     with named(file):
-        file.write_text(text, encoding="utf-8", errors="replace")  # no encoding has half of a surrogate pair
+        file.write_text(encodable(text), encoding="utf-8")
     return file
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopa_dist.engine.statistics import PHASES, Statistics
+from lopa_dist.engine.work import Work
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -38,15 +39,23 @@ def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (
     return path.name
 
 
-def run_plots(folder: Path, seconds: NDArray[np.float64], statistics: Statistics, k: int) -> list[str]:
-    """The run's plots; names of the files, fewer where there is nothing to show."""
+def run_plots(folder: Path, seconds: NDArray[np.float64], work: Work, statistics: Statistics, k: int) -> list[str]:
+    """The run's plots; names of the files, fewer where there is nothing to show.
+
+    Args:
+        folder: where they go.
+        seconds: of all requests.
+        work: of all requests.
+        statistics: of the last attempt.
+        k: lookahead branches.
+    """
     names = []
     if statistics.filled:
         names.append(draw(folder / "tokens_per_forward.png", lambda a: tokens_per_forward(a, statistics)))
-    if statistics.proposed:
-        names.append(draw(folder / "acceptance.png", lambda a: acceptance(a, statistics)))
-    if statistics.wins:
-        names.append(draw(folder / "branch_wins.png", lambda a: branch_wins(a, statistics, k)))
+    if work.proposed:
+        names.append(draw(folder / "acceptance.png", lambda a: acceptance(a, work)))
+    if work.wins:
+        names.append(draw(folder / "branch_wins.png", lambda a: branch_wins(a, work, k)))
     if len(seconds):
         names.append(draw(folder / "latency.png", lambda a: latency(a, seconds)))
         names.append(draw(folder / "step_time.png", lambda a: step_time(a, statistics)))
@@ -65,18 +74,18 @@ def tokens_per_forward(axes: Any, statistics: Statistics) -> None:
     axes.legend(frameon=False)
 
 
-def acceptance(axes: Any, statistics: Statistics) -> None:
+def acceptance(axes: Any, work: Work) -> None:
     """How many of the drafts were accepted, by their depth in the chain."""
-    shares = statistics.acceptance()
+    shares = work.acceptance()
     axes.bar(range(1, len(shares) + 1), [100 * share for share in shares], color=ACCENT)
-    title = f"Accepted drafts: {statistics.accepted_per_forward():.2f} a forward"
+    title = f"Accepted drafts: {work.accepted_per_forward():.2f} a forward"
     axes.set(title=title, xlabel="depth in the chain of drafts", ylabel="% accepted with all before", ylim=(0, 100))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def branch_wins(axes: Any, statistics: Statistics, k: int) -> None:
+def branch_wins(axes: Any, work: Work, k: int) -> None:
     """How often each branch was chosen."""
-    counts = np.array([statistics.wins.get(j, 0) for j in range(k + 1)], float)
+    counts = np.array([work.wins.get(j, 0) for j in range(k + 1)], float)
     names = ["anchor", *(str(j) for j in range(1, k + 1))]
     axes.bar(names, 100 * counts / max(1.0, counts.sum()), color=[PALE, *[ACCENT] * k])
     axes.set(title="Which branch won", xlabel="branch", ylabel="% of forwards with a choice")

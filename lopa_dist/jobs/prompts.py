@@ -9,10 +9,10 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
+from lopa_dist.encodable import encodable
 from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.kernels.sampling import Sampling
@@ -84,6 +84,13 @@ class Encoder:
         """The text that the model is to go on from."""
         if item.error:
             return Rejection(index, item.error)
+        text = self.rendered(index, item)
+        if isinstance(text, str) and encodable(text) != text:
+            return rejected(index, item, "the prompt has half of a surrogate pair, which is no character; remove it")
+        return text
+
+    def rendered(self, index: int, item: Item) -> str | Rejection:
+        """The text, as the template writes it."""
         if not self.is_chat(item):
             return item.prompt or ""
         if not self.tokenizer.chat_template:
@@ -92,7 +99,7 @@ class Encoder:
         messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except (TemplateError, ValueError, TypeError) as error:
+        except Exception as error:  # a template is a program, and messages may hold anything
             return rejected(index, item, f"the chat template refused these messages: {error}")
         return str(text) + item.answer_prefix
 
@@ -103,7 +110,7 @@ class Encoder:
         elif item.messages and len(item.messages) > 1:
             try:
                 before = str(self.tokenizer.apply_chat_template(item.messages[:-1], tokenize=False))
-            except (TemplateError, ValueError, TypeError):  # not every template takes a system prompt alone
+            except Exception:  # not every template takes a system prompt alone
                 return 0
             end = common_prefix(before, text)
         else:

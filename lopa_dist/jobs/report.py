@@ -9,10 +9,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lopa_dist import __version__
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.whole import whole
+
+UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
+
+UNJUDGED = "{} answers, because judging failed: no part of the accuracy; the same command tries again"
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
@@ -27,18 +32,31 @@ def read_report(file: Path) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"{file} is not whole ({error}); start its job again, which makes it anew") from error
+    if not isinstance(report, dict):
+        raise ValueError(f"{file} is no report of a job; start its job again, which makes it anew")
     return report
 
 
 def settings(report: dict[str, Any]) -> Config:
-    """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one."""
-    return Config(
-        model=ModelOptions(**report["model"]),
-        task=TaskConfig(**report["task"]),
-        decode=DecodeConfig(**known(DecodeConfig, report["decode"])),
-        engine=EngineConfig(**known(EngineConfig, report["engine"])),
-        seed=report["seed"],
-    )
+    """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one.
+
+    Raises:
+        ValueError: this version does not know some of its settings, or wants others.
+    """
+    try:
+        return Config(
+            model=ModelOptions(**report["model"]),
+            task=TaskConfig(**report["task"]),
+            decode=DecodeConfig(**known(DecodeConfig, report["decode"])),
+            engine=EngineConfig(**known(EngineConfig, report["engine"])),
+            seed=report["seed"],
+        )
+    except (TypeError, KeyError) as error:
+        made = report.get("versions", {}).get("lopa_dist", "another version")
+        raise ValueError(
+            f"its settings are not those of lopa_dist {__version__} ({error}): it was made with lopa_dist {made}; take "
+            "that one, or run it again"
+        ) from error
 
 
 def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -48,9 +66,13 @@ def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures in words; that of merged shards has fewer."""
-    speed, seconds = report["tokens_per_s"], f"{report['wall_s']:.1f} s, of which decoding {report['decode_s']:.1f} s"
+    speed, wall, decoding = report["tokens_per_s"], f"{report['wall_s']:.1f} s", f"{report['decode_s']:.1f} s"
+    seconds = f"{wall}, of which decoding {decoding}"
+    if (attempts := report.get("attempts", 1)) > 1:
+        seconds = f"{wall} in the last of {attempts} attempts; decoding took {decoding} in all of them"
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
+        *([("not judged", UNJUDGED.format(report["unjudged"]))] if report.get("unjudged") else []),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
         ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
     ]
@@ -71,9 +93,14 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("wall time", seconds)]
 
 
+def judged(report: dict[str, Any]) -> int:
+    """Answers that the accuracy is of; reports of older versions do not say."""
+    return int(report.get("judged", report["requests"] - report["errors"]))
+
+
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
     """The 95 % confidence interval of the accuracy: Wilson's, which also holds for few answers that are all right."""
-    z, share, count = 1.96, report["accuracy"], max(1, report["requests"] - report["errors"])
+    z, share, count = 1.96, report["accuracy"], max(1, judged(report))
     middle = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 1 + z**2 / count
@@ -90,7 +117,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
     knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
     where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
-    attempts = f"Attempts: {report['attempts']}. Branch wins, prompt tokens, times and bytes are those of the last one."
+    attempts = f"Attempts: {report['attempts']}. Times of steps, bytes and the wall time are those of the last one."
     drafts = report.get("drafts")
     shares = drafts["acceptance"] if drafts else []
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
@@ -100,6 +127,7 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
         *([drafts_sentence(drafts), table(depths, [[f"{share:.0%}" for share in shares]])] if drafts else []),
         *([attempts] if report["attempts"] > 1 else []),
+        *([UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []),
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
         "Bytes that all ranks together give to collectives per step: "

@@ -50,7 +50,8 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
             f"decode.window_attention={values['window_attention']}: the model is causal; leave it at auto, and "
             "decode.prompt_attention and decode.cache, too, as decode=verified does"
         )
-    return DecodeConfig(**{key: getattr(pattern, key) if v == "auto" else v for key, v in values.items()})
+    followed = {key for key, value in values.items() if value == "auto"} - {"drafts"}  # that is chosen in every step
+    return DecodeConfig(**values | {key: getattr(pattern, key) for key in followed})
 
 
 def by_device(config: Config, device: torch.device) -> Found:

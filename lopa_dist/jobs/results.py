@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -31,6 +33,11 @@ def finished_text(
         return generation, whole
     text = whole[: min(ends)]
     count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_of(n)))
+    # a part of a character is as long as the character, but another one
+    while not text_of(count).startswith(text) and count < len(generation.tokens):
+        count += 1
+    while count and text_of(count - 1).startswith(text):
+        count -= 1
     return replace(generation, tokens=generation.tokens[:count], finish_reason="stop"), text
 
 
@@ -60,6 +67,7 @@ def generation_line(
     return line
 
 
+AGAIN = "start its job again with this run folder, which writes the file anew"
 NOT_NUMBERS = (
     "the model's predictions are not numbers; fp16 overflows in many models: use model.dtype=bf16 or fp32, or shorten "
     "or leave out this prompt"
@@ -74,3 +82,20 @@ def error_line(item: Item, message: str) -> dict[str, Any]:
         "finish_reason": "error",
         "error": message,
     }
+
+
+def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a `results.jsonl`, as they are and read.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        for number, text in enumerate(lines, 1):
+            try:
+                line = json.loads(text)
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number}: damaged ({error}); {AGAIN}") from error
+            if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
+                raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
+            yield text, line

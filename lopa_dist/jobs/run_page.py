@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -16,6 +15,7 @@ from lopa_dist.jobs.explain import settings_of, shown
 from lopa_dist.jobs.packed import Columns
 from lopa_dist.jobs.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.report import accuracy_interval, drafts_sentence, figures, settings
+from lopa_dist.jobs.results import result_lines
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
@@ -41,7 +41,10 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         report: its `report.json`.
         questions: by custom_id, those of the first requests.
     """
-    rows = list(setting_rows(report))
+    try:
+        rows = list(setting_rows(report))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'report.json'}: {error}") from error
     return write_page(
         folder / NAME,
         "run.html",
@@ -91,7 +94,8 @@ def short(text: str) -> str:
 def headline(report: dict[str, Any]) -> str:
     """What ran and what came out, in words."""
     failed = f" ({report['errors']} with errors)" if report["errors"] else ""
-    words = f"{report['requests']} requests{failed}, {way(report)}: "
+    unjudged = f", of which {report['unjudged']} could not be judged" if report.get("unjudged") else ""
+    words = f"{report['requests']} requests{failed}{unjudged}, {way(report)}: "
     if "accuracy" in report:
         low, high = accuracy_interval(report)
         words += f"{report['accuracy']:.1%} of the answers are right (95 % confidence: {low:.1%} to {high:.1%}), at "
@@ -99,6 +103,8 @@ def headline(report: dict[str, Any]) -> str:
     if report.get("rows_per_token"):
         words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
     words += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
+    if report.get("attempts", 1) > 1:
+        words += f" in the last of {report['attempts']} attempts"
     world = report.get("world")
     if world:
         ranks = f"on {world['size']} ranks, started by {world['launcher']}"
@@ -161,8 +167,7 @@ def results(folder: Path) -> Iterator[dict[str, Any]]:
     """The lines of `results.jsonl`; none where the report alone was kept."""
     file = folder / "results.jsonl"
     if file.exists():
-        with file.open(encoding="utf-8") as lines:
-            yield from map(json.loads, lines)
+        yield from (line for _, line in result_lines(file))
 
 
 def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:
@@ -182,7 +187,7 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
         details.append(f"read as {line['extracted']}")
     if "usage" in line:
         details.append(f"{line['usage']['completion_tokens']} tokens in {line['usage']['forwards']} forwards")
-    details += filter(None, [line.get("reason")])
+    details += filter(None, [line.get("reason"), line.get("unjudged")])
     text = line["error"] if verdict == "error" else line["text"]
     return {
         "custom_id": line["custom_id"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from heapq import merge
 from itertools import chain, zip_longest
@@ -12,7 +11,8 @@ from typing import Any
 from lopa_dist.jobs.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.journal import difference
 from lopa_dist.jobs.metrics import mean, ratio
-from lopa_dist.jobs.report import read_report, write_report
+from lopa_dist.jobs.report import judged, read_report, write_report
+from lopa_dist.jobs.results import result_lines
 from lopa_dist.whole import whole
 
 
@@ -67,8 +67,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
 
 def numbered(part: Path) -> Iterator[tuple[int, str]]:
     """A shard's result lines, each with its place in the whole input."""
-    with (part / "results.jsonl").open(encoding="utf-8", newline="\n") as file:
-        yield from ((int(json.loads(line)["index"]), line) for line in file)
+    yield from ((int(line["index"]), text) for text, line in result_lines(part / "results.jsonl"))
 
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
@@ -80,21 +79,24 @@ def in_turn(shards: list[Path]) -> Iterator[Line]:
 def settings(report: dict[str, Any]) -> dict[str, Any]:
     """What shards of one job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
-    return {key: report[key] for key in ("decode", "model", "seed")} | {"task": task}
+    # at one path there may be other weights, and dtype=auto means another precision on another device
+    return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
     accuracies = {}
-    for rule in [key for key in reports[0] if key.startswith("accuracy")]:
-        judged = [(r[rule], r["requests"] - r["errors"]) for r in reports if rule in r]
-        accuracies[rule] = ratio(sum(share * count for share, count in judged), sum(count for _, count in judged))
+    for rule in sorted({key for report in reports for key in report if key.startswith("accuracy")}):
+        found = [(r[rule], judged(r)) for r in reports if rule in r]
+        accuracies[rule] = ratio(sum(share * count for share, count in found), sum(count for _, count in found))
     seconds = max(r["decode_s"] for r in reports)
     return {
         "schema": 1,
         **counts,
+        **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
         **accuracies,
+        **({"judged": sum(judged(r) for r in reports if "accuracy" in r)} if "accuracy" in accuracies else {}),
         "tpf": ratio(counts["completion_tokens"], counts["forwards"]),
         "tokens_per_s": {
             "mean": mean([r["tokens_per_s"]["mean"] for r in reports]),

@@ -6,7 +6,6 @@ costs a run nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -25,7 +24,7 @@ from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.page import write_page
 from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, settings
-from lopa_dist.jobs.results import finished_text
+from lopa_dist.jobs.results import finished_text, result_lines
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
 
@@ -116,7 +115,12 @@ def trace(folder: Path, which: str) -> Trace:
     report_file = folder / "report.json"
     if not report_file.exists():
         raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
-    config, line = settings(read_report(report_file)), result(folder, which)
+    report = read_report(report_file)
+    try:
+        config = settings(report)
+    except ValueError as error:
+        raise ValueError(f"{report_file}: {error}") from error
+    line = result(folder, which)
     if config.task.input == "-":
         raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")
     if line["finish_reason"] == "error":
@@ -150,13 +154,11 @@ def trace(folder: Path, which: str) -> Trace:
 def result(folder: Path, which: str) -> dict[str, Any]:
     """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
     by_index: dict[str, Any] | None = None
-    with (folder / "results.jsonl").open(encoding="utf-8") as lines:
-        for text in lines:
-            line: dict[str, Any] = json.loads(text)
-            if line["custom_id"] == which:
-                return line
-            if str(line["index"]) == which:
-                by_index = line
+    for _, line in result_lines(folder / "results.jsonl"):
+        if line["custom_id"] == which:
+            return line
+        if str(line["index"]) == which:
+            by_index = line
     if by_index is not None:
         return by_index
     raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index (from 0) of results.jsonl")

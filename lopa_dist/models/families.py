@@ -186,6 +186,9 @@ FAMILIES = {
         pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=HF_ONLY | {"attention_bias": False},
     ),
+    "lopa_causal": Family(  # the causal model in the package: Qwen2's layout
+        pattern="causal", shift=True, mask_token="<|mask|>", mask_id=1, qkv_bias=True,
+    ),
     # autoregressive models: what diffusion models are compared with
     "qwen2": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qkv_bias=True),
     "qwen3": Family(

@@ -35,6 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # fields of the API that are only accep
     "tool_choice": ("none", "auto"),
 }
 MOST_SAMPLES = 128
+LONGEST_SHOWN = 100  # characters of a value in a message
 
 
 class BadLine(ValueError):
@@ -158,7 +159,7 @@ def whole(request: dict[str, Any], key: str, least: int, most: int | None = None
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise BadLine(f"{key}={value!r} must be an integer {allowed}")
+        raise BadLine(f"{key}={shown(value)} must be an integer {allowed}")
     return value
 
 
@@ -167,10 +168,22 @@ def real(request: dict[str, Any], key: str, fits: Any, allowed: str) -> float | 
     value = request.get(key)
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not fits(value):
-        raise BadLine(f"{key}={value!r} must be a number {allowed}")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number) or not fits(number):
+        raise BadLine(f"{key}={shown(value)} must be a number {allowed}")
+    return number
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists of lists of lists
+        text = f"(a {type(value).__name__})"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def read_stop(value: Any) -> tuple[str, ...]:

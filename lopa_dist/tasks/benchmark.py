@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -47,7 +47,7 @@ class Benchmark(ABC):
 
     def items(self) -> Iterable[Item]:
         """Return the first `limit` items."""
-        return islice(self.all_items(), self.limit)
+        return islice(named_apart(self.all_items()), self.limit)
 
     def all_items(self) -> Iterator[Item]:
         """Yield the items of all rows."""
@@ -63,6 +63,21 @@ class Benchmark(ABC):
                 item = Item(custom_id, error=message)
             if item is not None:
                 yield item
+
+
+def named_apart(items: Iterable[Item]) -> Iterator[Item]:
+    """The items, each under a name of its own: a file may hold a problem several times, for several samples of it.
+
+    The second one called ``HumanEval/0`` becomes ``HumanEval/0#2``.
+    """
+    times: dict[str, int] = {}
+    for item in items:
+        name = item.custom_id
+        while name in times:
+            times[item.custom_id] += 1
+            name = f"{item.custom_id}#{times[item.custom_id]}"
+        times[name] = 1
+        yield item if name == item.custom_id else replace(item, custom_id=name)
 
 
 class FewshotBenchmark(Benchmark):

@@ -7,7 +7,7 @@ import math
 from threading import Event
 from typing import Any, ClassVar
 
-from lopa_dist.tasks.sandbox import Limits, confinement, run_tests
+from lopa_dist.tasks.sandbox import Limits, check, run_tests
 from lopa_dist.tasks.task import Score
 
 log = logging.getLogger("lopa_dist")
@@ -16,18 +16,22 @@ log = logging.getLogger("lopa_dist")
 class CodeTask:
     """Judges programs by running them, or leaves them unjudged; stands before `Benchmark` among the bases of a task.
 
-    `allow_code_execution` is the user's word: true runs programs, false only generates. Null is refused, so that
-    nobody finds out after hours of generation that nothing was judged.
+    `allow_code_execution` is the user's word: true runs programs in the sandbox, ``unconfined`` with limits alone, and
+    false only generates. Null is refused, so that nobody finds out after hours of generation that nothing was judged.
 
     Raises:
-        ValueError: `allow_code_execution` is null, or programs cannot be run confined here at all.
+        ValueError: `allow_code_execution` is null, or programs cannot be run here in this way.
     """
 
     name: str
     options: ClassVar[tuple[str, ...]] = ("allow_code_execution", "code_timeout_s")
 
     def __init__(
-        self, *benchmark: Any, allow_code_execution: bool | None = None, code_timeout_s: float = 10.0, **named: Any
+        self,
+        *benchmark: Any,
+        allow_code_execution: bool | str | None = None,
+        code_timeout_s: float = 10.0,
+        **named: Any,
     ) -> None:
         self.allow = allow_code_execution
         self.limits = Limits(wall_s=code_timeout_s, cpu_s=math.ceil(code_timeout_s) + 1)
@@ -37,15 +41,18 @@ class CodeTask:
                 f"task={self.name} runs programs that the model writes: task.allow_code_execution=true runs them in a "
                 "sandbox (see lopa_dist/tasks/sandbox.py for what it keeps them from), false generates without judging"
             )
-        if self.allow and (missing := confinement().missing()):
-            log.warning("the sandbox for the model's code is not tight on this machine: %s", missing)
+        self.confined = self.allow != "unconfined"
+        if self.allow:
+            check(self.confined)
+        if not self.confined:
+            log.warning("WARNING: the model's programs run unconfined: they can do whatever you can, within limits")
         super().__init__(*benchmark, **named)
 
     def run(self, solution: str, tests: str, extracted: str) -> Score | None:
         """Whether the tests pass; null where running is not allowed. Takes up to the time limit."""
         if not self.allow:
             return None
-        outcome = run_tests(solution, tests, self.limits, cancelled=self.cancelled)
+        outcome = run_tests(solution, tests, self.limits, self.confined, self.cancelled)
         return Score(outcome.passed, extracted, reason=outcome.reason)
 
     def cancel(self) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.tasks.task import DEFAULT, Item, RequestSampling, Score
+from lopa_dist.tasks.task import DEFAULT, CannotJudge, Item, RequestSampling, Score
 
 SEED = 1234  # of the choice of examples, as `lm_eval` has it
 
@@ -101,7 +101,7 @@ class HarnessTask:
         """Filter and judge a text as the harness does.
 
         Raises:
-            ValueError: the task's metric is no number for one answer, as BLEU is none.
+            CannotJudge: the task's metric is no number for one answer, as BLEU is none.
         """
         from lm_eval.api.instance import Instance
 
@@ -113,7 +113,7 @@ class HarnessTask:
             metrics = self.task.process_results(document, [instance.filtered_resps[pipeline.name]])
             for metric, value in metrics.items():
                 if not isinstance(value, (bool, int, float)):
-                    raise ValueError(
+                    raise CannotJudge(
                         f"task.harness={self.task.config.task}: {metric} is no number for one answer; only tasks whose "
                         "answers are right or wrong can be judged here"
                     )

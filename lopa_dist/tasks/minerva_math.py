@@ -9,7 +9,7 @@ from typing import Any
 
 from lopa_dist.tasks.benchmark import BadRow, Example, FewshotBenchmark, text_field
 from lopa_dist.tasks.task import Item, Score
-from lopa_dist.tasks.worker import Lost, Workers
+from lopa_dist.tasks.worker import TooLong, Workers
 
 SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
@@ -56,10 +56,14 @@ class MinervaMath(FewshotBenchmark):
         return self.asked(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
-        """Equal as mathematics; an answer that math-verify cannot cope with is wrong."""
+        """Equal as mathematics; an answer that math-verify cannot cope with, or not in time, is wrong.
+
+        Raises:
+            Lost: its process was lost, or could not be started.
+        """
         try:
             return Score(**self.workers.ask((item.reference, text)))
-        except Lost as error:
+        except TooLong as error:
             return Score(False, None, reason=f"math-verify {error}")
 
     def cancel(self) -> None:

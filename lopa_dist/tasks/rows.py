@@ -15,6 +15,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def rows(source: str, key: str = "task.input") -> Iterator[Row]:
     check(source, key)
     try:
         yield from _rows(source, key)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{key}={source}: cannot be read ({error})") from error
 
 
@@ -143,7 +144,8 @@ def parquet_rows(path: Path, source: str, key: str) -> Iterator[Row]:
 
         loaded = library.Dataset.from_parquet(str(path)) if pyarrow.parquet.read_metadata(path).num_rows else ()
     except Exception as error:  # the library's and those of what it reads with
-        raise ValueError(f"{key}={source}: cannot be read ({error.__cause__ or error})") from error
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"{key}={source}: cannot be read ({reason})") from error
     yield from objects(loaded)
 
 

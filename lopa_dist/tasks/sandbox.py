@@ -1,19 +1,17 @@
 """Runs code that a model wrote, in a child process that can do little harm.
 
-What holds for every run: an environment without the user's variables (so without keys), an empty temporary folder as
-the working directory, limits of wall time, CPU time, memory (a process), processes (together) and file size, output
-thrown away, and all processes of the run ended with it. As root, the program runs as *nobody*. Several programs may
-run at a time, each in a run of its own; as root, or without namespaces, the kernel counts their processes together.
+Confinement is bubblewrap's (`bubblewrap.py`): the program sees the system's libraries and this Python, no file of the
+user's, no process, no network and no socket of the machine. It has no capability, and some system calls are refused
+(`system_calls.py`). Ours are the limits: wall time, CPU time, memory of a process and of all together, processes,
+files. What it writes stays in memory and goes with it, and so do its processes.
 
-What depends on the machine, see `Confinement`: no network and no process left behind under any circumstances, if
-namespaces may be made (Linux with unprivileged user namespaces, or root), else no TCP, if Landlock can forbid it; no
-writing outside the temporary folder, by a mount namespace or by Landlock. What is never prevented: reading what the
-user can read (root's files too, where only root can read the interpreter), and using the CPU and the memory within
-the limits.
+Without bubblewrap a program runs only where the user asks for it (``unconfined``): it has the limits, and an
+environment without the user's variables, and can otherwise do whatever the user can. As root, the program runs as
+a user that nothing else belongs to, in both cases.
 
 A program passes only if its tests ran to their end: it is the test runner, after the last test, that says so, with a
 random token. The runner shares the interpreter with the program, as all Python benchmarks do. It survives programs
-that end the process, replace built-in functions, the check function or the `__main__` module; a program written to
+that end the process, or replace built-in functions, the check function, or what the tests import. A program written to
 search the interpreter's frames for the token, or to return objects that are equal to everything, is beyond it.
 """
 
@@ -34,14 +32,22 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from threading import Event
+from typing import BinaryIO
 
+from lopa_dist.tasks import bubblewrap
+from lopa_dist.tasks.system_calls import filter_program
 from lopa_dist.tasks.task import Cancelled
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 MOST_ANSWER = 65536  # bytes read from a run; all else is noise
-GRACE_S = 5.0  # for start-up and clearing away
+GRACE_S = 30.0  # for start-up: the child itself keeps the wall limit
 TICK_S = 0.1  # how soon a cancelled run ends
-CLEARING_S = 1.0  # for its init to clear away
+CLEARING_S = 1.0  # for its first process to clear away
+OWN_USERS = 1 << 20  # user ids among which a run's own is drawn
+
+
+class NotRun(Exception):
+    """The program was not run, which says nothing about it; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,11 @@ class Limits:
 
     wall_s: float = 10.0
     cpu_s: int = 30  # of each process
-    memory_bytes: int = 4 << 30  # address space of each process
+    memory_bytes: int = 4 << 30  # address space of each process, and resident memory of all together
     processes: int = 16  # threads included
     file_bytes: int = 16 << 20
+    disk_bytes: int = 128 << 20  # of all files in a folder: the working directory, and shared memory; where confined
+    files: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -61,95 +69,108 @@ class Outcome:
 
     passed: bool
     reason: str
-    achieved: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Confinement:
-    """What this machine lets us take away from a program."""
-
-    network: bool
-    writes: bool
-    leftovers: bool  # no process outlives the run, whatever it does
-    tcp: bool  # where the network cannot be taken away as a whole
-
-    def missing(self) -> str:
-        """In words, for the user; empty if all of it works."""
-        holes = []
-        if not self.network:
-            holes.append("it can use the network" + (", though not TCP" if self.tcp else ""))
-        if not self.writes:
-            holes.append("it can write wherever you can")
-        if not self.leftovers:
-            holes.append("a process that hides well may outlive its run")
-        return ", ".join(holes)
 
 
 @cache
-def confinement() -> Confinement:
-    """Find out, with a run of next to nothing; a ValueError where not even that runs."""
-    outcome = run_tests("import random", "", Limits())  # an import shows that the interpreter can be read
-    if not outcome.passed:
+def check(confined: bool) -> None:
+    """Find out whether programs can be run here, with a run of next to nothing.
+
+    Raises:
+        ValueError: they cannot; the message has the reason and the remedy.
+    """
+    setting = f"task.allow_code_execution={'true' if confined else 'unconfined'}"
+    other = " Or task.allow_code_execution=unconfined runs them with limits alone, able to do what you can."
+    if not sys.platform.startswith("linux"):
+        raise ValueError(f"{setting}: programs are run on Linux only; false generates without judging")
+    try:
+        outcome = run_tests("import random", "", Limits(), confined)  # an import shows that the interpreter can be read
+    except NotRun as error:
         raise ValueError(
-            f"task.allow_code_execution=true: a program cannot be run confined here ({outcome.reason}); run as an "
-            "ordinary user on Linux, with a Python that all users can read"
-        )
-    return Confinement(*(what in outcome.achieved for what in ("network", "writes", "leftovers", "tcp")))
+            f"{setting}: programs cannot be run {'confined ' if confined else ''}here: {error}. Bubblewrap (bwrap) "
+            "must be there and able to make namespaces, as root or as an ordinary user where the system allows that, "
+            f"and all users must be able to read this Python.{other if confined else ''}"
+        ) from error
+    if not outcome.passed:
+        raise ValueError(f"{setting}: Python does not work there ({outcome.reason}).{other if confined else ''}")
 
 
 def run_tests(
-    solution: str, tests: str, limits: Limits, namespaces: bool = True, cancelled: Event | None = None
+    solution: str, tests: str, limits: Limits, confined: bool = True, cancelled: Event | None = None
 ) -> Outcome:
     """Run a program, then its tests in the same module.
 
-    `namespaces=False` does without them, as on machines that forbid them.
-
     Raises:
+        NotRun: the program could not be started.
         Cancelled: `cancelled` was set before there was an outcome.
     """
     token = secrets.token_hex(16)
-    folder = tempfile.mkdtemp(prefix="lopa-run-")
-    reader, writer = os.pipe()
-    try:
-        if os.getuid() == 0:
-            os.chown(folder, 65534, 65534)
-        job = {
-            **asdict(limits), "solution": solution, "tests": tests, "token": token, "pipe": writer, "folder": folder,
-            "namespaces": namespaces,
+    with contextlib.ExitStack() as stack:
+        folder = bubblewrap.WORK
+        if not confined:
+            folder = tempfile.mkdtemp(prefix="lopa-run-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        ends = os.pipe()
+        reader, writer = stack.enter_context(os.fdopen(ends[0], "rb")), stack.enter_context(os.fdopen(ends[1], "wb"))
+        said = stack.enter_context(tempfile.TemporaryFile())  # what goes wrong before the program
+        user = own_user() if os.getuid() == 0 else None
+        if user is not None and not confined:
+            os.chown(folder, user, user)
+        job = asdict(limits) | {
+            "solution": solution, "tests": tests, "token": token, "pipe": writer.fileno(), "user": user,
+            "confined": confined,
         }  # fmt: skip
         environment = {
             "PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
         }  # fmt: skip
-        command = [sys.executable, "-I", "-B", "-c", CHILD.read_text(encoding="utf-8")]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
-            env=environment, pass_fds=[writer], start_new_session=True,
-        )  # fmt: skip
-        os.close(writer)
-        writer = -1
+        command, descriptors = [sys.executable, "-I", "-B", "-c", CHILD.read_text(encoding="utf-8")], [writer.fileno()]
+        try:
+            if confined:
+                rules = stack.enter_context(filter_file())
+                descriptors.append(rules.fileno())
+                command = [*bubblewrap.command(rules.fileno(), limits.disk_bytes), *command]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, env=environment,
+                cwd="/" if confined else folder, pass_fds=descriptors, start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise NotRun(str(error)) from error
+        writer.close()
         try:
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(json.dumps(job).encode())
-            answers = read_answers(reader, time.monotonic() + limits.wall_s + GRACE_S, cancelled)
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(job).encode() + b"\n")
+                process.stdin.flush()
+            answers = read_answers(reader.fileno(), time.monotonic() + limits.wall_s + GRACE_S, cancelled)
         finally:
-            end(process.pid, reader)
-            process.wait()
-        return judge(answers, token)
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
-        shutil.rmtree(folder, ignore_errors=True)
+            end(process, reader.fileno())
+        said.seek(0)
+        return judge(answers, token, said.read(MOST_ANSWER).decode(errors="replace"))
 
 
-def end(supervisor: int, reader: int) -> None:
-    """End the processes of a run: its init, left alone, ends those that it knows; those in the group are killed."""
+def own_user() -> int:
+    """Return a user id that nothing else has, so that no other process is in reach, and none counts for the limit."""
+    first, _, count = map(int, Path("/proc/self/uid_map").read_text().splitlines()[-1].split())
+    return first + count - 2 - secrets.randbelow(max(1, min(OWN_USERS, count // 4)))
+
+
+def filter_file() -> BinaryIO:
+    """Return the system call filter as a file that bubblewrap reads from its beginning."""
+    file = os.fdopen(os.memfd_create("seccomp"), "w+b")
+    file.write(filter_program())
+    file.seek(0)
+    return file
+
+
+def end(process: subprocess.Popen[bytes], reader: int) -> None:
+    """End the processes of a run: the first ends with its input, and the others with it; the rest is killed."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    read_answers(reader, time.monotonic() + CLEARING_S)  # the pipe is closed when all have ended
     with contextlib.suppress(ProcessLookupError):
-        os.kill(supervisor, signal.SIGKILL)
-        read_answers(reader, time.monotonic() + CLEARING_S)  # the pipe is closed when all have ended
-        os.killpg(supervisor, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def read_answers(reader: int, until: float, cancelled: Event | None = None) -> bytes:
@@ -168,19 +189,23 @@ def read_answers(reader: int, until: float, cancelled: Event | None = None) -> b
     return received
 
 
-def judge(answers: bytes, token: str) -> Outcome:
-    """Passed if a line holds the token; else the first reason given. Lines that the program forged are skipped."""
-    achieved: frozenset[str] = frozenset()
+def judge(answers: bytes, token: str, said: str = "") -> Outcome:
+    """Passed if a line holds the token; else the first reason given. Lines that the program forged are skipped.
+
+    Raises:
+        NotRun: the first line does not say that the program was begun; `said` is what there is instead.
+    """
+    first, *others = answers.split(b"\n")
+    if first != b"begun":
+        lines = [line for line in (first.decode(errors="replace"), *said.splitlines()) if line.strip()]
+        raise NotRun(lines[-1] if lines else "its process ended before it began")
     reason = ""
-    for number, line in enumerate(answers.split(b"\n")):
+    for line in others:
         try:
             answer = json.loads(line)
-            if number == 0:
-                achieved = frozenset(answer["achieved"])
-                continue
             if answer.get("token") == token:
-                return Outcome(True, "", achieved)
+                return Outcome(True, "")
             reason = reason or str(answer["reason"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-    return Outcome(False, reason or "the program's process could not be run", achieved)
+    return Outcome(False, reason or "the process ended without a verdict")

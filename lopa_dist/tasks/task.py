@@ -72,7 +72,14 @@ class Task(Protocol):
         """The items, in input order."""
 
     def score(self, item: Item, text: str) -> Score | None:
-        """Judge a text; null where the task has no right answers."""
+        """Judge a text; null where the task has no right answers.
+
+        Any exception but `CannotJudge` leaves this one text unjudged: it says nothing of the text.
+        """
+
+
+class CannotJudge(ValueError):
+    """The task can judge no answer at all, as the message says: that ends the job."""
 
 
 class Cancelled(Exception):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.embedded.checkpoint import dream_config, generation_config
+from lopa_dist.embedded.checkpoint import config_json, generation_config
 from lopa_dist.embedded.tokenizer import build
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
@@ -42,7 +42,7 @@ def test_format(name: str) -> None:
 def test_other_projects_find_what_they_ask_for(name: str) -> None:
     """Dream's own code refuses a folder without generation_config.json."""
     folder, shape = find(name), read_config(find(name))
-    for file, wanted in (("config", dream_config), ("generation_config", generation_config)):
+    for file, wanted in (("config", config_json), ("generation_config", generation_config)):
         assert json.loads((folder / f"{file}.json").read_text()) == wanted(shape)
     assert GenerationConfig.from_pretrained(folder).eos_token_id == shape.eos_ids[0]
 

@@ -9,16 +9,29 @@ from pathlib import Path
 import pytest
 import torch
 
+from lopa_dist.embedded import own_answers
 from lopa_dist.embedded.train import Shape, TrainConfig, tokenizer_of, train
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.tokenizer import load_tokenizer
 
 
-@pytest.mark.parametrize(("data", "copying"), [("word_problems", False), ("lists", False), ("lists", True)])
-def test_training_runs_and_resumes(data: str, copying: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "objective", "copying"),
+    [
+        ("word_problems", "masked", False),
+        ("word_problems", "causal", False),
+        ("lists", "masked", False),
+        ("lists", "masked", True),
+    ],
+)
+def test_training_runs_and_resumes(
+    data: str, objective: str, copying: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_answers, "EVERY", 2)
+    monkeypatch.setattr(own_answers, "COUNT", 4)
     config = TrainConfig(
-        data, copying, str(tmp_path), steps=3, tokens=256, report_every=1, device="cpu", compile=False, threads=1,
-        shape=Shape(32, 3, 2, 2, 32),
+        data, objective, copying, str(tmp_path), steps=3, tokens=256, report_every=1, device="cpu", compile=False,
+        threads=1, shape=Shape(32, 3, 2, 2, 32),
     )  # fmt: skip
     train(config)
     folder = train(replace(config, steps=5))
@@ -29,4 +42,5 @@ def test_training_runs_and_resumes(data: str, copying: bool, tmp_path: Path) -> 
     assert (report["steps"], report["config"]["data"]) == (5, data)
     model = load_model(folder, torch.float32, torch.device("cpu"))
     assert (model.config.hidden_size, model.config.layers) == (32, 3)
+    assert model.config.family == ("lopa_causal" if objective == "causal" else "Dream")
     assert load_tokenizer(folder).get_vocab() == tokenizer_of(config).get_vocab()

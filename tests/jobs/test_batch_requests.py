@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
 from typing import Any
 
 import pytest
@@ -9,10 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.config import TaskConfig
+from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.job_input import id_of
 from lopa_dist.jobs.prompts import Encoder, Rejection
-from lopa_dist.tasks.batch_line import items_of
-from lopa_dist.tasks.rows import parse
+from lopa_dist.jobs.results import error_line
+from lopa_dist.tasks.batch import Batch
+from lopa_dist.tasks.batch_line import LABELS, NEUTRAL, SAMPLING, URLS, items_of, read_sampling
+from lopa_dist.tasks.rows import parse, rows
 from lopa_dist.tasks.task import Item
 from tests.jobs.test_run import config
 from tests.tasks.test_batch import mutated_lines
@@ -40,6 +47,93 @@ def test_no_line_crashes_the_encoder(encoder: Encoder, line: bytes, extra: dict[
             assert encoded.max_new_tokens == (item.max_new_tokens or 64)
         else:
             assert encoded.message.startswith("line 1: ")
+
+
+NUMBERS = (
+    st.integers(-(10**400), 10**400) | st.floats() | st.sampled_from([10**308, 10**309, -1, 0, 1, 0.5, 2**63, 1e308])
+)
+TEXTS = st.text(st.characters(codec=None, exclude_categories=()), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+CONTENT = TEXTS | st.lists(
+    st.fixed_dictionaries({"type": st.just("text") | VALUES, "text": TEXTS | VALUES}), max_size=2
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]) | VALUES, "content": CONTENT})
+    | st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), VALUES),
+    max_size=3,
+)
+FIELDS = {
+    "custom_id": TEXTS | VALUES,
+    "prompt": TEXTS | VALUES,
+    "messages": MESSAGES | VALUES,
+    "stop": TEXTS | st.lists(TEXTS, max_size=3) | VALUES,
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "n"), VALUES),
+}
+MORE = dict.fromkeys((*NEUTRAL, *LABELS, "model", "other"), VALUES)
+REQUEST = st.fixed_dictionaries({}, optional=FIELDS)
+LINES = (
+    REQUEST
+    | st.fixed_dictionaries({"prompt": TEXTS}, optional={key: FIELDS[key] for key in (*SAMPLING, "stop", "n")})
+    | st.fixed_dictionaries(
+        {"body": st.fixed_dictionaries({}, optional=FIELDS | MORE) | VALUES},
+        optional={"custom_id": VALUES, "method": st.just("POST") | VALUES, "url": st.sampled_from([*URLS]) | VALUES},
+    )
+    | VALUES
+)
+EXAMPLES = int(os.environ.get("LOPA_FUZZ", "300"))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(value=LINES)
+def test_no_value_of_json_ends_a_job(encoder: Encoder, value: Any) -> None:
+    """Lines by their grammar: a field of any kind in any place, written as JSON has it."""
+    text = json.dumps(value)
+    row = parse(text, 1)
+    items = items_of(row.value, 1) if row.value is not None else [Item("line-1", error=row.error)]
+    assert items
+    some = [encoder.choose(item) for item in items]
+    encoded = encoder.encode_all(0, some)
+    assert [one.index for one in encoded] == list(range(len(items)))
+    for item, one in zip(some, encoded, strict=True):
+        assert isinstance(one, Request | Rejection)
+        id_of(item, one)
+        message = one.message if isinstance(one, Rejection) else ""
+        assert json_line(error_line(item, message)).encode()
+
+
+@settings(max_examples=EXAMPLES // 3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lines=st.lists(LINES, max_size=4), damage=st.integers(0, 3), data=st.data())
+def test_a_file_of_any_kind_is_read_or_refused_in_a_line(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[Any], damage: int, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(["a.jsonl", "a.json", "a.jsonl.gz", "a.json.gz", "a.txt", "a.parquet"]))
+    raw = bytearray("\n".join(map(json.dumps, lines)).encode())
+    packed = bytearray(gzip.compress(bytes(raw))) if name.endswith(".gz") else raw
+    for _ in range(damage if packed else 0):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    file = tmp_path_factory.mktemp("fuzz") / name
+    file.write_bytes(bytes(packed[: data.draw(st.integers(0, len(packed)))]) if damage == 3 else bytes(packed))
+    refusal = ""
+    found: list[Item] = []
+    try:
+        found = [item for row in rows(str(file)) for item in Batch(str(file)).read(row)]
+    except ValueError as error:
+        refusal = str(error)
+    assert refusal.startswith("task.input=") or not refusal
+    assert "\n" not in refusal
+    assert all(item.error or item.prompt or item.messages for item in found)
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p"])
+def test_a_number_too_large_is_that_line_s_error(field: str) -> None:
+    [item] = items_of({"prompt": "a", field: 10**400}, 3)
+    assert str(item.error).startswith(f"line 3: {field}=1000")
+    assert len(str(item.error)) < 200
+    assert read_sampling({field: 1}) is not None
 
 
 @pytest.mark.parametrize(

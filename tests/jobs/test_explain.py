@@ -91,7 +91,7 @@ def test_a_section_gives_all_its_settings_and_a_key_its_details() -> None:
 
 def test_choices_are_in_the_table_of_kinds() -> None:
     found = {setting.key: setting.allowed for setting in settings_of()}
-    assert found["task.allow_code_execution"] == "true, false or null"
+    assert found["task.allow_code_execution"] == "true, false, unconfined, null"
     assert found["engine.max_rows"] == "an integer or null"
     assert found["parallel.data"] == "an integer or auto"
     assert found["model.lora"] == "a text or null"

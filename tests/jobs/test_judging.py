@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,17 @@ from lopa_dist.config import (
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs import judging
 from lopa_dist.jobs.judging import Answer, Judges
+from lopa_dist.jobs.report import accuracy_interval
 from lopa_dist.jobs.run import run
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import SIGNALS, Stopped
+from lopa_dist.tasks import code_task
 from lopa_dist.tasks.humaneval import HumanEval
 from lopa_dist.tasks.registry import make_task
-from lopa_dist.tasks.task import Item, Score
+from lopa_dist.tasks.sandbox import NotRun, Outcome
+from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
@@ -78,10 +83,9 @@ def test_quick_tasks_are_judged_at_once_in_the_caller_s_thread() -> None:
     with Judges(Quick(), 2) as judges:
         for text in ("right", "wrong"):
             judges.submit(answer(text))
-            ((given, score),) = judges.verdicts()
-            assert (given.text, score) == (text, Score(text == "right", threading.current_thread().name))
-        with pytest.raises(ArithmeticError):
-            judges.submit(answer("broken"))
+            (verdict,) = judges.verdicts()
+            expected = text, Score(text == "right", threading.current_thread().name)
+            assert (verdict.answer.text, verdict.score) == expected
     assert not judges.open
 
 
@@ -95,19 +99,81 @@ def test_slow_tasks_are_judged_beside() -> None:
         task.may.set()
         found = []
         while judges.open:
-            found += [(given.text, score) for given, score in judges.verdicts(10.0)]
+            found += [(verdict.answer.text, verdict.score) for verdict in judges.verdicts(10.0)]
     assert sorted((text, score is not None and score.correct) for text, score in found) == [
         ("right", True), ("right", True), ("wrong", False),
     ]  # fmt: skip
 
 
-def test_an_error_of_a_judge_surfaces() -> None:
-    task = Slow()
-    task.may.set()
+@pytest.mark.parametrize("kind", [Quick, Slow])
+def test_what_could_not_be_judged_is_told_from_what_is_wrong(
+    kind: type[Quick], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "PAUSES_S", (0.0, 0.0))
+    task = kind()
+    if isinstance(task, Slow):
+        task.may.set()
     with Judges(task, 1) as judges:
-        judges.submit(answer("broken"))
-        with pytest.raises(ArithmeticError, match="a judge broke"):
-            list(judges.verdicts(10.0))
+        for text in ("broken", "wrong"):
+            judges.submit(answer(text))
+        found = {}
+        while judges.open:
+            found |= {one.answer.text: (one.score and one.score.correct, one.failure) for one in judges.verdicts(10.0)}
+    assert found == {"broken": (None, "ArithmeticError: a judge broke"), "wrong": (False, "")}
+
+
+def test_what_fails_for_a_moment_is_judged_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "PAUSES_S", (0.0, 0.0))
+    task, failures = Slow(), [OSError("no process"), MemoryError()]
+    task.may.set()
+
+    def score(item: Item, text: str) -> Score:
+        if failures:
+            raise failures.pop()
+        return Score(True, text)
+
+    monkeypatch.setattr(task, "score", score)
+    with Judges(task, 1) as judges:
+        judges.submit(answer("right"))
+        found = [one for _ in range(9) for one in judges.verdicts(5.0 if judges.open else 0.0)]
+    assert [(one.score, one.failure) for one in found] == [(Score(True, "right"), "")]
+
+
+def test_a_task_that_can_judge_nothing_ends_the_job() -> None:
+    class Unable(Quick):
+        def score(self, item: Item, text: str) -> Score | None:
+            raise CannotJudge("no metric")
+
+    with Judges(Unable(), 1) as judges, pytest.raises(CannotJudge, match="no metric"):
+        judges.submit(answer("right"))
+
+
+@linux
+@pytest.mark.usefixtures("sandbox_to_itself")
+def test_programs_that_could_not_be_run_are_counted_apart_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "PAUSES_S", ())
+    config, real = code_job(tmp_path, [PASSES, FAILS, PASSES], timeout_s=5), code_task.run_tests
+    with monkeypatch.context() as patch:
+
+        def short(solution: str, *more: Any) -> Outcome:
+            if "return 2" in solution:
+                raise NotRun("no process to be had")
+            return real(solution, *more)
+
+        patch.setattr(code_task, "run_tests", short)
+        report = run(config, tmp_path, World("python"))
+    assert (report["requests"], report["unjudged"], report["judged"], report["accuracy"]) == (3, 1, 2, 1.0)
+    assert accuracy_interval(report) == accuracy_interval({"accuracy": 1.0, "requests": 2, "errors": 0})
+    assert [(line["correct"], line.get("unjudged")) for line in lines(tmp_path)] == [
+        (True, None), (None, "NotRun: no process to be had"), (True, None),
+    ]  # fmt: skip
+    assert "1 answers, because judging failed" in (tmp_path / "report.md").read_text()
+    report = run(config, tmp_path, World("python"))
+    assert (report["requests"], report["judged"], report["accuracy"]) == (3, 3, 2 / 3)
+    assert "unjudged" not in report
+    assert [line["correct"] for line in lines(tmp_path)] == [True, False, True]
 
 
 def test_what_is_not_judged_is_given_up() -> None:
@@ -214,3 +280,23 @@ def test_a_stop_keeps_the_verdicts_that_there_are(tmp_path: Path) -> None:
     all_of_them = lines(tmp_path)
     assert all_of_them[:2] == some
     assert {line["reason"] for line in all_of_them[2:]} == {"TimeoutError: no result within 1.5 s"}
+
+
+@linux
+@pytest.mark.usefixtures("sandbox_to_itself")
+def test_an_error_message_that_no_encoding_has_is_a_wrong_answer_s(tmp_path: Path) -> None:
+    broken = "raise Exception('\\ud800')\ndef f(): pass\n#"
+    report = run(code_job(tmp_path, [PASSES, broken, PASSES], timeout_s=5), tmp_path, World("python"))
+    assert [(line["correct"], line.get("reason")) for line in lines(tmp_path)] == [
+        (True, None), (False, "Exception: \ufffd"), (True, None),
+    ]  # fmt: skip
+    assert report["accuracy"] == 2 / 3
+
+
+def test_a_problem_that_is_there_twice_is_two_requests(tmp_path: Path) -> None:
+    config = code_job(tmp_path, [PASSES, FAILS], timeout_s=5)
+    file = Path(str(config.task.input))
+    file.write_text(file.read_text() + file.read_text() + file.read_text().splitlines()[0] + "\n")
+    config = replace(config, task=replace(config.task, allow_code_execution=False))
+    assert run(config, tmp_path, World("python"))["requests"] == 5
+    assert [line["custom_id"] for line in lines(tmp_path)] == ["HE/0", "HE/1", "HE/0#2", "HE/1#2", "HE/0#3"]

@@ -24,6 +24,9 @@ def test_ids_are_found_where_they_are() -> None:
     assert ids.find(["x", "", "b" * (LENGTH + 1), "ä"]).tolist() == [-1] * 4
     assert ids.find([]).tolist() == []
     assert RequestIds().find(["a"]).tolist() == [-1]
+    assert ids.repeated() is None
+    assert RequestIds().repeated() is None
+    assert ids_of("b", "a", None, "b", None).repeated() == 3
     with pytest.raises(IndexError):
         ids[5]
 

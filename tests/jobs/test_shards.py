@@ -11,7 +11,7 @@ import pytest
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run import run
-from lopa_dist.jobs.shards import merge_shards
+from lopa_dist.jobs.shards import merge_shards, summed
 from lopa_dist.jobs.trace import trace
 from lopa_dist.parallel.launcher import World
 from tests.jobs.test_run import config, lines
@@ -135,3 +135,11 @@ def test_the_input_s_digest_tells_what_other_shards_have(tmp_path: Path) -> None
         found.append(json.loads((tmp_path / "report.json").read_text())["whole_input"])
     assert found[0] == found[3]
     assert len(set(found)) == 3
+
+
+def test_a_shard_without_verdicts_takes_none_from_the_others(folder: Path) -> None:
+    without = json.loads((folder / "whole" / "report.json").read_text())
+    judged = without | {"accuracy": 0.75}
+    for reports in ([without, judged], [judged, without]):
+        assert summed(reports)["accuracy"] == 0.75
+    assert "accuracy" not in summed([without, without])

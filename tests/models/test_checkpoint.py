@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.checkpoint import dream_config, save
+from lopa_dist.embedded.checkpoint import config_json, save
 from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import check_drafts
@@ -61,7 +61,7 @@ def weights_of(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], shards: int = 1) -> Path:
-    (folder / "config.json").write_text(json.dumps(dream_config(config)))
+    (folder / "config.json").write_text(json.dumps(config_json(config)))
     small_checkpoints.save(folder, weights, shards)
     return folder
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from lopa_dist.embedded.checkpoint import dream_config
+from lopa_dist.embedded.checkpoint import config_json
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Attend, Transformer
@@ -69,7 +69,7 @@ def ours(config: ModelConfig, reference: Qwen2ForCausalLM, folder: Path) -> Tran
     weights = {n: w.clone() for n, w in reference.state_dict().items()}
     if config.tied:
         del weights["lm_head.weight"]
-    (folder / "config.json").write_text(json.dumps(dream_config(config)))
+    (folder / "config.json").write_text(json.dumps(config_json(config)))
     save_file(weights, folder / "model.safetensors")
     return load_model(folder, torch.float32, CPU)
 

@@ -167,3 +167,11 @@ def test_torchrun_restarts_go_on(tmp_path: Path, plain: Lines) -> None:
     assert job.returncode == 0, printed[-3000:]
     (folder,) = tmp_path.glob("outputs/*/*")
     assert results(folder) == plain
+
+
+def test_figures_after_kills_of_two_ranks_with_drafts_are_the_undisturbed_job_s(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.system.kills", str(tmp_path), "--runs", "1"]
+    root = Path(__file__).parents[2]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert ", 0 differ" in found.stdout

@@ -11,7 +11,7 @@ pytest.importorskip("math_verify", reason="needs math-verify: pip install 'lopa_
 
 from lopa_dist.tasks.minerva_math import MinervaMath
 from lopa_dist.tasks.task import Cancelled, Score, SlowTask
-from lopa_dist.tasks.worker import Lost
+from lopa_dist.tasks.worker import Lost, TooLong
 
 ROWS = [
     {"problem": "Half of one?", "level": "Level 1", "type": "Algebra", "solution": r"It is $\boxed{\frac{1}{2}}$."},
@@ -59,19 +59,23 @@ def test_other_ways_to_write_the_answer(source: str, number: int, text: str) -> 
     assert score.extracted
 
 
-def test_it_is_judged_beside_decoding_and_what_cannot_be_judged_is_wrong(
+def test_it_is_judged_beside_decoding_and_what_takes_too_long_is_wrong(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = MinervaMath(source)
     assert isinstance(task, SlowTask)
 
     def lost(question: object) -> None:
-        raise Lost("took more than 60 s")
+        raise failure
 
     item = next(iter(task.items()))
     with monkeypatch.context() as patch:
         patch.setattr(task.workers, "ask", lost)
+        failure: Lost = TooLong("took more than 60 s")
         assert task.score(item, "1/2") == Score(False, None, reason="math-verify took more than 60 s")
+        failure = Lost("ended with status -9")
+        with pytest.raises(Lost, match="status -9"):
+            task.score(item, "1/2")
     assert task.score(item, "1/2").correct
     task.cancel()
     with pytest.raises(Cancelled):

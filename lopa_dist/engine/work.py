@@ -1,0 +1,46 @@
+"""What was computed for a request: counted for each by itself, so that sums hold whichever attempts they come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class Work:
+    """Counts of one request's forwards, or sums of several requests'."""
+
+    rows: int = 0  # computed for windows, those of branches and drafts included, on all branch ranks together
+    prompt_tokens: int = 0
+    prompt_reused: int = 0  # of those, whose K/V another request had computed
+    wins: Counter[int] = field(default_factory=Counter)  # by branch, of forwards that had a choice
+    proposed: Counter[int] = field(default_factory=Counter)  # forwards with so many drafts (verify=agreement)
+    accepted: Counter[int] = field(default_factory=Counter)  # forwards in which so many drafts were accepted
+
+    def totals(self) -> dict[str, Any]:
+        """The counts that are not zero, JSON-able, for `add`."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name))}
+
+    def add(self, totals: dict[str, Any]) -> None:
+        """Add what `totals` returned, also if it has been through JSON."""
+        for name, value in totals.items():
+            if isinstance(value, dict):
+                getattr(self, name).update({int(key): count for key, count in value.items()})
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+    def acceptance(self) -> list[float]:
+        """Return, for each depth, how many of the drafts that were proposed there were accepted, as a share.
+
+        A draft counts as accepted with all drafts before it. Empty where nothing was drafted.
+        """
+        deepest = max(self.proposed, default=0)
+        reached = [sum(count for drafts, count in self.proposed.items() if drafts >= d) for d in range(1, deepest + 1)]
+        passed = [sum(count for drafts, count in self.accepted.items() if drafts >= d) for d in range(1, deepest + 1)]
+        return [a / b for a, b in zip(passed, reached, strict=True)]
+
+    def accepted_per_forward(self) -> float:
+        """Return the mean number of drafts accepted in a sequence forward that had any; 0 where none had."""
+        forwards = sum(self.accepted.values())
+        return sum(drafts * count for drafts, count in self.accepted.items()) / forwards if forwards else 0.0

@@ -1,0 +1,71 @@
+"""How bubblewrap (`bwrap`) is called to confine a program: what it sees, where it may write, what is taken away.
+
+The program sees the system's libraries, the Python that runs this process, and nothing else: no home, no keys, no
+socket of a running service. It writes into two file systems in memory, which go with it. It has namespaces of its own
+for processes, network, mounts and shared memory, and no capability.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+WORK = "/tmp"  # inside the sandbox: the program's own working directory
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")  # none has a secret
+REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+
+
+def command(seccomp: int, disk_bytes: int) -> list[str]:
+    """Return the words that stand before a command to confine it.
+
+    Args:
+        seccomp: a descriptor to read the system call filter from.
+        disk_bytes: how much the program may write, into each of its two file systems.
+
+    Raises:
+        ValueError: there is no `bwrap`.
+    """
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise ValueError(f"there is no bwrap: {REMEDY}")
+    words = [bwrap, "--die-with-parent", "--as-pid-1", "--new-session", "--seccomp", str(seccomp), "--cap-drop", "ALL"]
+    words += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if os.getuid() == 0:  # the child becomes a user that owns nothing, and loses these two with that
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        words += ["--unshare-user"]
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    for folder in (WORK, "/dev/shm"):
+        words += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", folder]
+    for path in visible():
+        for folder in [*map(str, Path(path).parents)][-2::-1]:
+            words += ["--perms", "0755", "--dir", folder]  # in the way to it; not the host's own, which may be shut
+        words += ["--ro-bind", path, path]
+    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK, "--"]
+
+
+@cache
+def visible() -> list[str]:
+    """Return the files and folders that the program may read, no folder after one inside it."""
+    wanted = [path for path in (*SYSTEM, *SETTINGS) if os.path.exists(path)]
+    wanted += [sys.prefix, sys.exec_prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1])]
+    wanted += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    wanted += [*site.getsitepackages(), *library_folders()]
+    found: list[str] = []
+    for path in sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)} - {"/"}):
+        if not any(Path(path).is_relative_to(folder) for folder in found):
+            found.append(path)
+    return found
+
+
+def library_folders() -> list[str]:
+    """Return the folders of the shared libraries that this process has loaded: some Pythons have them elsewhere."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    files = {Path(line.split(maxsplit=5)[5]) for line in lines if ".so" in line and line.count("/")}
+    return [str(file.parent) for file in files if file.parent.name.startswith("lib")]
