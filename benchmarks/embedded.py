@@ -69,13 +69,10 @@ def front() -> list[tuple[str, Setting]]:
     for variant in (
         {"tau_look": 0.5},
         {"confidence": "probability"},
-        {"window_attention": "block_causal"},
-        {"boundary": "stale"},
+        {"context": "d2f_causal"},
     ):
         named.append(("LoPA variant", {"branches": 3, **variant}))
-    named.append(("plain variant", {"window_attention": "block_causal"}))
-    named.append(("plain variant", {"boundary": "stale"}))
-    named.append(("plain variant", {"cache": "none"}))
+    named.append(("plain variant", {"context": "d2f_causal"}))
     return named
 
 

@@ -7,7 +7,7 @@
   the host and commit, from one step's end to the next one's. What they take more than the forward is the host's time
   that the GPU waits for, and the kernels of decoding. With random weights nothing passes a threshold: a step fills the
   best position, and one of lookahead. So blocks pass from all masked to none, half of it on average, as in the
-  forwards. A branch has no row but its window's, again as in these (boundary=stale; by default Dream computes one
+  forwards. A branch has no row but its window's, again as in these (context=d2f computes one
   more).
 - eager: ours is the static runner's forward with all that the host prepares for it (tiles of attention, buffers): from
   tokens on the device to records. Theirs is transformers' Qwen2 on the same weights, from the same tokens to the same
@@ -121,7 +121,7 @@ def decoding(case: Case) -> DecodeConfig:
     return DecodeConfig(
         verify="confidence", drafts=0, branches=case.branches - 1,
         block_size=case.window, max_active_blocks=1, max_new_tokens=BLOCKS * case.window,
-        boundary="stale", stop_at_eos=False,
+        stop_at_eos=False,
     )  # fmt: skip
 
 

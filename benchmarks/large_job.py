@@ -58,7 +58,7 @@ DECODE = (
     "tau_conf=0",
     "block_size=8",
     "max_new_tokens=8",
-    "cache=block",
+    "context=d2f",
 )
 
 

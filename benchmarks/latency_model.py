@@ -6,7 +6,7 @@
     broadcast(C)   = ceil(log2 ranks) x (alpha + beta x C)    down a tree
 
 B: bytes of one rank's records, 12 a masked position and branch, and 4; C: K/V bytes of the tokens that a step
-commits (with window_attention=full; block-causal windows send nothing).
+commits (with full windows; block-causal ones send nothing).
 """
 
 from __future__ import annotations

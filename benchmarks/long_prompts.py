@@ -43,8 +43,7 @@ DECODE = DecodeConfig(
     branches=0,
     max_new_tokens=64,
     max_active_blocks=1,
-    window_attention="block_causal",
-    prompt_attention="blocks",
+    context="blocks",
 )
 PROMPTS = (64,) * 7 + (8192,)  # tokens
 CHUNKS = (None, 2048, 1024, 512)

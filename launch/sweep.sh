@@ -27,5 +27,7 @@ if [ "$dry" = 1 ]; then
     echo "&& $BIN/lopa-dist report $FOLDER"
     exit
 fi
-"${command[@]}"
-"$BIN/lopa-dist" report "$FOLDER"
+status=0
+"${command[@]}" || status=$?
+"$BIN/lopa-dist" report "$FOLDER" || true # of what is finished, also where one of the jobs failed
+exit "$status"

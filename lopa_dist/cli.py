@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import gc
 import json
 import logging
@@ -26,7 +25,8 @@ from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import CONF, Config, check_keys, composition, plain, typed, with_own_model
 from lopa_dist.parallel.failures import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
-from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stopped
+from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
 
@@ -37,8 +37,8 @@ def app(raw: DictConfig) -> Any:
     try:
         return job(raw)
     except (RankError, UserError) as error:
-        if swept():
-            raise  # when the sweep's other jobs have run
+        if swept():  # raised when the sweep's other jobs have run
+            raise type(error)(f"{HydraConfig.get().job.override_dirname}: {error}") from error
         end(error)  # here already: Hydra would write its own words above the message
 
 
@@ -70,30 +70,27 @@ def job(raw: DictConfig) -> Any:
     from lopa_dist.jobs.run import run
 
     gc.freeze()  # what is imported stays: looking through it for garbage took a fifth of the time to read a large input
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    folder, stop = Path(HydraConfig.get().runtime.output_dir), Stop(config.job.grace_s)
+    again = typed("hydra.run.dir", folder)
+    if swept():
+        again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
     try:
-        report = run(config, folder, world)
+        report = run(config, folder, world, stop)
     except Stopped as error:
-        again = typed("hydra.run.dir", folder)
-        if swept():
-            again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         sys.stderr.write(f"lopa-dist: {error}{go_on}\n")
         sys.exit(STOPPED)
     except OSError as error:
-        again = f"start it again with {typed('hydra.run.dir', folder)}"
-        raise UserError(no_room(error, again) or str(error)) from error
+        where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
+        raise UserError(no_room(error, f"start it again{where}") or str(error)) from error
     except (LaunchError, ValueError) as error:
         raise UserError(str(error)) from error
-    return summary(report, folder) if report else None
-
-
-def no_room(error: OSError, then: str) -> str:
-    """What to say of a full disk, or of a quota that is used up, and what to do `then`; nothing of other errors."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return ""
-    where = f" in {Path(error.filename).parent}" if error.filename else ""
-    return f"{error.strerror}{where}: make room there, then {then}; finished requests are kept"
+    leave_at_signals()  # that of a finished job only remembers them
+    result = summary(report, folder) if report else None
+    if stop.asked and swept() and not submitted:
+        sys.stderr.write(f"lopa-dist: stopped by {stop.signal} when this job was done; go on with {again}\n")
+        sys.exit(STOPPED)
+    return result
 
 
 def end(error: Exception) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher, get_close_matches
@@ -33,6 +34,7 @@ from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
 
 HERE = Path(__file__).parent
+LONGEST_NAME = 200  # bytes; file systems take 255
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
 
@@ -73,7 +75,7 @@ class ModelOptions:
             raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
 
-AUTO_CHOICES = ("window_attention", "prompt_attention", "cache", "canvas")
+AUTO_CHOICES = ("context",)
 AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 
 
@@ -81,7 +83,7 @@ AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 class DecodeOptions(DecodeConfig):
     """The decode options as users write them: some may be ``auto``, which is what the model was trained for.
 
-    These are window_attention, prompt_attention, cache, canvas, block_size, sub_block_size and max_active_blocks.
+    These are context, block_size, sub_block_size and max_active_blocks.
     """
 
     block_size: int | str = 32  # type: ignore[assignment]
@@ -99,10 +101,9 @@ class DecodeOptions(DecodeConfig):
                 raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
         # what is given must go together, whatever the model's own values are
         given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
-        implied = {"canvas": "whole"} if self.cache == "dual" else {}
-        if self.window_attention == "auto" and not self.drafts:  # which causal models take, whatever verifies
-            given["verify"] = "confidence"
-        DecodeConfig(**implied | given)
+        if self.context == "auto" and self.drafts in (0, "auto"):
+            given["context"] = "causal" if self.verify == "agreement" else "d2f"  # only causal models may have these
+        DecodeConfig(**given)
 
 
 @dataclass
@@ -271,7 +272,16 @@ class Config:
             )
 
 
+def short(name: str) -> str:
+    """A name that a folder can have: of a long one the beginning, and a hash of it all."""
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
+    return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 ConfigStore.instance().store(name="lopa_dist_schema", node=Config)  # which `conf/config.yaml` extends
+OmegaConf.register_new_resolver("lopa_dist.short", short, replace=True)  # which it uses
 
 
 def composed(overrides: list[str]) -> Config:

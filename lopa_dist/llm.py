@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.attempt import work
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.device import choose_device
 from lopa_dist.jobs.progress import ProgressDisplay
@@ -166,6 +168,7 @@ class LLM:
         """What all replicas of a group generate, on every rank."""
         builder, leader = self.builder, group.world.rank == 0
         config = resolve(config, builder.shape, builder.device)
+        group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests)})
         builder.load(leader, group.tensor)
         sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
         engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
@@ -204,6 +207,12 @@ class LLM:
             accepted=generation.accepted,
             seconds=generation.seconds,
         )
+
+
+def hash_of(requests: Sequence[Request]) -> str:
+    """Return what tells a call's requests from others."""
+    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling) for r in requests]
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
 
 
 def model_settings(model: str) -> list[str]:

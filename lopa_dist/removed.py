@@ -14,17 +14,24 @@ REMOVED = {
     "decode.score_window": f"leave it out; {TRIED}",
     "decode.alpha": f"leave it out; {TRIED}",
     "decode.force=window": f"take decode.force=block, the same where there is one block; {TRIED}",
-    "decode.cache=token": f"take decode.cache=block; {TRIED}",
     "decode.one_block_from": f"set decode.max_active_blocks=1 where many sequences run; {TRIED}",
     "decode.branches=auto": f"give a number, 0 with drafts in rows; {TRIED}",
     "engine.max_rows=auto": f"give a number, or leave it out; {TRIED}",
-    "decode.cache=prefix": f"take decode.cache=dual with decode.canvas=whole; {TRIED}",
     "engine.prefix_cache=approximate": f"take engine.prefix_cache=exact; {TRIED}",
     "decode.tau_verify": f"leave it out, or raise decode.tau_look; {TRIED}",
+    "decode.window_attention": "write decode.context=d2f for full windows, d2f_causal or blocks for block_causal ones",
+    "decode.prompt_attention": "write decode.context=d2f for self, vanilla or dual for joint, blocks for blocks",
+    "decode.boundary": "leave it out: it follows decode.context",
+    "decode.cache": "write decode.context=d2f or blocks for block, vanilla for none",
+    "decode.cache=dual": "write decode.context=dual",
+    "decode.cache=none": "write decode.context=vanilla",
+    "decode.cache=token": f"write decode.context=d2f; {TRIED}",
+    "decode.cache=prefix": f"write decode.context=dual; {TRIED}",
+    "decode.canvas": "leave it out: it is whole with decode.context=vanilla and dual",
 }
 """By a key, or a key with one of its values: what to write instead."""
 
 
 def instead(key: str, value: object = None) -> str | None:
     """Return what to write instead of a setting; None if it never was one, or still is."""
-    return REMOVED.get(key) or REMOVED.get(f"{key}={value}")
+    return REMOVED.get(f"{key}={value}") or REMOVED.get(key)

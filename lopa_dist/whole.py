@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,3 +36,11 @@ def whole(file: Path, mark: str = "") -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         raise
     partial.replace(file)
+
+
+def no_room(error: OSError, then: str) -> str:
+    """What to say of a full disk, or of a quota that is used up, and what to do `then`; nothing of other errors."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    where = f" in {Path(error.filename).parent}" if error.filename else ""
+    return f"{error.strerror}{where}: make room there, then {then}; finished requests are kept"

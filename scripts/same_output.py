@@ -27,10 +27,10 @@ from tests.models.small_checkpoints import KINDS, VOCABULARY, reference, weights
 PLAIN, LOPA = ["decode=embedded_plain"], ["decode=embedded_lopa", "decode.branches=3"]
 VERIFIED = ["decode=embedded", "decode.branches=0", "decode.drafts=10"]
 BRANCHES = ["decode=embedded", "decode.branches=1", "decode.drafts=8"]
-CAUSAL = ["decode.window_attention=block_causal"]
-VANILLA = ["decode.cache=none", "decode.canvas=whole", "decode.prompt_attention=joint"]
-DUAL = ["decode.cache=dual", "decode.canvas=whole", "decode.prompt_attention=joint", "decode.boundary=fill"]
-BLOCKS = [*CAUSAL, "decode.prompt_attention=blocks", "decode.boundary=fill", "decode.max_active_blocks=1"]
+CAUSAL = ["decode.context=d2f_causal"]
+VANILLA = ["decode.context=vanilla"]
+DUAL = ["decode.context=dual", "decode.max_active_blocks=null"]
+BLOCKS = ["decode.context=blocks", "decode.max_active_blocks=1"]
 BATCH = ["task=batch", "task.input={folder}/prompts.jsonl"]
 SMALL = ["decode.block_size=8", "decode.max_new_tokens=32"]
 LLADA = ["model.path={folder}/llada", "task=batch", "task.input={folder}/words.jsonl", *SMALL]
@@ -54,7 +54,6 @@ JOBS: dict[str, list[str]] = {
     "vanilla": [*VERIFIED, *VANILLA, "task.limit=4"],
     "dual": [*PLAIN, *DUAL, "decode.max_active_blocks=1"],
     "verified_dual": [*VERIFIED, *DUAL],
-    "stale": [*BRANCHES, "decode.boundary=stale"],
     "blocks": [*PLAIN, *BLOCKS, "decode.sub_block_size=8"],
     "verified_blocks": [*BRANCHES, *BLOCKS],
     "lists": ["model=lists", *VERIFIED, "decode.max_new_tokens=144"],
@@ -62,7 +61,7 @@ JOBS: dict[str, list[str]] = {
     "samples": [*BATCH, *BRANCHES, "decode.temperature=0.8"],
     "llada": [*LLADA, *VANILLA, "decode=lopa", "decode.branches=2"],
     "llada_verified": [*LLADA, *VANILLA, *BRANCHES[1:], "decode.verify=agreement"],
-    "llada_dual": [*LLADA, *DUAL, "decode=threshold"],
+    "llada_dual": [*LLADA, *DUAL, "decode=threshold", "decode.max_active_blocks=1"],
     "sdar": [*SDAR, "decode=threshold"],
     "sdar_verified": [*SDAR, *BRANCHES[1:], "decode.verify=agreement", "decode.drafts=3"],
     "two_ranks": LOPA,

@@ -49,13 +49,46 @@ choose_work() {
 
 # Overrides that follow from where the job runs: its folder, and its share of an array.
 place() {
-    local folder="outputs/slurm-${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-}}"
+    local folder=outputs/slurm-${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-}} own argument others=()
+    own=$(value_of hydra.run.dir "$@")
     if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
-        local least=${SLURM_ARRAY_TASK_MIN:-0}
-        WORK+=("task.shard=$((SLURM_ARRAY_TASK_ID - least))" "task.shards=$((SLURM_ARRAY_TASK_MAX - least + 1))")
-        folder+="/shard-$SLURM_ARRAY_TASK_ID"
+        find_share "$@"
+        for argument in "${WORK[@]}"; do
+            case $argument in hydra.run.dir=* | task.shards=*) ;; *) others+=("$argument") ;; esac
+        done
+        # a folder of its own for each, also in a folder that the user names
+        WORK=("${others[@]}" "task.shard=$SHARD" "task.shards=$SHARDS" "hydra.run.dir=${own:-$folder}/shard-$SHARD")
+    elif [ -n "${SLURM_JOB_ID:-}" ] && [ -z "$own" ]; then
+        WORK+=("hydra.run.dir=$folder")
     fi
-    if [ -n "${SLURM_JOB_ID:-}" ] && [ -z "$(value_of hydra.run.dir "$@")" ]; then WORK+=("hydra.run.dir=$folder"); fi
+}
+
+# SHARD and SHARDS of this task of an array. An array without gaps has a shard a task. With task.shards=N the numbers of its
+# tasks are those of shards, from 0 on, so that single ones can be run again.
+find_share() {
+    local first=$SLURM_ARRAY_TASK_MIN last=$SLURM_ARRAY_TASK_MAX
+    if [ -n "$(value_of task.shard "$@")" ]; then
+        echo "task.shard: the numbers of an array say which shard a task has; leave it out" >&2
+        exit 2
+    fi
+    SHARDS=$(value_of task.shards "$@") SHARD=$SLURM_ARRAY_TASK_ID
+    if [ -n "$SHARDS" ]; then
+        if [ "$SHARD" -ge "$SHARDS" ]; then
+            echo "--array: there is no shard $SHARD of task.shards=$SHARDS, which are counted from 0" >&2
+            exit 2
+        fi
+    elif [ "$SLURM_ARRAY_TASK_COUNT" -lt 2 ] || [ "$SLURM_ARRAY_TASK_COUNT" -ne $((last - first + 1)) ]; then
+        echo "--array: $SLURM_ARRAY_TASK_COUNT tasks from $first to $last are not all shards of an input. To run some of an" \
+            "earlier array again, give task.shards=N, its number of shards, and hydra.run.dir=FOLDER, its folder" >&2
+        exit 2
+    else
+        SHARD=$((SHARD - first)) SHARDS=$SLURM_ARRAY_TASK_COUNT
+    fi
+}
+
+# What Slurm calls this job. One task of an array has the array's number as its SLURM_JOB_ID, which means all its tasks.
+own_job() {
+    if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then echo "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; else echo "$SLURM_JOB_ID"; fi
 }
 
 # The command of the job in `COMMAND`, by LAUNCH.
@@ -67,6 +100,8 @@ command_line() {
     case ${LAUNCH:-torchrun} in
         torchrun)
             [ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 "${common[@]}")
+            # `on_signal` signals every process of the step: the agent shall let its ranks end
+            [ -n "${SLURM_JOB_ID:-}" ] && step+=(bash -c 'trap "" USR1; exec "$@"' agent)
             COMMAND=("${step[@]}" "$BIN/torchrun" --nnodes "$nodes" --nproc-per-node "$per_node"
                 --max-restarts "${RESTARTS:-0}" --rdzv-id "${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}"
                 --rdzv-backend c10d --rdzv-endpoint "$(first_host):$(free_port)" -m lopa_dist)
@@ -78,20 +113,24 @@ command_line() {
     COMMAND+=("${WORK[@]}")
 }
 
+end_child() { kill -TERM "$CHILD" 2>/dev/null || true; } # it may have ended by itself
+
 # Before the time limit or a preemption Slurm signals this shell: the ranks finish or drop what they are at, and the job
 # goes back into the queue, to go on in the same folder.
 on_signal() {
-    ASKED=1
+    ASKED=$((ASKED + 1))
+    [ -n "$CHILD" ] || return 0 # once it has been started
     say "told to stop: letting the ranks end in order"
     if [ -n "${SLURM_JOB_ID:-}" ] && [ "${LAUNCH:-torchrun}" != mpirun ]; then
-        scancel --signal=TERM "$SLURM_JOB_ID.0" 2>/dev/null || kill -TERM "$CHILD"
+        # USR1, which W&B's service ignores: it has to write until the ranks have ended
+        scancel --signal=USR1 "$(own_job).0" 2>/dev/null || end_child
     else
-        kill -TERM "$CHILD"
+        end_child
     fi
 }
 
 lopa_launch() {
-    local given=("$@") all=() argument status=0
+    local given=("$@") all=() argument status=0 before
     for argument in "${given[@]}"; do if [ "$argument" = --dry-run ]; then DRY=1; else all+=("$argument"); fi; done
     choose_work "${all[@]}"
     place "${all[@]}"
@@ -103,19 +142,20 @@ lopa_launch() {
         return
     fi
     [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
-    ASKED=0
+    ASKED=0 CHILD=
+    trap on_signal USR1 TERM
     "${COMMAND[@]}" &
     CHILD=$!
-    trap on_signal USR1 TERM
-    wait "$CHILD" || status=$?
-    while kill -0 "$CHILD" 2>/dev/null; do # a trapped signal ends `wait`, not the child
-        status=0
+    [ "$ASKED" = 0 ] || on_signal
+    before=-1
+    while [ "$before" != "$ASKED" ]; do # a trapped signal ends `wait`, not the child, whose status is still to come
+        before=$ASKED status=0
         wait "$CHILD" || status=$?
     done
     trap - USR1 TERM
-    if [ "$ASKED" = 1 ] && [ "$status" != 0 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
+    if [ "$ASKED" != 0 ] && [ "$status" != 0 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
         say "not finished: back into the queue"
-        scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this shell
+        scontrol requeue "$(own_job)" && sleep 60 # Slurm ends this shell
     fi
     return "$status"
 }

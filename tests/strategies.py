@@ -27,12 +27,13 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
 DRAFTS = [1, 2, 3, 5, 16]
 
 
+CONTEXTS = ["d2f", "d2f", "d2f_causal", "blocks", "vanilla", "dual"]  # causal models have tests of their own
+
+
 @st.composite
 def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     """Anything that the rules of decoding allow, for records that come from no model."""
     eighths = st.integers(0, 8).map(lambda n: n / 8)
-    attention = draw(st.sampled_from(["full", "block_causal"]))
-    cache = draw(st.sampled_from(["block", "none", *(["dual"] if attention == "full" else [])]))
     return DecodeConfig(
         **draw(verification()),
         block_size=draw(st.sampled_from([4, 8, 32])),
@@ -44,11 +45,7 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
         tau_conf=draw(st.sampled_from([0.02, 0.25, 0.5, 0.75, 0.875, 0.95])),
         tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
         force=draw(st.sampled_from(["block", "leftmost"])),
-        window_attention=attention,
-        prompt_attention=draw(st.sampled_from(["self", "self", "blocks"])),
-        boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
-        cache=cache,
-        canvas="whole" if cache == "dual" else "growing",
+        context=draw(st.sampled_from(CONTEXTS)),
         stop_at_eos=draw(st.booleans()),
     )
 
@@ -56,9 +53,6 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
 @st.composite
 def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
     """Variants of `base` for short answers of a small random model."""
-    attention = draw(st.sampled_from(["full", "block_causal"]))
-    full = attention == "full"
-    cache = draw(st.sampled_from(["block", "none", *(["dual"] if full else [])]))
     size = draw(st.sampled_from([4, 4, 8, 32]))
     return replace(
         base,
@@ -71,10 +65,6 @@ def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
         tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
         confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
         force=draw(st.sampled_from(["block", "leftmost"])),
-        window_attention=attention,
-        prompt_attention=draw(st.sampled_from(["self", "blocks", *(["joint"] if full else [])])),
-        boundary=draw(st.sampled_from(["fresh", "stale", "fill"])),
-        cache=cache,
-        canvas="whole" if cache == "dual" else draw(st.sampled_from(["growing", *(["whole"] if full else [])])),
+        context=draw(st.sampled_from(CONTEXTS)),
         stop_at_eos=draw(st.booleans()),
     )

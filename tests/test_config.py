@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from dataclasses import fields, replace
 from inspect import signature
@@ -22,10 +23,11 @@ from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, check_keys, leaves, quoted
+from lopa_dist.config import Config, TaskConfig, check_keys, leaves, quoted, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.resolve import resolve_decode
+from lopa_dist.jobs.run import Job
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.removed import REMOVED
@@ -101,7 +103,7 @@ def test_paper_settings() -> None:
     assert (first.branches, first.tau_conf, first.tau_act, first.tau_add) == (3, 0.95, 0.95, 0.1)
     last = resolve_decode(last, PATTERNS["d2f"])
     assert (last.branches, last.tau_conf, last.block_size, last.max_new_tokens) == (7, 0.7, 32, 512)
-    assert (last.window_attention, last.prompt_attention, last.cache) == ("full", "self", "block")
+    assert last.context == "d2f"
     assert last.max_active_blocks is None
 
 
@@ -109,7 +111,7 @@ def test_ascend_settings() -> None:
     """S13 to S18: the thresholds of S1 to S6, block-causal windows."""
     for i in range(1, 7):
         ours, ascend = (composed(f"experiment=s{n}").decode for n in (i, i + 12))
-        assert ascend == replace(ours, window_attention="block_causal")
+        assert ascend == replace(ours, context="d2f_causal")
 
 
 @pytest.mark.parametrize(
@@ -147,34 +149,31 @@ def test_every_model_is_a_hub_id_and_adapters_come_with_their_pattern() -> None:
 def test_auto_follows_the_model() -> None:
     """LoPA's options that depend on the model, on three kinds of models; what the user says stays."""
     auto = composed("decode=lopa").decode
-    assert (auto.window_attention, auto.cache, auto.block_size, auto.max_active_blocks) == ("auto",) * 4
+    assert (auto.context, auto.block_size, auto.max_active_blocks) == ("auto",) * 3
     vanilla, d2f = (resolve_decode(auto, PATTERNS[name]) for name in ("vanilla", "d2f"))
-    assert (vanilla.cache, vanilla.prompt_attention) == ("none", "joint")
-    assert (d2f.cache, d2f.prompt_attention) == ("block", "self")
+    assert (vanilla.context, vanilla.max_active_blocks) == ("dual", None)
+    assert (d2f.context, d2f.max_active_blocks) == ("d2f", None)
     blocks = resolve_decode(auto, replace(PATTERNS["block_diffusion"], block_size=4))
     assert type(blocks) is DecodeConfig
-    assert (blocks.window_attention, blocks.cache, blocks.block_size, blocks.max_active_blocks) == (
-        "block_causal", "block", 4, 1,
-    )  # fmt: skip
-    chosen = composed("decode=lopa", "decode.cache=none", "decode.block_size=8", "decode.max_active_blocks=null").decode
+    assert (blocks.context, blocks.block_size, blocks.max_active_blocks) == ("blocks", 4, 1)
+    chosen = composed("decode=lopa", "decode.context=vanilla", "decode.block_size=8").decode
     blocks = resolve_decode(chosen, PATTERNS["block_diffusion"])
-    assert (blocks.cache, blocks.block_size, blocks.max_active_blocks) == ("none", 8, None)
+    assert (blocks.context, blocks.block_size, blocks.max_active_blocks) == ("vanilla", 8, None)
+    with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; leave it at auto"):
+        resolve_decode(chosen, PATTERNS["causal"])
 
 
 def test_presets_of_the_baselines_follow_the_model() -> None:
     """Fast-dLLM on models without blocks, block diffusion on those with them; vanilla is never anything else."""
     threshold = composed("decode=threshold").decode
     found = resolve_decode(threshold, PATTERNS["vanilla"])
-    assert (found.canvas, found.cache, found.prompt_attention, found.block_size) == ("whole", "none", "joint", 32)
+    assert (found.context, found.canvas, found.cache, found.block_size) == ("dual", "whole", "dual", 32)
     assert (found.max_active_blocks, found.branches, found.tau_conf, found.confidence) == (1, 0, 0.9, "probability")
     found = resolve_decode(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
     assert (found.canvas, found.cache, found.prompt_attention) == ("growing", "block", "blocks")
     assert (found.window_attention, found.sub_block_size, found.boundary) == ("block_causal", 8, "fill")
-    asked = composed("decode=threshold", "decode.cache=dual").decode
-    assert resolve_decode(asked, PATTERNS["vanilla"]).cache == "dual"
-    assert resolve_decode(asked, PATTERNS["d2f"]).canvas == "whole"
-    causal = composed("decode=threshold", "decode.window_attention=block_causal").decode
-    assert resolve_decode(causal, PATTERNS["vanilla"]).canvas == "growing"
+    asked = composed("decode=threshold", "decode.context=dual").decode
+    assert resolve_decode(asked, replace(PATTERNS["block_diffusion"], sub_block_size=8)).sub_block_size is None
     most, entropy = composed("decode=vanilla").decode, composed("decode=vanilla_entropy").decode
     assert (most.confidence, entropy) == ("probability", replace(most, confidence="neg_entropy"))
 
@@ -182,28 +181,15 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["decode.cache=dual"], ["decode.cache=dual needs decode.canvas=whole"]),
-        (["decode.cache=dual", "decode.window_attention=block_causal"], ["decode.cache=dual", "=full", "=block "]),
-        (["decode.canvas=whole", "decode.window_attention=block_causal"], ["decode.canvas=whole", "=full"]),
         (["decode.sub_block_size=3"], ["decode.sub_block_size=3", "divide decode.block_size=16"]),
         (["decode.sub_block_size=0"], ["decode.sub_block_size=0", "at least 1"]),
-        (["decode.canvas=half"], ["decode.canvas", "growing", "whole", "auto"]),
-        (["decode.cache=both"], ["decode.cache", "block", "dual", "auto"]),
+        (["decode.context=both"], ["decode.context", "d2f", "dual", "auto"]),
     ],
 )
-def test_caches_and_canvases_that_do_not_go_together(overrides: list[str], words: list[str]) -> None:
+def test_contexts_and_parts_of_blocks_that_there_are_not(overrides: list[str], words: list[str]) -> None:
     with pytest.raises(Exception, match=re.escape(words[0])) as caught:
         composed(*overrides)
     assert all(word in str(caught.value) for word in words)
-
-
-def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
-    auto = composed("decode=lopa", "decode.prompt_attention=joint").decode
-    assert resolve_decode(auto, PATTERNS["d2f"]).prompt_attention == "joint"
-    with pytest.raises(ValueError, match=r"needs decode\.window_attention=full"):
-        resolve_decode(auto, PATTERNS["block_diffusion"])
-    asked = composed("decode=lopa", "decode.window_attention=block_causal").decode
-    assert resolve_decode(asked, PATTERNS["vanilla"]).prompt_attention == "self"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +203,6 @@ def test_joint_prompts_do_not_go_with_a_block_causal_model() -> None:
         ("decode.max_active_blocks=some", ["decode.max_active_blocks", "integer", "auto"]),
         ("decode.block_size=0", ["decode.block_size", "at least 1"]),
         ("decode.block_size=small", ["decode.block_size", "integer", "auto"]),
-        ("decode.window_attention=sliding", ["decode.window_attention", "block_causal", "auto"]),
         ("model.pattern=d3f", ["model.pattern", "auto", "vanilla", "d2f", "block_diffusion"]),
         ("parallel.branch=zero", ["parallel.branch", "auto"]),
         ("parallel.timeout_s=0", ["parallel.timeout_s"]),
@@ -277,11 +262,6 @@ def test_dataset_sources_need_no_quoting() -> None:
     assert composed("task=batch", "task.input=hf://openai/gsm8k:main:test").task.input == "hf://openai/gsm8k:main:test"
     config = composed("task=mbpp", "task.allow_code_execution=false").task
     assert (config.name, config.limit, config.allow_code_execution) == ("mbpp", None, False)
-
-
-def test_block_causal_cannot_be_joint() -> None:
-    with pytest.raises(ValueError, match=r"needs decode\.window_attention=full"):
-        composed("decode.prompt_attention=joint", "decode.window_attention=block_causal")
 
 
 @pytest.mark.parametrize(
@@ -362,6 +342,57 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     shown = capsys.readouterr().out
     for command in cli.COMMANDS:
         assert f"lopa-dist {command} " in shown
+
+
+LONG = [
+    f"decode.{setting}"
+    for setting in (
+        "branches=0", "block_size=16", "max_new_tokens=16", "max_active_blocks=1", "tau_conf=0.9", "tau_add=0.1",
+        "temperature=0.0", "cache=block", "window_attention=full", "prompt_attention=joint", "verify=agreement",
+    )
+]  # fmt: skip
+
+
+def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Behind that job, which is whole. Its name, of all overrides, is longer than a folder's may be."""
+    write = Job.write_pages
+
+    def signalled(self: Job, *arguments: Any) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(Job, "write_pages", signalled)
+    quiet = ["logging.wandb.mode=disabled", "logging.plots=false", "parallel.threads=1", "task.limit=1"]
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", *quiet, *LONG, "decode.drafts=4,8"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
+    handlers = {number: signal.getsignal(number) for number in cli.SIGNALS}
+    try:
+        with pytest.raises(SystemExit, match=r"^75$"):
+            cli.main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    [report] = tmp_path.glob("*/report.json")
+    assert len(",".join([*LONG, "decode.drafts=4", "task.limit=1"])) > 255 >= len(report.parent.name)
+    assert (
+        "stopped by SIGTERM when this job was done; go on with the sweep and hydra.sweep.dir=" in capfd.readouterr().err
+    )
+
+
+def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", "task.input=nowhere", "seed=0,1"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*task\.input=nowhere: no such file$"):
+        cli.main()
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=300))
+def test_names_of_folders_are_short_and_differ(name: str) -> None:
+    assert len(short(name).encode()) <= 200
+    assert (short(name) == name) == (len(name.encode()) <= 200)
+    assert short(name) != short(name + "x")
 
 
 def test_hydra_adds_no_words_of_its_own(
@@ -500,6 +531,10 @@ def test_times_and_temperatures_are_numbers(key: str, value: str) -> None:
         ("decode.verify=plain_exact", "take decode.verify=agreement"),
         ("decode.branches=auto", "give a number"),
         ("decode.one_block_from=2", "decode.max_active_blocks=1"),
+        ("decode.cache=dual", "write decode.context=dual"),
+        ("decode.cache=block", "write decode.context=d2f or blocks"),
+        ("decode.window_attention=block_causal", "d2f_causal"),
+        ("decode.boundary=stale", "follows decode.context"),
     ],
 )
 def test_a_setting_that_is_gone_says_what_to_write_instead(override: str, message: str) -> None:
@@ -511,7 +546,7 @@ def test_what_replaces_a_setting_is_a_setting() -> None:
     known = leaves(OmegaConf.structured(Config))
     for gone, instead in REMOVED.items():
         key, _, value = gone.partition("=")
-        assert (key in known) == bool(value), gone
+        assert (key in known) == (bool(value) and key not in REMOVED), gone
         assert set(re.findall(r"(?:decode|engine)\.\w+", instead)) <= set(known), gone
 
 

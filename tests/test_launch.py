@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,12 @@ OUTSIDE = {key: value for key, value in os.environ.items() if not key.startswith
 
 def started(script: Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A script, asked what it would run."""
-    command = ["bash", str(script), "--dry-run", "model.path=m", "task.input=p.jsonl"]
+    return dry_run(script, cwd, **environment)
+
+
+def dry_run(script: Path, cwd: Path, *given: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same with more overrides."""
+    command = ["bash", str(script), "--dry-run", "model.path=m", "task.input=p.jsonl", *given]
     return subprocess.run(command, cwd=cwd, env=OUTSIDE | environment, capture_output=True, text=True, check=False)
 
 
@@ -33,3 +41,85 @@ def test_a_job_that_was_submitted_elsewhere_says_where_to_submit_it(script: Path
     ran = started(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
     assert ran.returncode == 1
     assert "run sbatch in the checkout of lopa_dist" in ran.stderr
+
+
+def task_of(array: str, number: int) -> dict[str, str]:
+    """Slurm's variables in a task of an array of job 7, which is given as to `sbatch --array`."""
+    parts = [part.split("-") for part in array.split(",")]
+    numbers = [n for part in parts for n in range(int(part[0]), int(part[-1]) + 1)]
+    return {
+        "SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number),
+        "SLURM_ARRAY_TASK_MIN": str(min(numbers)), "SLURM_ARRAY_TASK_MAX": str(max(numbers)),
+        "SLURM_ARRAY_TASK_COUNT": str(len(numbers)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("array", "number", "given", "share"),
+    [
+        ("0-3", 2, [], "task.shard=2 task.shards=4 hydra.run.dir=outputs/slurm-7/shard-2"),
+        ("1-4", 2, [], "task.shard=1 task.shards=4 hydra.run.dir=outputs/slurm-7/shard-1"),
+        ("0-3", 2, ["hydra.run.dir=r"], "task.shard=2 task.shards=4 hydra.run.dir=r/shard-2"),
+        ("2", 2, ["task.shards=4", "hydra.run.dir=r"], "task.shard=2 task.shards=4 hydra.run.dir=r/shard-2"),
+        ("1,3", 3, ["task.shards=4", "hydra.run.dir=r"], "task.shard=3 task.shards=4 hydra.run.dir=r/shard-3"),
+    ],
+)
+def test_a_task_of_an_array_has_a_shard_and_a_folder(
+    tmp_path: Path, array: str, number: int, given: list[str], share: str
+) -> None:
+    ran = dry_run(SCRIPTS[-1], tmp_path, *given, **task_of(array, number), SLURM_SUBMIT_DIR=str(ROOT))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.rstrip().endswith(share)
+    assert ran.stdout.count("hydra.run.dir=") == ran.stdout.count("task.shards=") == 1
+
+
+@pytest.mark.parametrize(
+    ("array", "number", "given", "said"),
+    [
+        ("3", 3, [], "1 tasks from 3 to 3 are not all shards"),
+        ("0,2,4", 2, [], "3 tasks from 0 to 4 are not all shards"),
+        ("4", 4, ["task.shards=4"], "there is no shard 4 of task.shards=4"),
+        ("0-3", 2, ["task.shard=2"], "task.shard: the numbers of an array say which shard a task has"),
+    ],
+)
+def test_an_array_that_is_not_the_whole_input_is_refused(
+    tmp_path: Path, array: str, number: int, given: list[str], said: str
+) -> None:
+    ran = dry_run(SCRIPTS[-1], tmp_path, *given, **task_of(array, number), SLURM_SUBMIT_DIR=str(ROOT))
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
+@pytest.mark.parametrize(("array", "name"), [(task_of("0-3", 2), "7_2"), ({"SLURM_JOB_ID": "9"}, "9")])
+def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array: dict[str, str], name: str) -> None:
+    """One task of an array has the array's number as its job's: to requeue that would requeue them all."""
+    said = tmp_path / "said"
+    programs = {
+        "srun": f"sleep 30 & trap 'kill $!; exit 75' USR1; echo $$ >{tmp_path}/step; wait",
+        "scancel": f'echo "scancel $*" >>{said}; kill -USR1 "$(cat {tmp_path}/step)"',
+        "scontrol": f'[ "$1" != requeue ] || echo "scontrol $*" >>{said}; exit 1',
+    }
+    for program, does in programs.items():
+        (tmp_path / program).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / program).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BIN": str(Path(sys.executable).parent)}
+    job = subprocess.Popen(
+        ["bash", str(SCRIPTS[0]), "task.limit=1"],
+        env=OUTSIDE | array | path | {"SLURM_SUBMIT_DIR": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while job.poll() is None and not (tmp_path / "step").exists():
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    printed, _ = job.communicate(timeout=30)
+    assert job.returncode == 75, printed
+    assert said.read_text().splitlines() == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+
+
+def test_a_sweep_of_which_a_job_fails_ends_with_a_table_and_its_status(tmp_path: Path) -> None:
+    (tmp_path / "lopa-dist").write_text('#!/bin/bash\necho "$1"; [ "$1" = report ] || exit 3\n')
+    (tmp_path / "lopa-dist").chmod(0o755)
+    ran = subprocess.run(
+        ["bash", str(ROOT / "launch" / "sweep.sh"), "launcher=local", "decode.drafts=4,8"],
+        env=OUTSIDE | {"BIN": str(tmp_path), "FOLDER": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout.split()) == (3, ["--multirun", "report"])

@@ -113,7 +113,7 @@ def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decode_options_are_presets_configs_or_overrides(llm: LLM) -> None:
     assert llm.configured(None, {}) is llm.config
     assert llm.configured("embedded_plain", {"tau_conf": 0.8}).decode.tau_conf == 0.8
-    assert llm.configured("lopa", {"max_active_blocks": None, "cache": "none"}).decode.cache == "none"
+    assert llm.configured("lopa", {"max_active_blocks": None, "context": "vanilla"}).decode.context == "vanilla"
     mine = DecodeConfig(verify="confidence", drafts=0, branches=2)
     assert llm.configured(mine, {"branches": 4}).decode == replace(mine, branches=4)
 

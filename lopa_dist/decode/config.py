@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lopa_dist.checks import check_choices, number, option, require_count
+from lopa_dist.decode.context import CONTEXTS
 
 MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
@@ -15,18 +16,14 @@ MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 class DecodeConfig:
     """How the masks are filled. The defaults are verified lookahead; published ways of decoding are presets.
 
-    `cache` says whose K/V a step takes from an earlier one. "Before" and "behind" are as seen from the window, which
-    begins at the first block that has masks and ends with the last one that may be filled:
+    `context` is what rows see and what is cached, a row of the table in `decode/context.py`:
 
-    - none: it takes none; the whole sequence goes through the model in every step.
-    - block: those of everything before, each kept for good from the forward after its block was complete (D2F).
-    - dual: as block, but that forward computes the prompt and all blocks anew, and K/V of the masks behind are kept
-      until the next such forward (Fast-dLLM's dual cache: everything but a block is cached in the block's first
-      forward, which sees the whole sequence). It needs `canvas` whole.
-
-    `boundary` is for models with the logit shift, whose first window position is predicted by the row before it, which
-    is cached: that row is computed anew in every step (fresh), its record is kept from the forward that filled the
-    cache (stale), or that forward fills this one position and no other (fill: Fast-dLLM on Dream, and its v2).
+    - d2f: full windows of one or more blocks behind a prompt and complete blocks that are cached for good.
+    - d2f_causal: the same, where a row of the window sees nothing behind its own block.
+    - blocks: block diffusion, in blocks counted from the prompt's first token (SDAR, Fast-dLLM v2).
+    - vanilla: every row sees all others, and nothing is cached (Dream, LLaDA).
+    - dual: the same, with Fast-dLLM's dual cache: K/V outside the block are those of the block's first forward.
+    - causal: a row sees nothing behind itself, so what is verified is exact (I-DLM).
 
     `verify` says which branch wins, and so which lookahead tokens stay:
 
@@ -75,32 +72,7 @@ class DecodeConfig:
         ("block", "leftmost"),
     )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
-    window_attention: str = option(
-        "full",
-        "a row of the window sees the whole window, nothing behind its own block, or nothing behind itself",
-        ("full", "block_causal", "causal"),
-    )
-    prompt_attention: str = option(
-        "self",
-        "a prompt row sees the prompt (self), the window too (joint), or the prompt up to its own block (blocks) or to "
-        "itself (causal)",
-        ("self", "joint", "blocks", "causal"),
-    )
-    boundary: str = option(
-        "fresh",
-        "the row before the window: computed in every step, its record kept, or filled at once",
-        ("fresh", "stale", "fill"),
-    )
-    cache: str = option(
-        "block",
-        "whose keys and values a step takes from an earlier one",
-        ("block", "none", "dual"),
-    )
-    canvas: str = option(
-        "growing",
-        "how many masks are seen: those of appended blocks, or of all blocks from the start",
-        ("growing", "whole"),
-    )
+    context: str = option("d2f", "what rows see, and what is cached", tuple(CONTEXTS))
     sub_block_size: int | None = option(
         None, "within a block, fill only the first part of so many tokens that has masks; null: all of it"
     )
@@ -135,18 +107,7 @@ class DecodeConfig:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
             raise ValueError("decode.top_p=0: must be above 0; 1 switches it off")
-        if self.window_attention == "block_causal" and self.prompt_attention == "joint":
-            raise ValueError(
-                "decode.prompt_attention=joint needs decode.window_attention=full: with block_causal a prompt row "
-                "cannot see the first mask block"
-            )
-        if (self.window_attention == "causal") != (self.prompt_attention == "causal"):
-            raise ValueError(
-                f"decode.prompt_attention={self.prompt_attention} cannot go with decode.window_attention="
-                f"{self.window_attention}: a causal model reads prompts and answers alike, and no other model is causal"
-            )
         self._check_verification()
-        self._check_cache_and_canvas()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
             raise ValueError(
                 f"decode.sub_block_size={self.sub_block_size}: must divide decode.block_size={self.block_size}, "
@@ -155,10 +116,9 @@ class DecodeConfig:
 
     def _check_verification(self) -> None:
         if self.causal:
-            if self.branches or self.extra_fill or self.cache != "block":
+            if self.branches or self.extra_fill:
                 raise ValueError(
-                    "causal models need decode.branches=0, decode.extra_fill=0 and decode.cache=block: what is written "
-                    "is verified, and cached, at once"
+                    "causal models need decode.branches=0 and decode.extra_fill=0: what is written is verified"
                 )
             return
         if self.verify != "agreement" and self.drafts:
@@ -177,22 +137,30 @@ class DecodeConfig:
                     "nothing verifies"
                 )
 
-    def _check_cache_and_canvas(self) -> None:
-        if self.window_attention == "block_causal":
-            if self.cache == "dual":
-                raise ValueError(
-                    f"decode.cache={self.cache} needs decode.window_attention=full: with block_causal, complete blocks "
-                    "never change and decode.cache=block is exact"
-                )
-            if self.canvas == "whole":
-                raise ValueError(
-                    "decode.canvas=whole needs decode.window_attention=full: with block_causal no row sees the masks "
-                    "behind its block"
-                )
-        if self.cache == "dual" and self.canvas != "whole":
-            raise ValueError(
-                "decode.cache=dual needs decode.canvas=whole: on a growing canvas nothing is behind the window"
-            )
+    @property
+    def window_attention(self) -> str:
+        """Of `Context`, as the next ones."""
+        return CONTEXTS[self.context].window_attention
+
+    @property
+    def prompt_attention(self) -> str:
+        """See `Context`."""
+        return CONTEXTS[self.context].prompt_attention
+
+    @property
+    def boundary(self) -> str:
+        """See `Context`."""
+        return CONTEXTS[self.context].boundary
+
+    @property
+    def cache(self) -> str:
+        """See `Context`."""
+        return CONTEXTS[self.context].cache
+
+    @property
+    def canvas(self) -> str:
+        """See `Context`."""
+        return CONTEXTS[self.context].canvas
 
     @property
     def causal(self) -> bool:

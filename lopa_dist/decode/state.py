@@ -3,7 +3,7 @@
 Positions are relative to the end of the prompt: the first generated token is position 0, prompts have negative ones.
 All sequences' generated tokens begin in the same column of `canvas`, so block arithmetic needs no per-sequence offset.
 
-Models that count blocks from the first token of the prompt (prompt_attention=blocks) need none either: the tokens of
+Models that count blocks from the first token of the prompt (context=blocks) need none either: the tokens of
 the prompt behind its last whole block are moved behind position 0, where they count as `known`. So position 0 begins a
 block in the model's counting, too, and the first block of the answer has masks from position `known` on only.
 """

@@ -22,7 +22,7 @@ class EngineConfig:
     ``always`` takes the same fixed buffers on a CPU, without a graph (slower, for tests).
 
     `prefill_chunk`: long prompts are computed in chunks, one between two steps, so that other sequences never wait for
-    a whole one. That is exact, and needs `decode.prompt_attention=blocks` and a prefix cache; elsewhere a prompt is
+    a whole one. That is exact, and needs `decode.context=blocks` and a prefix cache; elsewhere a prompt is
     computed at once. `max_rows` does not bound chunks.
 
     `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has them

@@ -106,7 +106,7 @@ class LookaheadPolicy:
         """Return how far the next step looks ahead, by `choice`."""
         masks, groups = self.choice
         ends = self.acceptance.ends(masks)
-        depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
+        depths = sorted(range(min(masks, len(ends))), key=lambda depth: -ends[depth])[: groups - 1]
         return Lookahead(masks, tuple(depths))
 
     def begin(self, host: HostState) -> Lookahead:

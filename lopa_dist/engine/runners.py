@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.sizes import window_blocks
 from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -59,7 +60,7 @@ class Runners:
         attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
         device, shape = model.head_weight.device, model.config
         name = suited(device, shape.head_dim) if attention == "auto" else attention
-        windows = config.block_size * (config.max_active_blocks or USUAL_BLOCKS)
+        windows = config.block_size * window_blocks(config)
         stack_rows = (windows + 2 * config.extra_drafts) * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device, config.causal)
@@ -117,7 +118,7 @@ class Runners:
         """
         config = self.config
         window = config.max_new_tokens + config.block_size + 1
-        if config.max_active_blocks and config.canvas == "growing":
+        if config.max_active_blocks:
             window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
         if not config.keeps_kv:
             window = self.longest(prompt)
@@ -131,14 +132,8 @@ class Runners:
         sequence.
         """
         config = self.config
-        window = config.block_size * ((config.max_active_blocks or USUAL_BLOCKS) + 1)
+        window = config.block_size * (window_blocks(config) + 1)
         if not config.keeps_kv:
             window = longest
-        elif config.canvas == "whole":
-            window = config.max_new_tokens + 1
         each = max(longest, self.branches * (window + 2 * config.extra_drafts))
         return min(sequences * each, max(self.options.max_rows or TOP, each))
-
-
-USUAL_BLOCKS = 2
-"""Blocks of a window, where their number is not bounded: it sizes the tiles, and any number is right."""

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lopa_dist.config import Config
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.journal import Journal
 from lopa_dist.jobs.packed import RequestIds
-from lopa_dist.models.files import find, revision
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
 
@@ -23,7 +24,7 @@ class Attempt:
 
     Attributes:
         journal: of the job.
-        settings: on rank 0, what the texts depend on besides the requests.
+        settings: what the texts depend on besides the requests.
         number: counts the attempts from 1.
         done: by a request's index, 1 if an earlier attempt finished it.
     """
@@ -34,19 +35,25 @@ class Attempt:
     done: bytearray
 
 
-def begin_attempt(config: Config, folder: Path, builder: EngineBuilder, ids: RequestIds, group: Group) -> Attempt:
-    """Return the attempt that begins now, on every rank of `group`.
+def begin_attempt(
+    config: Config, folder: Path, builder: EngineBuilder, ids: RequestIds, input_hash: str, group: Group
+) -> Attempt:
+    """Return the attempt that begins now, on every rank of `group`, when all agree on what is to be done.
 
     Args:
         config: without any ``auto``.
         folder: the run folder.
         builder: of the model.
         ids: on rank 0, the ids of the job's requests.
+        input_hash: of all items, as this rank read them.
+
+    Raises:
+        ValueError: this rank would not do the same as rank 0, or the journal has results of other settings.
     """
+    group.store.agree("job", work(config, builder) | {"the input's hash": input_hash})
     journal, number, done = Journal(folder), 1, bytearray()
-    settings: dict[str, Any] = {}
+    settings = journal_settings(config, builder)
     if group.world.rank == 0:
-        settings = journal_settings(config, builder)
         journal.open(settings, config.job.resume, Start.read())
         number, done = journal.next_attempt(), journal.done(ids)
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
@@ -54,18 +61,46 @@ def begin_attempt(config: Config, folder: Path, builder: EngineBuilder, ids: Req
     return Attempt(journal, settings, int(group.store.broadcast("attempt", str(number))), done)
 
 
+def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
+    """Return what all ranks must have in common, by the names that users know.
+
+    Paths may differ: nodes have copies on disks of their own, and only what is in them counts.
+
+    Args:
+        config: without any ``auto``.
+        builder: of the model.
+    """
+    paths = ("path", "lora", "input", "fewshot_input", "device")
+    sections = {name: asdict(getattr(config, name)) for name in ("model", "decode", "engine", "task")}
+    settings = {
+        f"{name}.{key}": value
+        for name, section in sections.items()
+        for key, value in section.items()
+        if key not in paths
+    }
+    weights = {"model.revision": builder.revision, "model.lora's revision": builder.adapter_revision}
+    numerics = {
+        "model.dtype": builder.dtype,
+        "the kind of device": builder.device.type,
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+    }
+    return settings | {"seed": config.seed} | weights | numerics
+
+
 def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     """Return what the texts depend on besides the requests."""
     task = config.task
     model = {
-        "revision": revision(builder.folder),
-        "lora": config.model.lora and revision(find(config.model.lora, "model.lora")),
+        "revision": builder.revision,
+        "lora": builder.adapter_revision,
         "lora_rows": config.model.lora_rows,
         "dtype": builder.dtype,
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,
     }
     settings = {"model": model, "decode": asdict(config.decode), "seed": config.seed, "task": task.name}
+    if task.shards > 1:  # a folder that has another share would lose its results
+        settings["shard"] = f"{task.shard} of {task.shards}"
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
         settings["allow_code_execution"] = task.allow_code_execution
     if task.allow_code_execution:

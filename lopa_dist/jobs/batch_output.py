@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.encodable import json_line
+from lopa_dist.jobs.open_files import lines_of
 from lopa_dist.tasks.task import Item
 from lopa_dist.whole import whole
 
@@ -51,8 +52,7 @@ def write_lines(folder: Path, lines: Iterable[Line]) -> None:
 def read_lines(folder: Path) -> Iterator[Line]:
     """What `write_lines` kept; nothing where it kept nothing."""
     if (folder / LINES).exists():
-        with (folder / LINES).open(encoding="utf-8", newline="\n") as file:
-            yield from (Line(**json.loads(line)) for line in file)
+        yield from (Line(**json.loads(line)) for line in lines_of(folder / LINES))
 
 
 def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 
@@ -18,7 +19,7 @@ from lopa_dist.jobs.device import choose_dtype
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
 from lopa_dist.models.families import training_pattern
-from lopa_dist.models.files import find
+from lopa_dist.models.files import find, revision
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Relay, Solo
@@ -54,6 +55,17 @@ class EngineBuilder:
         self.tokenizer = load_tokenizer(self.folder)
         self.model: Transformer | None = None
         self._tensor = Relay(Solo())
+
+    @cached_property
+    def revision(self) -> str:
+        """What tells the checkpoint's content from others' (`models.files.revision`)."""
+        return revision(self.folder)
+
+    @cached_property
+    def adapter_revision(self) -> str | None:
+        """The same of its LoRA adapter, where there is one."""
+        lora = self.options.lora
+        return None if lora is None else revision(find(lora, "model.lora"))
 
     def load(self, warn: bool = True, tensor: Communicator | None = None) -> Transformer:
         """The model, adapted, split and quantised as the options say.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.encodable import encodable
@@ -73,7 +74,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
     head, rows = rows_of(named)
     title = ", ".join(sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named}))
     console = console or Console()
-    printed = Table(title=title)
+    printed = Table(title=escape(title))
     by_settings = settings_distinguish(named)
     start = int(by_settings)  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
@@ -83,7 +84,7 @@ def compare(folder: Path, console: Console | None = None) -> None:
     for i in columns:
         printed.add_column(head[i], justify="left" if i == 0 else "right")
     for row in brief:
-        printed.add_row(*(row[i] for i in columns))
+        printed.add_row(*(escape(row[i]) for i in columns))
     console.print(printed)
     text = table(head, rows) + "\n"
     if all("accuracy" in report for _, report in named):

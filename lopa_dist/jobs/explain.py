@@ -151,7 +151,7 @@ def by_pattern(config: Config) -> Found:
     """What decode options set to ``auto`` come to where the model's files are not on this machine."""
     given = config.model.pattern
     found: Found = {}
-    for name in ("window_attention", "prompt_attention", "cache", "canvas", "max_active_blocks"):
+    for name in ("context", "max_active_blocks"):
         if getattr(config.decode, name) != "auto":
             continue
         values: dict[str, list[str]] = {}

@@ -8,13 +8,13 @@ on: an attempt with other settings is refused rather than mixed in.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.batch_output import LINES, NAME
+from lopa_dist.jobs.open_files import OpenFiles
 from lopa_dist.jobs.packed import Columns, RequestIds
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
@@ -164,6 +165,8 @@ class Writer:
             self.file.writelines(map(json_line, entries))
             self.file.flush()
             os.fsync(self.file.fileno())
+            if not os.fstat(self.file.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "the run folder was removed while the job ran")
 
     def close(self) -> None:
         """No more entries."""
@@ -212,13 +215,10 @@ def merge(
                     unjudged.add(index)
                 part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures, work, failed = Columns(), Work(), 0
-    with ExitStack() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
-        sources = [files.enter_context(part.open("rb")) for part in parts]
+    with OpenFiles() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         for index in range(len(ids)):
             if length[index]:
-                source = sources[part_of[index]]
-                source.seek(offset[index])
-                entry = json.loads(source.read(length[index]))
+                entry = json.loads(files.read(parts[part_of[index]], offset[index], length[index]))
                 write_line(out, numbers[index], entry["line"])
                 if "figures" not in entry:
                     failed += 1

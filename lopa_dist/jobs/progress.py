@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -30,7 +31,7 @@ class ProgressDisplay:
         self.live = mode == "always" or (mode == "auto" and (console.is_terminal or console.is_jupyter))
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
-        self.shown = 0
+        self.shown, self.broken = 0, False
         self.totals = dict.fromkeys(NAMES, 0)
         columns = (
             SpinnerColumn(),
@@ -44,14 +45,29 @@ class ProgressDisplay:
         self.task = self.progress.add_task("", total=total, status="")
 
     def __enter__(self) -> ProgressDisplay:
-        self.progress.start()
+        self.attempt(self.progress.start)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        self.attempt(self.progress.stop)
 
     def update(self, totals: dict[str, int]) -> None:
         """Show what all replicas have done, by `NAMES`."""
+        self.attempt(lambda: self.show(totals))
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """Show something, and nothing more from the first time on that it fails: the terminal may be gone."""
+        if self.broken:
+            return
+        try:
+            act()
+        except (Exception, SystemExit) as error:  # rich leaves the program where standard error is closed
+            self.broken = True
+            why = "standard error is closed" if isinstance(error, SystemExit) else repr(error)
+            log.warning("WARNING: progress can no longer be shown (%s). The job goes on.", why)
+
+    def show(self, totals: dict[str, int]) -> None:
+        """Bring the display up to date, or log a line where there is none."""
         self.totals = totals
         done, before = totals["done"], self.shown
         self.shown = done

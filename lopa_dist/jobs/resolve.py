@@ -9,6 +9,7 @@ import torch
 
 from lopa_dist.config import Config
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.device import choose_dtype
 from lopa_dist.kernels.attention import suited
@@ -33,25 +34,20 @@ def values_of(found: Found, section: str) -> dict[str, Any]:
 
 
 def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConfig:
-    """Return the options with every ``auto`` replaced by the value of `pattern`.
+    """Return the options with every ``auto`` replaced by the value of `pattern`, or of the context that was chosen.
 
     Raises:
-        ValueError: options that do not go together, or that run a causal model as another.
+        ValueError: a context for causal models and another kind of model, or the other way round.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
-    # what goes with the user's choices, whatever the model
-    causal = values["window_attention"] == "block_causal"
-    if causal and values["prompt_attention"] == "auto" and pattern.prompt_attention == "joint":
-        values["prompt_attention"] = "self"
-    if values["canvas"] == "auto" and (causal or values["cache"] == "dual"):
-        values["canvas"] = "growing" if causal else "whole"
-    if pattern.window_attention == "causal" and values["window_attention"] not in ("auto", "causal"):
-        raise ValueError(
-            f"decode.window_attention={values['window_attention']}: the model is causal; leave it at auto, and "
-            "decode.prompt_attention and decode.cache, too, as decode=verified does"
-        )
-    followed = {key for key, value in values.items() if value == "auto"} - {"drafts"}  # that is chosen in every step
-    return DecodeConfig(**values | {key: getattr(pattern, key) for key in followed})
+    context = pattern.context if values["context"] == "auto" else values["context"]
+    if (context == "causal") != (pattern.context == "causal"):
+        kind = "causal" if pattern.context == "causal" else "not causal"
+        raise ValueError(f"decode.context={context}: the model is {kind}; leave it at auto")
+    found = vars(pattern) | {"context": context, "max_active_blocks": CONTEXTS[context].max_active_blocks}
+    if context != "blocks":
+        found["sub_block_size"] = None
+    return DecodeConfig(**{key: found[key] if v == "auto" and key in found else v for key, v in values.items()})
 
 
 def by_device(config: Config, device: torch.device) -> Found:

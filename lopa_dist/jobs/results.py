@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation
+from lopa_dist.jobs.open_files import lines_of
 from lopa_dist.tasks.task import Item, Score
 
 
@@ -90,12 +91,11 @@ def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ValueError: one is damaged.
     """
-    with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for number, text in enumerate(lines, 1):
-            try:
-                line = json.loads(text)
-            except ValueError as error:
-                raise ValueError(f"{file}, line {number}: damaged ({error}); {AGAIN}") from error
-            if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
-                raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
-            yield text, line
+    for number, text in enumerate(lines_of(file), 1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: damaged ({error}); {AGAIN}") from error
+        if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
+            raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
+        yield text, line

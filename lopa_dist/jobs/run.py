@@ -13,7 +13,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.config import Config
+from lopa_dist.checks import UserError
+from lopa_dist.config import Config, typed
+from lopa_dist.decode.context import CONTEXTS
+from lopa_dist.decode.sizes import usual_rows
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
@@ -22,8 +25,9 @@ from lopa_dist.jobs.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.batch_output import line_of, write_batch_output, write_lines
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.jobs.device import choose_device, cores, threads
+from lopa_dist.jobs.extra import Extra
 from lopa_dist.jobs.job_input import HashedItems, JobInput, id_of
-from lopa_dist.jobs.journal import Writer, merge
+from lopa_dist.jobs.journal import Merged, Writer, merge
 from lopa_dist.jobs.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.metrics import Figures, build_report
 from lopa_dist.jobs.packed import Columns
@@ -32,49 +36,68 @@ from lopa_dist.jobs.prompts import Encoder
 from lopa_dist.jobs.report import read_report, report_markdown, write_report
 from lopa_dist.jobs.resolve import resolve, sequences_of_replica
 from lopa_dist.jobs.results import NOT_NUMBERS, error_line, finished_text, generation_line
+from lopa_dist.jobs.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.run_page import write_run_page
 from lopa_dist.jobs.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Task
-from lopa_dist.whole import named
+from lopa_dist.whole import named, no_room
 
 log = logging.getLogger("lopa_dist")
+PAGES_LIMIT_S = 60.0  # for plots, and for pages
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
-def run(config: Config, folder: Path, world: World) -> dict[str, Any]:
+def run(config: Config, folder: Path, world: World, stop: Stop | None = None) -> dict[str, Any]:
     """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing.
 
+    Args:
+        stop: learns of signals, also of those that come too late to stop this job.
+
     Raises:
+        UserError: a disk is full; the message says where, and how to go on.
         Stopped: on a signal, after what was in flight has been finished or dropped.
     """
     began = time.perf_counter()
-    device = choose_device(config, world)
-    if config.task.input == "-" and world.size > 1:
-        raise ValueError(f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file")
-    task = make_task(config.task)
-    whole_input = HashedItems(task.items())
-    items = islice(whole_input, config.task.shard, None, config.task.shards)
-    # how many there are matters to the mesh only where they are few
-    first = list(islice(items, world.size * config.engine.max_sequences))
-    parallel = config.parallel
-    axes = parallel.data, parallel.branch, parallel.tensor
-    mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
-    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
+    try:
+        device = choose_device(config, world)
+        if config.task.input == "-" and world.size > 1:
+            raise ValueError(
+                f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file"
+            )
+        task = make_task(config.task)
+        whole_input = HashedItems(task.items())
+        items = islice(whole_input, config.task.shard, None, config.task.shards)
+        # how many there are matters to the mesh only where they are few
+        first = list(islice(items, world.size * config.engine.max_sequences))
+        parallel = config.parallel
+        axes = parallel.data, parallel.branch, parallel.tensor
+        mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
+    except Exception as error:
+        announce_before_joining(world, error, config.parallel.timeout_s)
+        raise
+    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop or Stop(config.job.grace_s))
     with group.failures.guard():
         # its name holds the time, and clocks tick between ranks
         folder = Path(group.store.broadcast("folder", str(folder)))
-        builder = EngineBuilder(config.model, device)
-        config = resolve(config, builder.shape, device)
-        encoder = Encoder(config, builder.shape, builder.tokenizer)
-        job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-        attempt = begin_attempt(config, folder, builder, job_input.ids, group)
-        return Job(config, folder, task, group, builder, job_input, whole_input.digest(), attempt, began).run()
+        try:
+            builder = EngineBuilder(config.model, device)
+            config = resolve(config, builder.shape, device)
+            encoder = Encoder(config, builder.shape, builder.tokenizer)
+            job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+            input_hash = whole_input.digest()
+            attempt = begin_attempt(config, folder, builder, job_input.ids, input_hash, group)
+            return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
+        except OSError as error:  # on this rank's own disk, perhaps: only here it knows the folder
+            if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
+                raise UserError(full) from error
+            raise
 
 
 @dataclass
@@ -100,6 +123,7 @@ class Job:
     began: float
     start: float = field(init=False)
     writer: Writer = field(init=False)
+    merged: Merged = field(init=False)  # what the journal came to, for the plots
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
@@ -138,10 +162,16 @@ class Job:
                 pass
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
-        report = self.finish(engine, traffic, wandb_log, stopped) if self.is_rank_0 else {}
-        if wandb_log is not None and not self.is_rank_0:
-            wandb_log.close(engine)
-        if stopped and report.get("requests") != len(self.input):
+        report = self.finish(engine, traffic, stopped) if self.is_rank_0 else {}
+        if self.is_rank_0:
+            plots = self.write_pages(report, engine)
+            if wandb_log is not None:
+                wandb_log.finish(report, engine, plots, stopped)
+        elif wandb_log is not None:
+            wandb_log.close(engine, stopped)
+        # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
+        complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
+        if stopped and complete != "yes":
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
 
@@ -158,24 +188,26 @@ class Job:
             return None
         merge(self.attempt.journal, self.folder, self.input.ids, self.input.rejection, self.numbers)
         self.write_batch_output()
+        if not (self.folder / RUN_PAGE).exists():
+            self.write_pages(report, None)
         log.info("all %d requests were done before", len(self.input))
         return report
 
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
-        config, mesh = self.config, self.group.mesh
+        config, mesh, decode = self.config, self.group.mesh, self.config.decode
+        cached = CONTEXTS[decode.context].summary
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, "
-            "%s windows of %d-token blocks, cache %s, data %d x branch %d x tensor %d ranks%s, into %s",
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, context %s in "
+            "blocks of %d (cached: %s; %s%d rows a sequence in a step), data %d x branch %d x tensor %d ranks%s, "
+            "into %s",
             self.task.name, len(self.input), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
-            self.builder.device, config.decode.branches,
-            f" and {config.decode.drafts} drafts a branch" if config.decode.drafts else "",
-            config.decode.window_attention,
-            config.decode.block_size, config.decode.cache, mesh.data, mesh.branch, mesh.tensor, self.threads(),
-            self.folder,
+            self.builder.device, decode.branches, f" and {decode.drafts} drafts a branch" if decode.drafts else "",
+            decode.context, decode.block_size, cached, "its prompt and " if decode.cache == "none" else "",
+            usual_rows(decode), mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
         )  # fmt: skip
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
@@ -239,9 +271,7 @@ class Job:
         """Seconds since generation began."""
         return round(time.perf_counter() - self.start, 6)
 
-    def finish(
-        self, engine: Engine, traffic: dict[str, int], wandb_log: WandbLog | None, stopped: bool
-    ) -> dict[str, Any]:
+    def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
         merged = merge(self.attempt.journal, folder, self.input.ids, self.input.rejection, self.numbers)
@@ -271,18 +301,39 @@ class Job:
             "whole_input": self.input_hash,
             "expected": len(self.input),
         }
-        plots: list[str] = []
-        if config.logging.plots:
-            from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
-
-            plots = run_plots(folder, figures["seconds"], merged.work, statistics, config.decode.branches)
-        with named(folder / "report.md"):
-            (folder / "report.md").write_text(encodable(report_markdown(report, plots)), encoding="utf-8")
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
-        write_run_page(folder, report, self.input.questions)
-        if wandb_log is not None:
-            wandb_log.finish(report, engine, plots)
+        self.merged = merged
         return report
+
+    def write_pages(self, report: dict[str, Any], engine: Engine | None) -> list[str]:
+        """What persons look at: plots, `report.md` and `report.html`; returns the plots' names.
+
+        Args:
+            engine: that has run; None where an earlier attempt left nothing to do, whose plots are kept.
+        """
+        folder = self.folder
+        plots = sorted(file.name for file in folder.glob("*.png"))
+        if engine is not None:
+            drawing = Extra("the plots could not be drawn", PAGES_LIMIT_S)
+            plots = (drawing.wait(lambda: self.draw(engine)) if self.config.logging.plots else None) or []
+            drawing.close()
+
+        def write() -> None:
+            with named(folder / "report.md"):
+                (folder / "report.md").write_text(encodable(report_markdown(report, plots)), encoding="utf-8")
+            write_run_page(folder, report, self.input.questions)
+
+        writing = Extra("report.md and report.html could not be written", PAGES_LIMIT_S)
+        writing.wait(write)
+        writing.close()
+        return plots
+
+    def draw(self, engine: Engine) -> list[str]:
+        """Draw the plots; returns their names."""
+        from lopa_dist.jobs.plots import run_plots  # matplotlib takes a second to import
+
+        seconds, branches = self.merged.figures["seconds"], self.config.decode.branches
+        return run_plots(self.folder, seconds, self.merged.work, engine.statistics, branches)
 
     def digest(self) -> str:
         """What the results are of: the settings, and every request and rejection, in order."""

@@ -41,7 +41,11 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         parts[shard] = part
     missing = sorted(set(range(total)) - set(parts))
     if missing:
-        raise ValueError(f"{folder}: no finished run of shard {', '.join(map(str, missing))} of {total}")
+        numbers = ",".join(map(str, missing))
+        raise ValueError(
+            f"{folder}: no finished run of shard {numbers} of {total}; run what is missing with "
+            f"sbatch --array={numbers}, the same script and overrides, task.shards={total} hydra.run.dir={folder}"
+        )
     for part, report in reports.items():
         if report["requests"] < report["expected"]:
             raise ValueError(

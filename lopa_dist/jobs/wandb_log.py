@@ -1,13 +1,20 @@
-"""Weights & Biases: one run per job, written by rank 0, and one for each other rank with logging.wandb.ranks=true."""
+"""Weights & Biases: one run per job, written by rank 0, and one for each other rank with logging.wandb.ranks=true.
+
+A job never needs it. Its service is another process, which may be killed, hang, or find its disk full, so all that
+talks to it is an `Extra`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import resource
+import signal
 import time
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +24,16 @@ import torch
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.statistics import PHASES, Statistics
+from lopa_dist.jobs.extra import Extra
 
 if TYPE_CHECKING:
     import wandb
 
 log = logging.getLogger("lopa_dist")
 INIT_TIMEOUT_S = 30.0  # a compute node may have no network
+LIMIT_S = 30.0  # for an entry to be logged
+FINISH_LIMIT_S = 120.0  # for the results to be written, or sent
+STOP_LIMIT_S = 10.0  # the same where the job was asked to stop
 TABLE_ROWS = 1000  # of the results table
 ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
 
@@ -31,25 +42,30 @@ class WandbLog:
     """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
 
     def __init__(self, config: Config, folder: Path, rank: int) -> None:
-        import wandb
-
         mode = config.logging.wandb.mode
         if mode == "auto":
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         self.every_s, self.folder = config.logging.every_s, folder
+        self.extra = Extra("W&B is lost", LIMIT_S, abandon_service)
+        run = self.extra.wait(lambda: self.begin_or_refusal(config, mode, rank), 2 * INIT_TIMEOUT_S + LIMIT_S)
+        if isinstance(run, ValueError):
+            raise run
+        self.run = run  # None where it is lost
+        self.last = time.perf_counter()
+        self.before = totals(Statistics(), {})
+
+    def begin_or_refusal(self, config: Config, mode: str, rank: int) -> wandb.Run | ValueError:
+        """W&B's run, offline where `auto` finds no way to W&B; where the user insists, what to tell them."""
+        import wandb
 
         try:
-            self.run = self.begin(config, mode, rank)
+            return self.begin(config, mode, rank)
         except wandb.Error as error:
             why = f"W&B could not begin a run ({' '.join(str(error).split())})"
             if config.logging.wandb.mode != "auto":
-                raise ValueError(
-                    f"logging.wandb.mode={mode}: {why}; take offline, and wandb sync later, or disabled"
-                ) from error
+                return ValueError(f"logging.wandb.mode={mode}: {why}; take offline, and wandb sync later, or disabled")
             log.warning("%s: this run is kept offline, for wandb sync; logging.wandb.mode says what else there is", why)
-            self.run = self.begin(config, "offline", rank)
-        self.last = time.perf_counter()
-        self.before = totals(Statistics(), {})
+            return self.begin(config, "offline", rank)
 
     def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:
         """W&B's run; a wandb.Error where there is no key for it, or no network."""
@@ -100,30 +116,63 @@ class WandbLog:
         entry |= confidences(engine.winner and engine.winner.scores)
         entry["memory_gib"] = memory_gib()
         entry["requests_taken"] = statistics.admitted
-        self.run.log(entry, step=statistics.steps)
         self.last, self.before = now, reached
+        if (run := self.run) is not None:
+            self.extra.post(partial(run.log, entry, step=statistics.steps))
 
-    def close(self, engine: Engine) -> None:
-        """The end, on other ranks than 0."""
+    def close(self, engine: Engine, stopped: bool) -> None:
+        """The end, on other ranks than 0; `stopped`: the job was asked to stop, and there is little time."""
         self.flush(engine)
-        self.run.finish()
+        if (run := self.run) is not None:
+            self.extra.wait(run.finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)
+        self.extra.close()
 
-    def finish(self, report: dict[str, Any], engine: Engine, plots: list[str]) -> None:
-        """The final figures, plots and results."""
+    def finish(self, report: dict[str, Any], engine: Engine, plots: list[str], stopped: bool) -> None:
+        """The end, on rank 0: the final figures, plots and results."""
+        self.flush(engine)
+        if (run := self.run) is not None:
+            limit_s = STOP_LIMIT_S if stopped else FINISH_LIMIT_S
+            self.extra.wait(lambda: self.finish_run(run, report, plots), limit_s)
+        self.extra.close()
+
+    def finish_run(self, run: wandb.Run, report: dict[str, Any], plots: list[str]) -> None:
+        """Log what is left, and wait until it is written or sent."""
         import wandb
 
-        self.flush(engine)
-        self.run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
-        self.run.log({f"plots/{Path(name).stem}": wandb.Image(str(self.folder / name)) for name in plots})
+        run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
+        run.log({f"plots/{Path(name).stem}": wandb.Image(str(self.folder / name)) for name in plots})
         results = self.folder / "results.jsonl"
-        self.run.log({"results": results_table(results)})
-        artifact = wandb.Artifact(f"results-{self.run.id}", "results")
+        run.log({"results": results_table(results)})
+        artifact = wandb.Artifact(f"results-{run.id}", "results")
         for name in ("report.json", "report.md", *plots):
             artifact.add_file(str(self.folder / name))
         if results.stat().st_size <= ARTIFACT_BYTES:
             artifact.add_file(str(results))
-        self.run.log_artifact(artifact)
-        self.run.finish()
+        run.log_artifact(artifact)
+        run.finish()
+
+
+def abandon_service() -> None:
+    """End W&B's service, and what this process would do at its end to wait for it."""
+    import wandb
+
+    for process in children("wandb-core"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    with contextlib.suppress(Exception):  # it cannot be reached, but is not waited for any more
+        wandb.teardown()
+
+
+def children(name: str) -> list[int]:
+    """The running processes called `name` that this one started (Linux; none elsewhere)."""
+    found = []
+    for thread in Path("/proc/self/task").glob("*/children"):
+        for process in thread.read_text().split():
+            with contextlib.suppress(OSError):  # it has just ended
+                called, _, state = Path(f"/proc/{process}/stat").read_text().partition("(")[2].rpartition(")")
+                if called == name and not state.lstrip().startswith("Z"):
+                    found.append(int(process))
+    return found
 
 
 def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:

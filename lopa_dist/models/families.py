@@ -19,26 +19,16 @@ from lopa_dist.models.files import unsupported
 class TrainingPattern:
     """How a model was trained to see text, as values of the decode options of the same names."""
 
-    window_attention: str
-    prompt_attention: str
-    cache: str
-    max_active_blocks: int | None
-    canvas: str = "growing"
+    context: str
     block_size: int = 32
     sub_block_size: int | None = None
 
 
 PATTERNS = {
-    # Every row sees all others, so K/V change with every token that is filled: caching them would be an approximation.
-    "vanilla": TrainingPattern("full", "joint", cache="none", max_active_blocks=None, canvas="whole"),
-    # Discrete diffusion forcing: finished blocks are cached, several blocks are decoded at a time.
-    "d2f": TrainingPattern("full", "self", cache="block", max_active_blocks=None),
-    # Block diffusion: a block sees itself and what is before it; blocks are decoded one after the other. They are
-    # counted from the first token of the prompt: that is made of blocks, too, and its tail begins the first new one.
-    "block_diffusion": TrainingPattern("block_causal", "blocks", cache="block", max_active_blocks=1),
-    # Every row, of a mask too, sees what is before it and itself: predictions for the next token are the model's own,
-    # whatever else is in the forward. Autoregressive models are of this kind, and have no masks.
-    "causal": TrainingPattern("causal", "causal", cache="block", max_active_blocks=1),
+    "vanilla": TrainingPattern("dual"),  # every row sees all others; uncached, all of them would run in every step
+    "d2f": TrainingPattern("d2f"),  # discrete diffusion forcing
+    "block_diffusion": TrainingPattern("blocks"),
+    "causal": TrainingPattern("causal"),  # autoregressive models are of this kind, and have no masks
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")  # these end an answer, besides the eos_token_id of the files

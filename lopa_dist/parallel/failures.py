@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -19,9 +20,11 @@ from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.rendezvous import never_again, rendezvous, wait_until
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
+FEW_RANKS, CHECKS_A_SECOND = 16, 5000  # of all ranks together, where they are more than few
 FRAMES = 8  # of a stack, the innermost ones: the outer ones are the same in every job
 
 
@@ -41,12 +44,16 @@ class Failures:
     Attributes:
         watched: the context around the parts of a step.
         last_acts: called before a lost rank ends this process from another thread.
+        at_end: called when the ranks part.
     """
 
     def __init__(self, store: Store, world: World, mesh: Mesh, backend: str, timeout_s: float, stop: Stop) -> None:
         self.store, self.world, self.mesh, self.timeout_s, self.stop = store, world, mesh, timeout_s, stop
         self.watched: Watched = unwatched
         self.last_acts: list[Callable[[], None]] = []
+        self.at_end: Callable[[], None] = nothing
+        self._checked = 0.0  # when it last looked in passing
+        self.leaving = False  # in order, when all is done
         if world.size == 1:
             return
         self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
@@ -63,17 +70,26 @@ class Failures:
         """
         if self.world.size == 1:
             return
-        if announced := self._announced():
-            raise RankError(announced)
-        lost = self.heart.overdue(self.timeout_s)
-        if lost:
-            raise RankError(
-                self._lost(lost, f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}")
-            )
+        self.check_announced()
+        if lost := self.heart.overdue:
+            why = f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}"
+            raise RankError(self._declared(self._lost(lost, why)))
         if self.stop.asked:
             self.store.set(keys.STOP, self.stop.signal)
         elif self.store.check([keys.STOP]):
             self.stop.ask(self.store.get(keys.STOP).decode())
+
+    def check_in_passing(self) -> None:
+        """As `check`, but with many ranks not at every call, for they all ask the same store."""
+        now = time.monotonic()
+        if now - self._checked >= max(0, self.world.size - FEW_RANKS) / CHECKS_A_SECOND:
+            self._checked = now
+            self.check()
+
+    def check_announced(self) -> None:
+        """Raise RankError when another rank has announced an error."""
+        if announced := self._announced():
+            raise RankError(announced)
 
     def check_early(self) -> None:
         """Raise Stopped when another rank left before the first step, which it will never be ready for."""
@@ -96,46 +112,83 @@ class Failures:
             yield
             self._leave()
         except RankError:
+            self._linger()
             raise
         except Stopped as error:
+            with contextlib.suppress(RuntimeError):  # the store's host may be gone
+                never_again(self.store, str(error))
             if not self.stop.begun:
                 self.store.set(keys.EARLY, str(error))
             self._leave()
             raise
         except PeerFailure as error:
-            raise RankError(self.diagnose(error)) from error
+            raise self._rank_error(error) from error
         except (RuntimeError, TimeoutError) as error:
             if not broken(error):
                 self.announce(error)
                 raise
-            raise RankError(self.diagnose(error)) from error
+            raise self._rank_error(error) from error
         except BaseException as error:
             self.announce(error)
             raise
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the threads that watch over the ranks.
+
+        They refer to this object, and it to them. Without these references connections and threads end with the group,
+        not when the garbage collector finds it: a program may have the ranks meet a thousand times.
+        """
+        if self.world.size > 1:
             self.watch.close()
             self.heart.close()
+            self.at_end()
+            self.at_end = nothing
 
     def announce(self, error: BaseException) -> None:
         """Tell the others what went wrong here; the first announcement stays."""
         message = f"rank {self.world.rank}: {type(error).__name__}: {error}"
+        if str(error).startswith(f"rank {self.world.rank} "):
+            message = str(error)
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             if self.store.add(keys.FAILURES, 1) == 1:
                 self.store.set(keys.FAILED, message)
+        self._linger()
+
+    def _rank_error(self, error: BaseException) -> RankError:
+        """Return what to raise where a collective broke, when the others have had the time to learn of it."""
+        found = RankError(self.diagnose(error))
+        self._linger()
+        return found
+
+    def _linger(self) -> None:
+        """Leave the others the time to read what is in the store, which may end with rank 0."""
         if self.world.rank == 0:
-            time.sleep(PATIENCE_S)  # the store ends with rank 0: the others must have read it
+            time.sleep(PATIENCE_S)
+
+    def _declared(self, verdict: str) -> str:
+        """Return `verdict`, announced: to those who find this rank gone, it would seem to be the one to blame."""
+        with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            if self.store.add(keys.FAILURES, 1) == 1:
+                self.store.set(keys.FAILED, verdict)
+        return verdict
 
     def diagnose(self, error: BaseException) -> str:
         """Return who has fallen silent after a collective broke with `error`, and why as far as any rank said."""
         seen = f"seen by rank {self.world.rank}: {first_line(error)}"
         try:
-            verdict = self._verdict(f"timeout {self.timeout_s:g} s; {seen}")
+            verdict = self._verdict(f"timeout {self.timeout_s:g} s; {seen}") or self._behind(seen)
         except RuntimeError:
-            return f"rank 0 is gone, and with it the rendezvous ({seen})"
-        return verdict or f"a collective failed although all ranks are alive ({first_line(error)})"
+            keeper = "torchrun's agent" if self.world.launcher == "torchrun" else "rank 0"
+            return f"{keeper} is gone, and with it the rendezvous ({seen})"
+        if verdict is None:
+            return f"a collective failed although all ranks are alive ({first_line(error)})"
+        return self._declared(verdict)
 
     def _leave(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""
+        self.leaving = True
         left = self.store.add(keys.LEFT, 1)
         if self.world.rank == 0:
             end = time.monotonic() + self.timeout_s
@@ -165,12 +218,15 @@ class Failures:
         """End this process if another one is lost. Called at SIGTERM.
 
         torchrun sends it to the survivors of a dead rank, often before their collective has failed. With nobody missing
-        the job is being ended from outside, and may do so in order.
+        the job is being ended from outside, and may do so in order. The same holds where others have left in order: a
+        launcher then ends those that are about to.
         """
-        if self.world.size == 1:
+        if self.world.size == 1 or self.leaving:
             return
         verdict = None
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            if self.store.add(keys.LEFT, 0):
+                return
             verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
         if verdict:
             die(f"lopa-dist: {verdict}", 143)
@@ -202,20 +258,52 @@ class Failures:
         verdict = self._verdict(why)
         if verdict or not waits:
             return verdict
+        alive = f"what rank {own} waits for does not come, although all ranks are alive ({why})"
+        return self._behind(why) or alive
+
+    def _behind(self, why: str) -> str | None:
+        """Return which ranks of this replica have not come as far as this one; None: all have."""
+        own = self.world.rank
         replica = self.mesh.coordinates(own)[0]
         mates = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
         behind = [rank for rank in mates if self._waits(rank) < self._waits(own)]
-        if behind:
-            verb = "is" if len(behind) == 1 else "are"
-            return f"{self._names(behind)} {verb} still at an earlier step: busy or hanging, though alive ({why})"
-        return f"what rank {own} waits for does not come, although all ranks are alive ({why})"
+        if not behind:
+            return None
+        verb = "is" if len(behind) == 1 else "are"
+        return f"{self._names(behind)} {verb} still at an earlier step: busy or hanging, though alive ({why})"
 
     def _end(self, verdict: str) -> None:
         """End this process, whose main thread waits in vain. What it finished is kept. Called by `StepWatch`."""
         for act in self.last_acts:
             with contextlib.suppress(Exception):
                 act()
+        self._declared(verdict)
+        self._linger()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+def announce_before_joining(world: World, error: Exception, limit_s: float) -> None:
+    """Tell the others, who join or will, of an error of this rank because of which it cannot.
+
+    Args:
+        limit_s: seconds that rank 0, which may keep the store, waits for the others to hear of it.
+    """
+    if world.size == 1:
+        return
+    with contextlib.suppress(Exception):  # the store cannot be reached either
+        store = rendezvous(world)
+        if store.add(keys.FAILURES, 1) == 1:
+            store.set(keys.FAILED, f"rank {world.rank}: {type(error).__name__}: {error}")
+        store.add(keys.JOINED, 1)
+        if world.rank == 0:
+            wait_until(
+                lambda: store.add(keys.JOINED, 0) >= world.size, world, lambda: "the others are awaited", limit_s
+            )
+            time.sleep(PATIENCE_S)
 
 
 def main_thread() -> str:

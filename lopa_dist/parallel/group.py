@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +13,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
+from lopa_dist import __version__
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import Communicator, MpiCommunicator, Solo, TorchCommunicator
 from lopa_dist.parallel.counters import ProgressCounters, WorkQueue
 from lopa_dist.parallel.failures import Failures, first_line
-from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi, rendezvous, rendezvous_file
+from lopa_dist.parallel.launcher import LaunchError, World, mpi
 from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.rendezvous import rendezvous, rendezvous_file
 from lopa_dist.parallel.shared_store import SharedStore
 from lopa_dist.parallel.stop import Stop
 
@@ -58,11 +63,13 @@ class Group:
             store = HashStore() if world.size == 1 else rendezvous(world, meeting=meeting)
             self.failures = Failures(store, world, mesh, self.backend, timeout_s, stop)
             self.store = SharedStore(store, world, self.failures)
+            self.failures.at_end = self._part
             self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, self._broadcast_in_replica)
             self.progress = ProgressCounters(store, mesh.data, world.rank)
-            self.store.join(JOIN.total_seconds())  # ranks may take long to import torch
+            self.store.join()
+            self._agree()
             if self.backend == "mpi":
-                self._split_mpi(mpi().COMM_WORLD, timeout_s)
+                self._split_mpi(timeout_s)
             elif world.size > 1:
                 timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
                 dist.init_process_group(
@@ -70,7 +77,25 @@ class Group:
                 )
                 self._split_torch(device, timeout)
         except RuntimeError as error:
+            if hasattr(self, "failures"):
+                self.failures.close()
             raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
+
+    def _agree(self) -> None:
+        """See that all ranks run the same code and would be joined in the same way, before they are."""
+        mesh = self.mesh
+        own = {
+            "lopa_dist": source(),
+            "torch": torch.__version__,
+            "data x branch x tensor": f"{mesh.data} x {mesh.branch} x {mesh.tensor}",
+            "parallel.backend": self.backend,
+        }
+        try:
+            self.store.agree("group", own)
+        except ValueError as error:
+            self.failures.announce(error)
+            self.failures.close()
+            raise
 
     def _split_torch(self, device: torch.device, timeout: timedelta) -> None:
         """Make the groups with torch.distributed."""
@@ -81,13 +106,11 @@ class Group:
         if mesh.tensor > 1:
             self.tensor = TorchCommunicator(with_timeout(axes.get_group("tensor"), timeout))
 
-    def _split_mpi(self, everyone: Any, timeout_s: float) -> None:
-        """Make the same groups among MPI's ranks; neighbours on one axis have the same coordinates on the others."""
-        mesh, (data, branch, tensor) = self.mesh, (self.data_rank, self.branch_rank, self.tensor_rank)
-        branches = everyone.Split(data * mesh.tensor + tensor, branch)
-        tensors = everyone.Split(data * mesh.branch + branch, tensor)
+    def _split_mpi(self, timeout_s: float) -> None:
+        """Make the same groups among MPI's ranks."""
+        branches, tensors = mpi_groups(self.mesh, self.world.rank)
         self.comm = MpiCommunicator(branches, timeout_s)
-        if mesh.tensor > 1:
+        if self.mesh.tensor > 1:
             self.tensor = MpiCommunicator(tensors, timeout_s)
 
     def _broadcast_in_replica(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -96,6 +119,10 @@ class Group:
         if self.tensor_rank == 0:
             numbers = self.comm.broadcast(numbers, 0, counted=False)
         return self.tensor.broadcast(numbers, 0, counted=False).cpu()
+
+    def _part(self) -> None:
+        """Let go of what refers to this group."""
+        del self.queue
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -117,6 +144,27 @@ class Group:
     def prepared(self) -> None:
         """Wait until every rank has made what it needs on its device."""
         self.store.barrier(keys.PREPARED)
+
+
+@cache
+def mpi_groups(mesh: Mesh, rank: int) -> tuple[Any, Any]:
+    """Return MPI's communicators of a rank's branch group and of its tensor group.
+
+    Neighbours on one axis have the same coordinates on the others. They are made once for each mesh: MPI can make only
+    about two thousand, and the ranks may meet more often than that.
+    """
+    everyone, (data, branch, tensor) = mpi().COMM_WORLD, mesh.coordinates(rank)
+    branches = everyone.Split(data * mesh.tensor + tensor, branch)
+    return branches, everyone.Split(data * mesh.branch + branch, tensor)
+
+
+@cache
+def source() -> str:
+    """Return this package's version and a hash of its source: two checkouts of one version may differ."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)} ".encode() + file.read_bytes())
+    return f"{__version__} ({digest.hexdigest()[:12]})"
 
 
 def choose_backend(world: World, backend: str, device: torch.device) -> str:

@@ -1,5 +1,9 @@
 """Signs of life: every rank counts up in the store, so that any other can tell who has fallen silent.
 
+Rank 0 looks at all counts and writes down who is silent, for the others to read. So a rank puts the same few requests
+to the store however many ranks there are. If each looked at all counts, a thousand ranks would ask a million times a
+second.
+
 The store itself may fall silent, when its host hangs or a cable is cut. Its operations know no timeout, so a thread
 watches the beats' way to it.
 """
@@ -23,25 +27,60 @@ class Heartbeat:
     """Beats from a thread for as long as the process runs, also while a collective or the model keeps it busy.
 
     `cut_off` is called, once and from another thread, when the store has not answered a beat for `limit_s`.
+
+    Attributes:
+        overdue: the ranks that have been silent for `limit_s`, as rank 0 sees it; rank 0 itself, as this rank does.
     """
 
     def __init__(self, store: Store, rank: int, size: int, limit_s: float, cut_off: Callable[[], None]) -> None:
         self.store, self.rank, self.size, self.limit_s, self.cut_off = store, rank, size, limit_s, cut_off
+        self.overdue: list[int] = []
         # a connection of its own: operations of other threads on the shared one would block it
         self._own: Store = store.clone()  # type: ignore[attr-defined]
+        self._own.add(keys.BEAT.format(rank), 1)
         self._answers = 0
-        self._seen = [(-1, time.monotonic())] * size  # (last count, when it changed)
-        self._looked = 0.0
+        self._all_joined = False
+        self._counts_seen = [-1] * size  # of rank 0, as is the next
+        self._quiet_s = [0.0] * size
+        self._round = (b"", 0.0)  # that rank 0 wrote last, and for how long
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
 
     def _beat(self) -> None:
+        turn = 0
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
             while not self._ended.wait(INTERVAL_S):
                 self._own.add(keys.BEAT.format(self.rank), 1)
+                turn += 1
+                if turn % 2 == 0:  # counted in turns of this thread: a process that was stopped has not waited
+                    if self.rank == 0:
+                        self._look(turn)
+                    self._hear()
                 self._answers += 1
+
+    def _look(self, turn: int) -> None:
+        """See how far all ranks have counted, and write down who has been silent for too long."""
+        self._all_joined = self._all_joined or self._own.add(keys.JOINED, 0) >= self.size
+        if not self._all_joined:
+            return
+        counts = self._counts(self._own)
+        for rank, (before, count) in enumerate(zip(self._counts_seen, counts, strict=True)):
+            self._quiet_s[rank] = self._quiet_s[rank] + 2 * INTERVAL_S if count == before else 0.0
+        self._counts_seen = counts
+        silent = [str(rank) for rank, quiet_s in enumerate(self._quiet_s) if quiet_s > self.limit_s]
+        self._own.set(keys.SILENT, " ".join([str(turn), *silent]))
+
+    def _hear(self) -> None:
+        """Learn from rank 0 who has been silent for too long; it is rank 0 itself when it writes no more."""
+        if not self._own.check([keys.SILENT]):
+            return
+        written = self._own.get(keys.SILENT)
+        last, quiet_s = self._round
+        self._round = (written, quiet_s + 2 * INTERVAL_S if written == last else 0.0)
+        self.overdue = [0] if self._round[1] > self.limit_s else [int(rank) for rank in written.split()[1:]]
 
     def _watch(self) -> None:
         answers, waited = 0, 0.0  # counted in turns of this thread: a process that was stopped has not waited
@@ -53,24 +92,24 @@ class Heartbeat:
 
     def close(self) -> None:
         """Stop before the interpreter does: a thread inside the store then aborts the process."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._thread.join(10)
+        self._watcher.join(10)
+        del self._own, self.cut_off
 
-    def _counts(self) -> list[int]:
-        return [self.store.add(keys.BEAT.format(rank), 0) for rank in range(self.size)]
+    def _counts(self, store: Store) -> list[int]:
+        """Return how far all ranks have counted."""
+        beats = [keys.BEAT.format(rank) for rank in range(self.size)]
+        if store.check(beats):
+            return [int(count) for count in store.multi_get(beats)]
+        return [store.add(beat, 0) for beat in beats]  # some have not begun to
 
     def silent(self) -> list[int]:
-        """Ranks that do not beat during `PATIENCE_S`."""
-        before = self._counts()
+        """Return the ranks that do not beat during `PATIENCE_S`, as this rank sees it by itself."""
+        before = self._counts(self.store)
         time.sleep(PATIENCE_S)
-        return [rank for rank, (old, new) in enumerate(zip(before, self._counts(), strict=True)) if old == new]
-
-    def overdue(self, limit_s: float) -> list[int]:
-        """Ranks whose last beat that this process saw is older than `limit_s`; cheap to call often."""
-        now = time.monotonic()
-        if now - self._looked >= 2 * INTERVAL_S:
-            self._looked = now
-            for rank, count in enumerate(self._counts()):
-                if count != self._seen[rank][0]:
-                    self._seen[rank] = (count, now)
-        return [rank for rank, (_, when) in enumerate(self._seen) if now - when > limit_s]
+        return [
+            rank for rank, (old, new) in enumerate(zip(before, self._counts(self.store), strict=True)) if old == new
+        ]

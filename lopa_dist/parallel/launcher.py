@@ -1,19 +1,14 @@
-"""How this process was started, and the store through which the processes of a job find each other."""
+"""How this process was started."""
 
 from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
-
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-
-from lopa_dist.whole import whole
 
 JOIN = timedelta(seconds=300)  # ranks may import torch for a long time on a busy machine
 
@@ -98,62 +93,6 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
         if size > 1 or launcher == "torchrun":
             return World(launcher.split()[0], rank, size, local_rank, local_size)
     return World("python")
-
-
-def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meeting: int = 0) -> Store:
-    """A store that all ranks share. Where the launcher gives no address, rank 0 chooses a free port and shares it.
-
-    Every restart of torchrun's workers gets keys of its own: a restarted rank would otherwise read a dead rank's
-    address. So does every `meeting` of the same processes.
-    """
-    if world.launcher == "torchrun":
-        hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, JOIN)
-        return PrefixStore(f"lopa_dist/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/{meeting}", store)
-    first = TCPStore(own_address(world), 0, world.size, True, JOIN, False) if world.rank == 0 else None
-    endpoint = f"{own_address(world)} {first.port}" if first else ""
-    by_mpi = world.launcher == "mpirun"
-    endpoint = mpi().COMM_WORLD.bcast(endpoint) if by_mpi else share_by_file(world, endpoint, environment)
-    address, number = endpoint.split()
-    return first or TCPStore(address, int(number), world.size, False, JOIN)
-
-
-def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -> str:
-    """Return rank 0's `endpoint` on every rank, by a file in the folder that the job was submitted from.
-
-    Srun gives no address and no broadcast.
-    """
-    file = rendezvous_file(environment)
-    if world.rank == 0:
-        with whole(file) as partial:
-            partial.write_text(endpoint)
-        return endpoint
-    end = time.monotonic() + JOIN.total_seconds()
-    while not file.exists():
-        if time.monotonic() > end:
-            raise LaunchError(f"rank {world.rank}: rank 0 wrote no address into {file}; is that folder shared?")
-        time.sleep(0.05)
-    return file.read_text()
-
-
-def rendezvous_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """One name for every start of every job step."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    job = "-".join(environment.get(n, "0") for n in names)
-    return Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{job}"
-
-
-def own_address(world: World) -> str:
-    """Where the other ranks reach this process."""
-    if world.local_size == world.size:
-        return "127.0.0.1"
-    host = socket.gethostname()
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as error:
-        raise LaunchError(f"this host's name {host!r} does not resolve, so other nodes cannot reach it") from error
-    return host
 
 
 def mpi() -> Any:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures
-from lopa_dist.parallel.launcher import LaunchError, World
+from lopa_dist.parallel.launcher import JOIN, World
+from lopa_dist.parallel.rendezvous import pause_s, wait_until
 
-POLL_S = 0.02
+NAMED = 5  # differences, or ranks, that a message lists
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
 
 
@@ -24,23 +28,37 @@ class SharedStore:
     def __init__(self, store: Store, world: World, failures: Failures) -> None:
         self.store, self.world, self.failures = store, world, failures
 
-    def join(self, limit_s: float) -> None:
-        """Wait until all processes have started, or raise a LaunchError after `limit_s`.
+    def join(self, limit_s: float = JOIN.total_seconds()) -> None:
+        """Wait until all processes have started; a line now and then says who is awaited.
 
         Silence is no failure yet: some may still import torch.
+
+        Raises:
+            LaunchError: that took longer than `limit_s`.
+            RankError: a rank announced that it cannot join.
         """
-        count, end = self.store.add(keys.JOINED, 1), time.monotonic() + limit_s
-        while count < self.world.size:
-            if time.monotonic() > end:
-                raise LaunchError(f"only {count} of {self.world.size} ranks joined within {limit_s:.0f} s")
-            time.sleep(POLL_S)
-            count = self.store.add(keys.JOINED, 0)
+        self.store.append(keys.HERE, f"{self.world.rank} ")  # type: ignore[attr-defined]
+        self.store.add(keys.JOINED, 1)
+
+        def all_joined() -> bool:
+            self.failures.check_announced()
+            return self.store.add(keys.JOINED, 0) >= self.world.size
+
+        wait_until(all_joined, self.world, self.joined, limit_s)
+
+    def joined(self) -> str:
+        """Return how many ranks are here, and which are not."""
+        here = {int(rank) for rank in self.store.get(keys.HERE).split()}
+        missing = [rank for rank in range(self.world.size) if rank not in here]
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        names = ", ".join(f"rank {rank}" for rank in missing[:NAMED]) + more
+        return f"{len(here)} of {self.world.size} ranks are here, not {names}"
 
     def look_around(self) -> None:
         """Notice a failure or a stop, and let a moment pass."""
         self.failures.check()
         self.failures.check_early()
-        time.sleep(POLL_S)
+        time.sleep(pause_s(self.world.size))
 
     def barrier(self, key: str) -> None:
         """Wait until all ranks have come here; `key` is one of `store_keys`, which no other barrier uses."""
@@ -59,6 +77,34 @@ class SharedStore:
         while not self.store.check([key]):
             self.look_around()
         return str(self.store.get(key).decode())
+
+    def agree(self, name: str, own: Mapping[str, Any]) -> None:
+        """Return when every rank has said that it would do the same as rank 0; all ranks call this.
+
+        Rank 0's statement is one value in the store, and every rank compares its own with it, so a thousand ranks take
+        no longer than a broadcast.
+
+        Args:
+            name: of the statement; no other one has it.
+            own: what this rank would do. Its values can be written as JSON.
+
+        Raises:
+            ValueError: this rank would do something else; the message says what. The other ranks get it as a RankError.
+        """
+        if self.world.size == 1:
+            return
+        stated = json.dumps(own, sort_keys=True)
+        first, mine = json.loads(self.broadcast(f"statement/{name}", stated)), json.loads(stated)
+        keys_of_both = sorted(first.keys() | mine.keys())
+        differing = [key for key in keys_of_both if first.get(key) != mine.get(key)]
+        if differing:
+            named = "; ".join(f"{key} is {mine.get(key)!r}, on rank 0 {first.get(key)!r}" for key in differing[:NAMED])
+            more = f"; and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
+            raise ValueError(
+                f"rank {self.world.rank} would not do the same as rank 0: {named}{more}. Give all ranks the same "
+                "command line, input, checkpoint and packages"
+            )
+        self.barrier(keys.AGREED.format(name))
 
     def sum(self, amounts: dict[str, int]) -> dict[str, int]:
         """Return the sums over all ranks, on every rank.
@@ -87,11 +133,11 @@ class SharedStore:
         if text is not None:
             self.store.set(keys.GATHER_COUNT.format(replica), str(len(own)))
         self.barrier(keys.GATHER_WRITTEN)
+        counts = [int(count) for count in self.store.multi_get([keys.GATHER_COUNT.format(r) for r in range(replicas)])]
         texts = []
-        for other in range(replicas):
-            count = int(self.store.get(keys.GATHER_COUNT.format(other)))
-            parts = [self.store.get(keys.GATHER_PART.format(other, number)) for number in range(count)]
-            texts.append(b"".join(parts).decode())
+        for other, count in enumerate(counts):
+            parts = [keys.GATHER_PART.format(other, number) for number in range(count)]
+            texts.append(b"".join(self.store.multi_get(parts)).decode() if parts else "")
         self.barrier(keys.GATHER_READ)
         for number in range(len(own)):  # the store may outlive this group
             self.store.delete_key(keys.GATHER_PART.format(replica, number))

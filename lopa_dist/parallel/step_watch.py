@@ -62,8 +62,11 @@ class StepWatch:
 
     def close(self) -> None:
         """Watch no more."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._thread.join(10)
+        del self.failed, self.overdue, self.end, self.note
 
     def _watch(self) -> None:
         seen: tuple[int, bool] | None = None

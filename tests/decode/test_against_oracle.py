@@ -18,7 +18,7 @@ GRID = 64  # probabilities and confidences are multiples of 1/64, so that sums a
 
 
 def oracle_config(config: DecodeConfig, shift: bool) -> OracleConfig:
-    shared = set(OracleConfig.__dataclass_fields__) & set(DecodeConfig.__dataclass_fields__)
+    shared = [name for name in OracleConfig.__dataclass_fields__ if hasattr(config, name)]
     return OracleConfig(**{k: getattr(config, k) for k in shared}, mask_id=MASK, eos_ids={EOS}, shift=shift)
 
 

@@ -11,6 +11,7 @@ from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, State, Vocab
 from lopa_dist.decode.draft_rows import drafts_with_rows
 from lopa_dist.decode.lopa import contexts
 from tests.decode.admission import admit
+from tests.strategies import CONTEXTS
 
 MASK, EOS, SIZE = 999, 998, 4
 
@@ -18,18 +19,13 @@ MASK, EOS, SIZE = 999, 998, 4
 @st.composite
 def drafted(draw: st.DrawFn) -> tuple[State, int]:
     """One to three sequences behind their prefill, with chains of drafts anywhere that they may be; and the ranks."""
-    attention = draw(st.sampled_from(["full", "full", "block_causal"]))
-    cache = draw(st.sampled_from(["block", "none", *(["dual"] if attention == "full" else [])]))
     config = DecodeConfig(
         verify="agreement",
         drafts=draw(st.integers(2, 6)),
         branches=draw(st.integers(0, 2)),
         block_size=SIZE,
         max_new_tokens=16,
-        window_attention=attention,
-        prompt_attention=draw(st.sampled_from(["self", "blocks"])),
-        cache=cache,
-        canvas="whole" if cache == "dual" else "growing",
+        context=draw(st.sampled_from(CONTEXTS)),
     )
     slots = draw(st.integers(1, 3))
     state = State.empty(config, Vocabulary(MASK, (EOS,), draw(st.booleans())), slots, 9, torch.device("cpu"))
@@ -48,7 +44,7 @@ def drafted(draw: st.DrawFn) -> tuple[State, int]:
         state.committed[slot] = complete if draw(st.booleans()) else max(0, complete - SIZE)
         state.first_masked[slot] = int(masks[0] == complete)
         first_block = [p for p in masks if p < complete + SIZE]
-        positions = draw(st.permutations(first_block if attention == "block_causal" else masks))
+        positions = draw(st.permutations(first_block if config.window_attention == "block_causal" else masks))
         positions = positions[: config.max_chain]
         if draw(st.integers(0, 5)) == 0:
             positions = []
@@ -81,7 +77,7 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
 
     def visible_end(position: int) -> int:
         of_its_block = (position // SIZE + 1) * SIZE
-        if position < 0:
+        if position < 0 and config.prompt_attention != "joint":
             return 0 if config.prompt_attention == "self" else of_its_block
         return of_its_block if config.window_attention == "block_causal" else begin + rows
 

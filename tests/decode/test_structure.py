@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.decode import DecodeConfig, ForwardBatch
+from lopa_dist.decode import DecodeConfig, ForwardBatch, rules
 from lopa_dist.decode.layout import FEW, layout
-from lopa_dist.engine import loop
 from lopa_dist.models.transformer import Transformer
 from tests.engine.test_loop import BASE, random_requests, texts
 from tests.strategies import engine_configs
@@ -64,7 +63,7 @@ class Both:
 def lay_out_both_ways(model: Transformer, config: DecodeConfig, sequences: int, seed: int) -> Both:
     both = Both()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "layout", both)
+        patch.setattr(rules, "layout", both)
         texts(model, config, random_requests(seed, 6, config.max_new_tokens), max_sequences=sequences)
     return both
 
@@ -95,6 +94,6 @@ def test_no_more_are_kept_than_there_is_room_for(small_model: Transformer, monke
         sizes.append(len(state.structures))
         return batch
 
-    monkeypatch.setattr(loop, "layout", counted)
+    monkeypatch.setattr(rules, "layout", counted)
     texts(small_model, BASE, random_requests(1, 6, 18), max_sequences=1)
     assert max(sizes) == 3

@@ -253,7 +253,7 @@ def test_scores_differ_from_the_anchor_by_its_own_masks_only() -> None:
 
 def test_the_prompts_tail_begins_the_first_block() -> None:
     """Blocks counted from the prompt's first token: 35 tokens are one block of 32 and three known tokens."""
-    config = replace(CONFIG, prompt_attention="blocks", max_new_tokens=40)
+    config = replace(CONFIG, context="blocks", max_new_tokens=40)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 35, torch.device("cpu"))
     admit(state, 0, [*range(34), EOS], 40, 0)
     host = state.to_host()
@@ -263,6 +263,8 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     assert batch.positions[:64].tolist() == list(range(64))
     step(state, records(state, probability=HIGH))
     assert not bool(state.done[0])  # the end of text in the prompt is not the answer's
+    step(state, records(state, probability=HIGH))  # commits the block, and fills the first position behind it
+    assert (int(state.complete[0]), bool(state.done[0])) == (32, False)
     step(state, records(state, probability=HIGH))
     assert bool(state.done[0])
     assert state.generated([0], [int(state.end[0])])[0] == [7] * 40
@@ -270,21 +272,21 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
 
 def test_the_canvas_has_room_for_the_prompts_tail() -> None:
     """One sequence at its end, laid out with the widest window of another."""
-    config = replace(CONFIG, prompt_attention="blocks", block_size=4, max_new_tokens=4)
+    config = replace(CONFIG, context="blocks", block_size=4, max_new_tokens=4)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
     admit(state, 0, [1, 2, 3], 4, 0)
     state.complete[0] = state.limit[0]
     assert int(state.window(8).span[0, 0]) == 7
 
 
-def test_rows_of_every_cache() -> None:
+def test_rows_of_every_context() -> None:
     """What goes through the model once a block is complete, and in the step after."""
     rows = {}
-    for cache in ("none", "block", "dual"):
-        config = replace(CONFIG, branches=0, cache=cache, canvas="whole", max_active_blocks=1, prompt_attention="joint")
+    for context in ("vanilla", "d2f", "dual"):
+        config = replace(CONFIG, branches=0, context=context, max_active_blocks=1)
         state = started(config)
         put(state, range(32))
-        state.committed[0], state.complete[0], state.end[0] = -1 if cache == "none" else 0, 32, 64
+        state.committed[0], state.complete[0], state.end[0] = -1 if context == "vanilla" else 0, 32, 64
         spans = []
         for _ in range(2):
             batch = layout(state, state.to_host())
@@ -293,18 +295,18 @@ def test_rows_of_every_cache() -> None:
             found = records(state)
             found.confidence[0, :, 5] = -1.0  # so that the first position stays masked
             step(state, found)
-        rows[cache] = spans
-    assert rows == {  # the shift recomputes the row before the window
-        "none": [(-3, 128, None), (-3, 128, None)],
-        "block": [(0, 128, None), (31, 128, None)],
-        "dual": [(-3, 128, (131, 0)), (31, 64, (67, 64))],
+        rows[context] = spans
+    assert rows == {  # d2f computes the row before the window again; dual has filled what it predicts
+        "vanilla": [(-3, 128, None), (-3, 128, None)],
+        "d2f": [(0, 64, None), (31, 64, None)],
+        "dual": [(-3, 128, (131, 0)), (32, 64, (67, 64))],
     }
 
 
 def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
     """And what the host says of them is what the device has."""
-    for attention in ("self", "blocks"):
-        config = replace(CONFIG, prompt_attention=attention, max_new_tokens=40)
+    for context in ("d2f", "blocks"):
+        config = replace(CONFIG, context=context, max_new_tokens=40)
         one_by_one, together = (
             State.empty(config, Vocabulary(MASK, (EOS,), True), 4, 40, torch.device("cpu")) for _ in range(2)
         )
@@ -363,9 +365,9 @@ class NoSynchronisation(TorchDispatchMode):
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"boundary": "stale"},
-        {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"},
-        {"prompt_attention": "blocks", "window_attention": "block_causal", "boundary": "fill", "sub_block_size": 8},
+        {"context": "d2f"},
+        {"context": "dual"},
+        {"context": "blocks", "sub_block_size": 8},
     ],
     ids=str,
 )

@@ -52,7 +52,7 @@ class Naive:
         known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
         self.model, self.config, self.prompt = model, config, prompt[: len(prompt) - known]
         ids = model.config
-        shared = set(OracleConfig.__dataclass_fields__) & set(DecodeConfig.__dataclass_fields__)
+        shared = [name for name in OracleConfig.__dataclass_fields__ if hasattr(config, name)]
         options = {k: getattr(config, k) for k in shared}
         rules = OracleConfig(**options, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
         self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])

@@ -73,11 +73,11 @@ def test_the_two_orders_differ(models: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FULL)
-@pytest.mark.parametrize("kind", ["none", "dual"])
-def test_threshold_is_fast_dllm(models: Any, family: str, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "context"), [("none", "vanilla"), ("dual", "dual")])
+def test_threshold_is_fast_dllm(models: Any, family: str, kind: str, context: str) -> None:
     model = models(family)
     tau = 0.9 if model.config.tied else 0.15  # the small model with tied embeddings is sure of nearly everything
-    config = preset(model, "threshold", f"cache={kind}", "block_size=8", f"tau_conf={tau}")
+    config = preset(model, "threshold", f"context={context}", "block_size=8", f"tau_conf={tau}")
     assert (config.canvas, config.window_attention, config.prompt_attention) == ("whole", "full", "joint")
     speed = compare(
         model, config, requests_for(model, FULL[family], 6),

@@ -31,7 +31,7 @@ Texts = dict[int, list[int]]
 def causal(**options: Any) -> DecodeConfig:
     """The way causal models are decoded; greedy, and with no drafts unless told otherwise."""
     given_ = {"drafts": 0, "max_new_tokens": 24} | options
-    return DecodeConfig(branches=0, window_attention="causal", prompt_attention="causal", **given_)
+    return DecodeConfig(branches=0, context="causal", **given_)
 
 
 def one_at_a_time(model: Transformer, request: Request, sampling: Sampling) -> list[int] | None:

@@ -38,8 +38,7 @@ def greedy(model: PreTrainedModel, request: Request, mask: int) -> list[int]:
 
 def written(model: Transformer, drafts: int) -> dict[int, tuple[list[int], int]]:
     options = DecodeOptions(
-        drafts=drafts, max_new_tokens=20, window_attention="auto", prompt_attention="auto",
-        cache="auto", max_active_blocks="auto",
+        drafts=drafts, max_new_tokens=20, context="auto", max_active_blocks="auto",
     )  # fmt: skip
     return texts(model, resolve_decode(options, training_pattern(model.config)), REQUESTS)
 

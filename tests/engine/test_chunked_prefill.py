@@ -24,8 +24,8 @@ from tests.engine.test_loop import BASE
 from tests.engine.test_prefix_cache import QUICK, prefixed
 from tests.strategies import engine_configs
 
-BLOCKS = replace(BASE, prompt_attention="blocks")
-blocks = engine_configs(BASE).filter(lambda config: config.keeps_kv and config.prompt_attention == "blocks")
+BLOCKS = replace(BASE, context="blocks")
+blocks = engine_configs(BASE).filter(lambda config: config.context == "blocks")
 
 
 def run(
@@ -130,8 +130,8 @@ def test_a_common_prefix_is_computed_once_in_chunks(small_model: Transformer, fo
 def test_what_is_not_computed_in_chunks(small_model: Transformer) -> None:
     """Prompts that see themselves whole, and where nothing is kept; chunks are whole blocks, and at least one."""
     size = BASE.block_size
-    assert PrefixRules(replace(BASE, prompt_attention="self"), "exact", 64).chunk is None
-    assert PrefixRules(replace(BLOCKS, cache="none"), "exact", 64).chunk is None
+    assert PrefixRules(BASE, "exact", 64).chunk is None
+    assert PrefixRules(replace(BASE, context="vanilla"), "exact", 64).chunk is None
     assert PrefixRules(BLOCKS, "none", 64).chunk is None
     assert PrefixRules(BLOCKS, "exact", None).chunk is None
     assert PrefixRules(BLOCKS, "exact", 1).chunk == size

@@ -90,10 +90,10 @@ def test_graphs_give_the_eager_text(embedded_model: Transformer, requests: list[
         ({}, "exact"),
         ({"temperature": 0.8}, "exact"),
         ({"temperature": 0.8, "top_p": 0.9}, "exact"),  # the record head has no graph
-        ({"prompt_attention": "blocks", "window_attention": "block_causal", "boundary": "stale"}, "exact"),
-        ({"prompt_attention": "joint", "max_active_blocks": 1}, "none"),
-        ({"cache": "dual", "canvas": "whole"}, "none"),
-        ({"cache": "none"}, "none"),
+        ({"context": "blocks"}, "exact"),
+        ({"context": "d2f_causal"}, "exact"),
+        ({"context": "dual"}, "none"),
+        ({"context": "vanilla"}, "none"),
     ],
     ids=str,
 )
@@ -137,7 +137,7 @@ def test_graphs_give_the_eager_text_of_other_models(
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9}, {"cache": "none"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9}, {"context": "vanilla"}], ids=str)
 def test_reproducible_is_to_the_bit(
     embedded_model: Transformer, samples: list[Request], kind: str, options: dict[str, object]
 ) -> None:

@@ -11,7 +11,7 @@ from lopa_dist.config import DecodeOptions
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.resolve import resolve_decode
 from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.families import PATTERNS, training_pattern
+from lopa_dist.models.families import training_pattern
 from lopa_dist.models.transformer import Transformer
 from tests.engine.naive import Naive
 from tests.engine.ranks import on_ranks
@@ -37,14 +37,13 @@ def requests_for(model: Transformer, seed: int, count: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("cache", ["none", "block"])
+@pytest.mark.parametrize("context", ["vanilla", "auto"])
 @pytest.mark.parametrize("branches", [0, 3])
-def test_alone_and_together(model: Transformer, branches: int, cache: str) -> None:
+def test_alone_and_together(model: Transformer, branches: int, context: str) -> None:
     """LoPA and plain decoding with the family's own attention and blocks."""
     options = DecodeOptions(
-        verify="confidence", drafts=0, branches=branches, max_new_tokens=20, tau_conf=0.1, tau_act=0.5, cache=cache,
-        stop_at_eos=False, window_attention="auto", prompt_attention="auto", block_size="auto",
-        max_active_blocks="auto",
+        verify="confidence", drafts=0, branches=branches, max_new_tokens=20, tau_conf=0.1, tau_act=0.5,
+        stop_at_eos=False, context=context, block_size="auto", max_active_blocks="auto",
     )  # fmt: skip
     config = resolve_decode(options, training_pattern(model.config))
     requests = requests_for(model, 11, 5)
@@ -57,18 +56,14 @@ def test_alone_and_together(model: Transformer, branches: int, cache: str) -> No
     assert any(len(tokens) > forwards for tokens, forwards in alone.values())  # several tokens a forward
 
 
-@pytest.mark.parametrize("preset", [["lopa"], ["threshold", "cache=dual"]])
+@pytest.mark.parametrize("preset", [["lopa"], ["threshold", "context=dual"]])
 @pytest.mark.parametrize("branches", [1, 3])
 def test_lopa_is_the_naive_engine_on_any_number_of_ranks(model: Transformer, branches: int, preset: list[str]) -> None:
-    """LoPA in the family's own pattern, and over Fast-dLLM's caches: on SDAR and LLaDA nobody has published it."""
+    """LoPA in the family's own pattern, and over Fast-dLLM's cache: on SDAR and LLaDA nobody has published it."""
     at = training_pattern(model.config)
     tau = 0.9 if model.config.tied else 0.12  # these small models with tied embeddings are sure of nearly everything
     few = (f"branches={branches}", "max_new_tokens=18", f"tau_conf={tau}", "block_size=8", *preset[1:])
     options = composed(f"decode={preset[0]}", *(f"decode.{o}" for o in few)).decode
-    if preset[1:] and at.window_attention == "block_causal":
-        with pytest.raises(ValueError, match=r"decode\.cache=\w+ needs decode\.window_attention=full"):
-            resolve_decode(options, at)
-        return
     config = resolve_decode(options, at)
     requests = requests_for(model, 13, 3)
     wins: list[int] = []
@@ -82,22 +77,3 @@ def test_lopa_is_the_naive_engine_on_any_number_of_ranks(model: Transformer, bra
     for found in on_ranks(2, lambda comm: texts(model, config, requests, comm)):
         assert found == wanted
     assert len(set(wins)) > 1  # some lookahead won
-
-
-def test_cached_and_uncached_text_agree_where_attention_is_block_causal(model: Transformer) -> None:
-    """With block-causal windows finished blocks never change, so the cache is exact."""
-    options = DecodeOptions(
-        verify="confidence",
-        drafts=0,
-        branches=3,
-        max_new_tokens=20,
-        tau_conf=0.3,
-        window_attention="block_causal",
-        block_size=4,
-    )
-    requests = requests_for(model, 12, 4)
-    found = []
-    for cache in ("none", "block"):
-        options.cache = cache
-        found.append(texts(model, resolve_decode(options, PATTERNS["vanilla"]), requests))
-    assert found[0] == found[1]

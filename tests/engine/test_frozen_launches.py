@@ -170,9 +170,9 @@ def generate(model: Transformer, config: Any, **options: Any) -> Engine:
         ({}, {}),
         ({"temperature": 0.7, "confidence": "margin"}, {}),
         ({"verify": "agreement", "drafts": 3}, {}),
-        ({"window_attention": "block_causal"}, {"max_rows": 60}),
-        ({"cache": "dual", "canvas": "whole"}, {}),
-        ({"cache": "none"}, {}),
+        ({"context": "d2f_causal"}, {"max_rows": 60}),
+        ({"context": "dual"}, {}),
+        ({"context": "vanilla"}, {}),
         ({}, {"reproducible": True}),
     ],
     ids=str,
@@ -193,7 +193,7 @@ def test_batches_of_one_bucket_launch_the_same(
         "attend_kernel",
     }  # fmt: skip
     expected |= {"vgemm_kernel" if options.get("reproducible") else "merge_kernel"}
-    if knobs.get("cache") == "none":  # a tile that sees nothing cached is not cut
+    if knobs.get("context") == "vanilla":  # a tile that sees nothing cached is not cut
         expected -= {"merge_kernel"}
     assert recorder.kernels() >= expected
 

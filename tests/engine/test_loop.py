@@ -130,7 +130,7 @@ def test_embedded_problems_alone_and_together(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}, {"cache": "none", "branches": 0}], ids=str
+    "options", [{}, {"verify": "agreement", "drafts": 3, "branches": 1}, {"context": "vanilla", "branches": 0}], ids=str
 )
 @pytest.mark.parametrize("attention", ["torch", "meta"])
 def test_a_request_whose_predictions_are_not_numbers_ends_alone(
@@ -160,14 +160,14 @@ def test_a_request_whose_predictions_are_not_numbers_ends_alone(
 @pytest.mark.parametrize(
     ("attention", "graphs"), [("torch", "never"), ("plain", "never"), ("meta", "never"), ("meta", "always")]
 )
-@pytest.mark.parametrize("prompt_attention", ["self", "joint"])
+@pytest.mark.parametrize("context", ["d2f", "dual"])
 def test_drafts_that_overflow_reach_no_window(
-    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, attention: str, graphs: str, prompt_attention: str
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, attention: str, graphs: str, context: str
 ) -> None:
     """Whatever overflows in rows of drafts in fp16, the windows' records are the same bits."""
     model = copy.deepcopy(small_model).half()
     model.model.embed_tokens.weight[45] = torch.inf
-    config = replace(BASE, verify="agreement", drafts=4, branches=1, tau_conf=1.0, prompt_attention=prompt_attention)
+    config = replace(BASE, verify="agreement", drafts=4, branches=1, tau_conf=1.0, context=context)
     forward, compared = Runner.forward, []
 
     def twice(runner: Runner, prepared: Prepared) -> torch.Tensor:
@@ -194,11 +194,12 @@ def test_drafts_that_overflow_reach_no_window(
 @pytest.mark.parametrize(("k", "size"), [(3, 2), (7, 4)])
 @pytest.mark.parametrize("protocol", ["full", "block_causal"])
 def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, protocol: str, k: int, size: int) -> None:
-    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed) and a status word
-    a step. After the pre-write, a full window's K/V is broadcast from the winner's rank; block-causal K/V never is.
+    """LoPA-Dist's two protocols. Both gather 12 bytes a masked position and branch (16 are allowed), and of each rank
+    three words a step: its level, and what it proposes for the next step. After the pre-write, a full window's K/V is
+    broadcast from the winner's rank; block-causal K/V never is.
     """
     requests = random_requests(3, 4, 18)
-    config = replace(BASE, branches=k, window_attention=protocol, tau_conf=0.9)
+    config = replace(BASE, branches=k, context={"full": "d2f", "block_causal": "d2f_causal"}[protocol], tau_conf=0.9)
     shape = small_model.config
     token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
 
@@ -210,7 +211,7 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, pr
     ranks = on_ranks(size, work)
     gathered = sum(comm.traffic.bytes["all_gather"] for comm, _ in ranks)
     positions, steps = ranks[0][1].statistics.records, ranks[0][1].statistics.steps
-    assert gathered == 12 * positions + 4 * size * steps
+    assert gathered == 12 * positions + 3 * 4 * size * steps
     sent = [comm.traffic.bytes["commit"] for comm, _ in ranks]
     if protocol == "block_causal":
         assert sent == [0] * size

@@ -104,18 +104,18 @@ def test_with_fixed_buffers(small_model: Transformer, config: DecodeConfig, seed
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 9])
 @pytest.mark.parametrize(
-    ("attention", "mode", "computed"),
+    ("context", "mode", "computed"),
     [
         ("blocks", "exact", 40 + 9 * 4),  # the fifth token begins the block that is filled
         ("blocks", "none", 9 * 44),
-        ("self", "exact", 9 * 45),
+        ("d2f", "exact", 9 * 45),
     ],
 )
 def test_a_prefix_is_computed_once(
     small_model: Transformer,
     monkeypatch: pytest.MonkeyPatch,
     max_sequences: int,
-    attention: str,
+    context: str,
     mode: str,
     computed: int,
 ) -> None:
@@ -133,7 +133,7 @@ def test_a_prefix_is_computed_once(
     monkeypatch.setattr(Runner, "forward", counted)
     prefix = list(range(40))
     requests = [Request(i, [*prefix, 1, 2, 3, 4, i], 6, i, None, 40) for i in range(9)]
-    config = replace(BASE, prompt_attention=attention, boundary="stale", branches=0)
+    config = replace(BASE, context=context, branches=0)
     engine = Engine(small_model, config, Solo(), EngineConfig(max_sequences, prefix_cache=mode))
     assert len(list(engine.generate(requests))) == 9
     assert sum(rows) == computed

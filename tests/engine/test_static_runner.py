@@ -141,15 +141,14 @@ def test_same_text_as_the_eager_path_among_nan(
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
-@pytest.mark.parametrize("attention", ["self", "blocks"])
+@pytest.mark.parametrize("context", ["d2f", "blocks"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("boundary", ["fresh", "stale"])
 def test_prefixes_are_found_among_nan(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch,
-    attention: str, sequences: int, temperature: float, boundary: str,
+    context: str, sequences: int, temperature: float,
 ) -> None:  # fmt: skip
     """K/V of prompts that begin alike, and hidden states of those that are alike, wait in the pool for who comes."""
-    config = replace(BASE, prompt_attention=attention, temperature=temperature, boundary=boundary)
+    config = replace(BASE, context=context, temperature=temperature)
     requests = [replace(r, index=2 * r.index + i, key=r.key + i) for r in prefixed(1, 6) for i in range(2)]
     requests += [replace(r, index=12 + i, key=r.key + 2) for i, r in enumerate(requests[::-2])]  # the last are kept
     wanted = run(small_model, config, requests, "exact", max_sequences=sequences)
@@ -185,7 +184,7 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
     """Where few sequences run, tiles are split along their columns."""
     monkeypatch.setattr(static_runner, "split_for", lambda sequences, *_: Split(132 // sequences, 16))
     requests = random_requests(11, 6, BASE.max_new_tokens)
-    slow = replace(BASE, cache="dual", canvas="whole", tau_conf=0.95)  # with steps that finish no block
+    slow = replace(BASE, context="dual", tau_conf=0.95)  # with steps that finish no block
     for config in (BASE, replace(BASE, branches=7), slow):
         merges: list[int] = []
 
@@ -240,9 +239,8 @@ def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch:
     [
         {"branches": 7},
         {"branches": 7, "max_active_blocks": 1},
-        {"branches": 3, "cache": "dual", "canvas": "whole"},
-        {"branches": 3, "cache": "none"},
-        {"branches": 3, "prompt_attention": "joint"},
+        {"branches": 3, "context": "dual"},
+        {"branches": 3, "context": "vanilla"},
     ],
     ids=str,
 )
@@ -286,10 +284,9 @@ def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
         ({}, None, 4 * 100),
         ({"branches": 15}, None, 4 * 16 * 3 * 4),
         ({"branches": 31, "max_active_blocks": 1}, None, 4 * 32 * 2 * 4),
-        ({"branches": 7, "canvas": "whole"}, None, 4 * 8 * 19),
-        ({"cache": "none"}, None, 4 * 4 * 100),
-        ({"cache": "none"}, 600, 600),
-        ({"cache": "none"}, 300, 4 * 100),
+        ({"context": "vanilla"}, None, 4 * 4 * 100),
+        ({"context": "vanilla"}, 600, 600),
+        ({"context": "vanilla"}, 300, 4 * 100),
         ({}, 10_000, 4 * 100),
         ({"branches": 511}, None, TOP),
         ({"branches": 511}, 9000, 9000),
@@ -311,9 +308,7 @@ def test_ranks_share_out_the_branches(small_model: Transformer) -> None:
     assert alone.attention.tile_rows > shared.attention.tile_rows
 
 
-@pytest.mark.parametrize(
-    "options", [{"branches": 7}, {"cache": "dual", "canvas": "whole"}, {"prompt_attention": "blocks"}], ids=str
-)
+@pytest.mark.parametrize("options", [{"branches": 7}, {"context": "dual"}, {"context": "blocks"}], ids=str)
 def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
     small_model: Transformer, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lopa_dist import kernels
-from lopa_dist.engine import loop
+from lopa_dist.decode.lopa import VERIFY
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.static_runner import StaticRunner
@@ -99,9 +99,9 @@ def guarded(engine: Engine, requests: list[Any]) -> list[int]:
 KNOBS = pytest.mark.parametrize(
     "knobs",
     [
-        {}, {"window_attention": "block_causal"}, {"cache": "none"},
-        {"cache": "dual", "canvas": "whole", "prompt_attention": "joint"}, {"temperature": 0.7},
-        {"prompt_attention": "blocks", "window_attention": "block_causal"},
+        {}, {"context": "d2f_causal"}, {"context": "vanilla"},
+        {"context": "dual"}, {"temperature": 0.7},
+        {"context": "blocks"},
     ],
     ids=str,
 )  # fmt: skip
@@ -128,11 +128,11 @@ def test_a_step_waits_once(small_model: Transformer, knobs: dict[str, Any], max_
 def test_what_would_wait_is_noticed(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Any]
 ) -> None:
-    def verify(state: Any, records: Any, whole: Any = loop.verify) -> Any:
+    def verify(state: Any, records: Any, rule: Any = VERIFY["confidence"]) -> Any:
         spoil(state.integers)
-        return whole(state, records)
+        return rule(state, records)
 
-    monkeypatch.setattr(loop, "verify", verify)
+    monkeypatch.setitem(VERIFY, "confidence", verify)
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention="meta", graphs="always"))
     try:
         counts = guarded(engine, random_requests(1, 4, BASE.max_new_tokens))

@@ -25,7 +25,7 @@ def test_files_are_read_at_once_and_weights_when_they_are_wanted(monkeypatch: py
     monkeypatch.setattr(build, "load_model", lambda *of: (calls.append(of), load(*of))[1])
     builder = EngineBuilder(ModelOptions(pattern="d2f"), CPU)
     assert builder.folder == EMBEDDED
-    assert (builder.shape.family, builder.dtype, builder.pattern.cache) == ("Dream", "fp32", "block")
+    assert (builder.shape.family, builder.dtype, builder.pattern.context) == ("Dream", "fp32", "d2f")
     assert calls == []
     prompt = builder.tokenizer("Tom has 3 apples .").input_ids
     texts = []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.compare import compare, curves_of, load_reports
@@ -34,6 +35,15 @@ def sweep(folder: Path, report: dict[str, Any], **more: Any) -> Page:
         (name / "report.json").write_text(json.dumps(report | figures | {"decode": decode} | more))
     compare(folder)
     return Page(folder / "comparison.html")
+
+
+def test_a_run_s_name_is_no_markup(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name in ("a [", "b"):
+        (tmp_path / name / "x]").mkdir(parents=True)
+        (tmp_path / name / "x]" / "report.json").write_text(json.dumps(report))
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    assert "a [/x]" in console.export_text()
 
 
 def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report: dict[str, Any]) -> None:

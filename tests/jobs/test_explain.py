@@ -64,10 +64,10 @@ def test_where_a_value_came_from(arguments: list[str], value: str, origin: str) 
 @pytest.mark.parametrize(
     ("arguments", "value", "reason"),
     [
-        (["decode.cache", "model=d2f_dream_base"], "block", "auto, which follows model.pattern=d2f"),
-        (["decode.cache", f"model.path={EMBEDDED}"], "none", "the pattern of its family Dream, vanilla"),
+        (["decode.context", "model=d2f_dream_base"], "d2f", "auto, which follows model.pattern=d2f"),
+        (["decode.context", f"model.path={EMBEDDED}"], "dual", "the pattern of its family Dream, vanilla"),
         (["decode.block_size", f"model.path={EMBEDDED}", "decode.block_size=auto"], "32", "the command line: auto"),
-        (["decode.cache", "model=llada_base"], "auto", "none (vanilla), block (d2f, block_diffusion)"),
+        (["decode.context", "model=llada_base"], "auto", "dual (vanilla), d2f (d2f), blocks (block_diffusion)"),
         (["model.pattern", f"model.path={EMBEDDED}"], "vanilla", "the model's family, Dream"),
         (["model.dtype"], "fp32", "the device, cpu"),
     ],
@@ -83,10 +83,10 @@ def test_a_section_gives_all_its_settings_and_a_key_its_details() -> None:
     found = lines_of("logging")
     assert "logging.wandb.mode=auto" in found
     assert all(setting.startswith("logging.") for setting in found)
-    [(_, cache)] = lines_of("decode.cache").items()
-    assert "takes: auto, block, none, dual" in cache
-    assert any(line.startswith("- dual: ") for line in cache)
-    assert not any(line.startswith("`boundary`") for line in cache)
+    [(_, context)] = lines_of("decode.context").items()
+    assert "takes: auto, d2f, d2f_causal, blocks, vanilla, dual, causal" in context
+    assert any(line.startswith("- dual: ") for line in context)
+    assert not any(line.startswith("`verify`") for line in context)
 
 
 def test_choices_are_in_the_table_of_kinds() -> None:
@@ -107,9 +107,9 @@ def test_every_preset_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["decode.cach"], "decode.cach: no such key; did you mean decode.cache"),
+        (["decode.contxt"], "decode.contxt: no such key; did you mean decode.context"),
         (["zzz"], "zzz: no such key. Sections: model, task, decode"),
-        (["decode.cach=none"], "did you mean decode.cache"),
+        (["decode.contxt=dual"], "did you mean decode.context"),
     ],
 )
 def test_misspelt_keys(arguments: list[str], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,16 @@ def test_other_stop_strings_make_another_request() -> None:
     request = Request(0, [1, 2], 5, 3)
     assert request_id("a", request) == request_id("a", request, ())
     assert len({request_id("a", request), request_id("a", request, ["x"]), request_id("a", request, ["y"])}) == 3
+
+
+def test_a_run_folder_that_is_removed_is_noticed_at_once(tmp_path: Path) -> None:
+    """Not at the end, when all is generated and nothing is kept."""
+    (tmp_path / "journal").mkdir()
+    writer = Writer(tmp_path, 1, 0)
+    writer.write({"id": "a"})
+    shutil.rmtree(tmp_path / "journal")
+    with pytest.raises(FileNotFoundError, match="the run folder was removed while the job ran"):
+        writer.write({"id": "b"})
 
 
 def test_two_jobs_at_once_in_one_folder(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from lopa_dist.models.files import EMBEDDED, CheckpointError
 from lopa_dist.parallel.launcher import World
 
 AUTO: dict[str, Any] = {
-    "window_attention": "auto", "prompt_attention": "auto", "cache": "auto", "block_size": "auto",
-    "max_active_blocks": "auto",
+    "context": "auto", "block_size": "auto", "max_active_blocks": "auto",
 }  # fmt: skip
 
 
@@ -78,10 +77,9 @@ def test_auto_becomes_what_the_model_was_trained_for(tmp_path: Path) -> None:
     _, report = job(tmp_path / "vanilla", ModelOptions(), **AUTO)
     vanilla = {key: report["decode"][key] for key in AUTO}
     assert vanilla == {
-        "window_attention": "full", "prompt_attention": "joint", "cache": "none", "block_size": 32,
-        "max_active_blocks": None,
+        "context": "dual", "block_size": 32, "max_active_blocks": None,
     }  # fmt: skip
     found, report = job(tmp_path / "d2f", ModelOptions(pattern="d2f"), **AUTO)
-    assert {key: report["decode"][key] for key in AUTO} == vanilla | {"prompt_attention": "self", "cache": "block"}
-    said, _ = job(tmp_path / "said", ModelOptions(), window_attention="full", cache="block", block_size=32)
+    assert {key: report["decode"][key] for key in AUTO} == vanilla | {"context": "d2f"}
+    said, _ = job(tmp_path / "said", ModelOptions(), context="d2f", block_size=32)
     assert found == said

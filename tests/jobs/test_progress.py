@@ -12,6 +12,23 @@ from lopa_dist.engine.statistics import Statistics
 from lopa_dist.jobs.progress import ProgressDisplay
 
 
+class Closed(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_closed_terminal_ends_no_job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """rich would leave the program at a broken pipe."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", Closed())
+        with ProgressDisplay("always", 9, Statistics(), 5.0) as display:
+            for done in range(3):
+                display.update({"done": done, "tokens": 1, "forwards": 1, "judged": 0, "right": 0})
+    assert [record.message.split(" (")[0] for record in caplog.records] == ["WARNING: progress can no longer be shown"]
+
+
 @pytest.mark.parametrize("total", [200, 1_319, 1_000_000])
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_count_and_time_stay_whole(total: int, width: int) -> None:

@@ -55,7 +55,7 @@ TURNS = [
 )
 def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, template: str, begins: str) -> None:
     config = Config(model=ModelOptions(chat_template=template), engine=EngineConfig())
-    config = replace(config, decode=DecodeConfig(max_new_tokens=64, prompt_attention="blocks"))
+    config = replace(config, decode=DecodeConfig(max_new_tokens=64, context="blocks"))
     request = Encoder(config, SMALL, embedded_tokenizer).encode(0, item)
     assert isinstance(request, Request)
     prompt = list(request.prompt)

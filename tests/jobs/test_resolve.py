@@ -42,7 +42,7 @@ def test_causal_models_are_not_decoded_as_masked_ones() -> None:
     for name in ("qwen3_8b", "qwen2_5_7b", "llama_3_1_8b"):
         asked = resolve(config(f"model={name}"), shape, CPU).decode
         assert (asked.causal, asked.drafts) == (True, 0)
-    with pytest.raises(ValueError, match=r"decode\.window_attention=full: the model is causal; leave it at auto"):
+    with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; leave it at auto"):
         by_model(config("model=local", "model.path=x", "decode=vanilla"), shape, CPU)
     with pytest.raises(ValueError, match=r"verify=agreement needs decode\.drafts of 1 or more"):
         by_model(config("model=local", "model.path=x", "decode.drafts=0"), read_config(EMBEDDED), CPU)

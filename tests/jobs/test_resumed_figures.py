@@ -56,7 +56,7 @@ def job(decode: dict[str, Any]) -> Config:
 
 @pytest.mark.parametrize(
     "decode",
-    [{"branches": 3}, {"verify": "agreement", "drafts": 2, "branches": 2, "tau_conf": 0.9}, {"cache": "none"}],
+    [{"branches": 3}, {"verify": "agreement", "drafts": 2, "branches": 2, "tau_conf": 0.9}, {"context": "vanilla"}],
     ids=["branches", "drafts", "without cache"],
 )
 def test_figures_are_the_undisturbed_run_s(

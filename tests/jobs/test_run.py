@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import shutil
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,16 @@ import wandb
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from lopa_dist.checks import UserError
 from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.jobs import wandb_log
 from lopa_dist.jobs.compare import compare, settings_distinguish, short_names
 from lopa_dist.jobs.results import NOT_NUMBERS
 from lopa_dist.jobs.run import Job, run
+from lopa_dist.jobs.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.launcher import LaunchError, World
@@ -181,6 +189,18 @@ def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
     assert "accuracy" not in report
 
 
+def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any rank: only rank 0 has the run folder from the command line."""
+
+    def fsync(descriptor: int) -> None:
+        if "/journal/0" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lopa_dist.jobs.journal.os.fsync", fsync)
+    with pytest.raises(UserError, match=rf"make room there, then start it again with hydra\.run\.dir={tmp_path};"):
+        run(config(TaskConfig(limit=1)), tmp_path, World("python"))
+
+
 def test_sampling_is_seeded_by_request(tmp_path: Path) -> None:
     """Another seed gives other texts; the same seed the same, in another batch size too."""
     texts = []
@@ -313,6 +333,57 @@ def test_without_a_way_to_wandb_a_job_goes_on_offline(
         assert run(config(TaskConfig(limit=1), "auto"), tmp_path, World("python"))["requests"] == 1
     assert "(no such host): this run is kept offline" in caplog.text
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP", "read-only"])
+def test_results_do_not_depend_on_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Its service is killed or hangs in mid-run, or cannot begin: all is generated and reported, with one warning."""
+
+    def observe(self: WandbLog, engine: Engine) -> None:
+        for process in children("wandb-core"):
+            os.kill(process, signal.Signals[how])
+        self.flush(engine)
+
+    def init(**_: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(wandb_log, "FINISH_LIMIT_S", 1.0)
+    if how == "read-only":
+        monkeypatch.setattr(wandb, "init", init)
+    else:
+        monkeypatch.setattr(WandbLog, "observe", observe)
+    with caplog.at_level("WARNING"):
+        report = run(config(TaskConfig(limit=2), "offline"), tmp_path, World("python"))
+    assert (report["requests"], len(lines(tmp_path))) == (2, 2)
+    assert (tmp_path / "report.html").exists()
+    [warning] = [record.message for record in caplog.records if "W&B" in record.message]
+    assert warning.startswith("WARNING: W&B is lost: ")
+    assert warning.endswith(". The job goes on without.")
+    end = time.monotonic() + 10
+    while children("wandb-core") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not children("wandb-core"), "its service is ended, too"
+
+
+def test_results_do_not_depend_on_plots_and_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lopa_dist.jobs.run.write_run_page", full)
+        patch.setattr("lopa_dist.jobs.plots.draw", full)
+        with caplog.at_level("WARNING"):
+            report = run(config(TaskConfig(limit=2), plots=True), tmp_path, World("python"))
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert [record.message.split(":")[1] for record in caplog.records] == [
+        " the plots could not be drawn", " report.md and report.html could not be written",
+    ]  # fmt: skip
+    assert run(config(TaskConfig(limit=2), plots=True), tmp_path, World("python")) == report
+    assert (tmp_path / "report.html").exists(), "made good by the next attempt"
 
 
 def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:

@@ -45,6 +45,13 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
     assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
 
 
+def test_a_folder_of_another_shard_is_refused(folder: Path) -> None:
+    """Its results would be lost: the folder has one results.jsonl."""
+    task = TaskConfig("batch", None, str(folder / "prompts.jsonl"), shard=1, shards=3)
+    with pytest.raises(ValueError, match="shard was '0 of 3', is '1 of 3'"):
+        run(config(task, max_new_tokens=32), folder / "array" / "a", World("python"))
+
+
 def test_answers_in_openai_s_form_are_those_of_one_job(tmp_path: Path) -> None:
     """Also of a line whose samples are in different shards."""
     question = "Ann has 3 books . How many books does Ann have now ?"

@@ -45,7 +45,7 @@ def found(folder: Path) -> Trace:
 
 
 def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> None:
-    """Where it begins the first block (prompt_attention=blocks), positions of the answer still count from 0."""
+    """Where it begins the first block (context=blocks), positions of the answer still count from 0."""
     recorder = Recorder()
     decode = DecodeConfig(
         verify="confidence",
@@ -54,7 +54,7 @@ def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> 
         block_size=8,
         max_new_tokens=20,
         tau_conf=0.95,
-        prompt_attention="blocks",
+        context="blocks",
     )
     engine = Engine(small_model, decode, Solo(), EngineConfig(1), on_step=recorder)
     [generation] = engine.generate([Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)])
@@ -76,7 +76,7 @@ def test_accepted_drafts_rejected_ones_and_what_took_their_place(small_model: Tr
         tau_conf=0.95,
         verify="agreement",
         drafts=2,
-        prompt_attention="blocks",
+        context="blocks",
     )
     [generation] = Engine(small_model, decode, Solo(), EngineConfig(1), on_step=recorder).generate(
         [Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)]

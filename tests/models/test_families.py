@@ -180,25 +180,24 @@ def test_conventions(tmp_path: Path) -> None:
         config = read_config(write(tmp_path / name, kind, {}))
         at = training_pattern(config)
         found[name] = (
-            config.shift, config.mask_id, config.pad_id, at.window_attention, at.prompt_attention, at.cache,
-            at.max_active_blocks, at.block_size,
+            config.shift, config.mask_id, config.pad_id, at.context, at.block_size,
         )  # fmt: skip
     assert found == {
-        "dream": (True, 79, 78, "full", "joint", "none", None, 32),
-        "llada": (False, 79, 78, "full", "joint", "none", None, 32),
-        "illada": (False, 5, 0, "full", "joint", "none", None, 32),
-        "sdar": (False, 79, 78, "block_causal", "blocks", "block", 1, 4),
-        "fast_dllm_v2": (True, 79, 78, "block_causal", "blocks", "block", 1, 8),
-        "stable_diffcoder": (False, 5, 1, "block_causal", "blocks", "block", 1, 4),
-        "a2d_qwen3": (False, 79, 78, "full", "joint", "none", None, 32),
-        "a2d_qwen2_bd3lm": (False, 79, 78, "block_causal", "blocks", "block", 1, 8),
-        "i_dlm": (True, 79, 78, "causal", "causal", "block", 1, 32),
-        "qwen2": (True, 80, 78, "causal", "causal", "block", 1, 32),
-        "qwen3": (True, 80, 78, "causal", "causal", "block", 1, 32),
-        "llama": (True, 80, 78, "causal", "causal", "block", 1, 32),
-        "llama3": (True, 80, 78, "causal", "causal", "block", 1, 32),
-        "sdar_moe": (False, 79, 78, "block_causal", "blocks", "block", 1, 4),
-        "rnd1": (False, 79, 78, "full", "joint", "none", None, 32),
+        "dream": (True, 79, 78, "dual", 32),
+        "llada": (False, 79, 78, "dual", 32),
+        "illada": (False, 5, 0, "dual", 32),
+        "sdar": (False, 79, 78, "blocks", 4),
+        "fast_dllm_v2": (True, 79, 78, "blocks", 8),
+        "stable_diffcoder": (False, 5, 1, "blocks", 4),
+        "a2d_qwen3": (False, 79, 78, "dual", 32),
+        "a2d_qwen2_bd3lm": (False, 79, 78, "blocks", 8),
+        "i_dlm": (True, 79, 78, "causal", 32),
+        "qwen2": (True, 80, 78, "causal", 32),
+        "qwen3": (True, 80, 78, "causal", 32),
+        "llama": (True, 80, 78, "causal", 32),
+        "llama3": (True, 80, 78, "causal", 32),
+        "sdar_moe": (False, 79, 78, "blocks", 4),
+        "rnd1": (False, 79, 78, "dual", 32),
     }
     assert [name for name in ALL if not read_config(tmp_path / name).has_mask] == ["qwen2", "qwen3", "llama", "llama3"]
     assert [name for name in ALL if read_config(tmp_path / name).rope_fp32] == ["llada"]
@@ -206,7 +205,7 @@ def test_conventions(tmp_path: Path) -> None:
     assert not read_config(write(tmp_path / "narrow", narrow, {})).rope_fp32
     dream = read_config(tmp_path / "dream")
     d2f = training_pattern(replace(dream, block_size=16), "d2f")
-    assert (d2f.cache, d2f.block_size) == ("block", 16)
+    assert (d2f.context, d2f.block_size) == ("d2f", 16)
 
 
 PUBLISHED = {  # sizes in config.json, and the number of parameters that the model's page gives

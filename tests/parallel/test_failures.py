@@ -46,6 +46,23 @@ def test_a_broken_collective_names_the_silent_rank(failures: Failures) -> None:
         raise TimeoutError("it took too long")
 
 
+def test_a_slow_rank_is_named_by_all_and_by_itself(
+    store: HashStore, failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 is at an fsync for longer than the timeout. When it comes back, rank 1 is gone, but not to blame."""
+    failures.mesh = Mesh(1, 2)
+    monkeypatch.setattr(failures.heart, "silent", list)
+    store.set(keys.WAITS.format(0), "2")
+    store.set(keys.WAITS.format(1), "3")
+    said = r"^rank 0 of 2 is still at an earlier step: busy or hanging, though alive \(seen by rank 1: Timed out\)$"
+    with pytest.raises(RankError, match=said), failures.guard():
+        raise RuntimeError("[gloo/transport] Timed out")
+    slow = Failures(store, World("torchrun", 0, 2), Mesh(1, 2), "gloo", 60.0, Stop(5.0))
+    monkeypatch.setattr(slow.heart, "silent", lambda: [1])
+    with pytest.raises(RankError, match=said), slow.guard():
+        raise RuntimeError("[gloo/transport] Connection closed by peer")
+
+
 def test_a_stop_before_the_first_step_is_left_for_the_others(store: HashStore, failures: Failures) -> None:
     with pytest.raises(Stopped), failures.guard():
         raise Stopped("stopped by SIGTERM before the first step")
@@ -73,7 +90,9 @@ def test_a_rank_at_an_earlier_step_is_named(
     assert str(failures.overdue(True)).startswith("what rank 1 waits for does not come")
 
 
-def test_sigterm_ends_a_rank_only_when_another_is_lost(failures: Failures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_ends_a_rank_only_when_another_is_lost(
+    store: HashStore, failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[tuple[str, int]] = []
     monkeypatch.setattr(failures_file, "die", lambda message, status: said.append((message, status)))
     failures.end_if_lost()
@@ -84,9 +103,12 @@ def test_sigterm_ends_a_rank_only_when_another_is_lost(failures: Failures, monke
             143,
         )
     ]
-    monkeypatch.setattr(failures.heart, "silent", list)
+    with monkeypatch.context() as patch:
+        patch.setattr(failures.heart, "silent", list)
+        failures.end_if_lost()
+    store.add(keys.LEFT, 1)
     failures.end_if_lost()
-    assert len(said) == 1
+    assert len(said) == 1, "the silent one has left in order"
 
 
 def test_errors_of_collectives_are_known() -> None:

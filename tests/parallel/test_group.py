@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from lopa_dist.parallel import group as group_file
 from lopa_dist.parallel.communicator import Solo
-from lopa_dist.parallel.group import Group, choose_backend
+from lopa_dist.parallel.group import Group, choose_backend, mpi_groups
 from lopa_dist.parallel.launcher import LaunchError, World, detect
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.stop import Stop, Stopped
@@ -38,6 +42,26 @@ def test_a_process_that_was_asked_to_stop_does_not_begin() -> None:
     stop.ask("test")
     with pytest.raises(Stopped, match="stopped by test before the first step"):
         group.ready()
+
+
+def test_meeting_again_makes_no_more_mpi_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPICH has 2,046 of them."""
+    made: list[tuple[int, int]] = []
+
+    class World4:
+        def Split(self, color: int, key: int) -> Any:
+            made.append((color, key))
+            return SimpleNamespace(Get_rank=lambda: key, Get_size=lambda: 2)
+
+    mpi_groups.cache_clear()
+    monkeypatch.setattr(group_file, "mpi", lambda: SimpleNamespace(COMM_WORLD=World4()))
+    for meeting in range(9):
+        group = Group.__new__(Group)
+        group.world, group.mesh = World("mpirun", 2, 4), Mesh(1, 2, 2) if meeting < 8 else Mesh(2, 2, 1)
+        group._split_mpi(5.0)
+        assert (group.comm.rank, group.comm.size) == (1 if meeting < 8 else 0, 2)
+    mpi_groups.cache_clear()
+    assert made == [(0, 1), (1, 0), (1, 0), (2, 0)], "a pair for each mesh"
 
 
 def test_impossible_backends() -> None:

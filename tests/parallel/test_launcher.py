@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
-
-from lopa_dist.parallel.launcher import Start, World, detect, rendezvous
+from lopa_dist.parallel.launcher import Start, World, detect
 
 
 def test_a_restart_is_distinguished_from_a_start() -> None:
@@ -37,24 +34,3 @@ def test_mpirun_and_srun() -> None:
     slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_GTIDS": "2,3"}
     assert detect(slurm) == World("srun", 3, 4, 1, 2)
     assert detect({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == World("python")
-
-
-def test_srun_ranks_meet_through_a_file(tmp_path: Path) -> None:
-    """Rank 0 chooses the port; the others read it, and all see one store."""
-    environment = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    counts: list[int] = []
-    stores = []  # rank 0's serves the others until all have ended
-
-    def join(rank: int) -> None:
-        store = rendezvous(World("srun", rank, 3, rank, 3), environment)
-        stores.append(store)
-        counts.append(store.add("x", 1))
-        while store.add("x", 0) < 3:
-            pass
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in (2, 1, 0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(counts) == [1, 2, 3]

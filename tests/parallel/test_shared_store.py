@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lopa_dist.parallel import shared_store
+from lopa_dist.parallel import failures, rendezvous, shared_store
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.failures import Failures, RankError
+from lopa_dist.parallel.failures import Failures, RankError, announce_before_joining
 from lopa_dist.parallel.launcher import LaunchError, World
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.shared_store import SharedStore
@@ -24,12 +24,11 @@ T = TypeVar("T")
 @contextmanager
 def joined(store: HashStore, rank: int, size: int) -> Iterator[SharedStore]:
     world = World("torchrun", rank, size)
-    failures = Failures(store, world, Mesh(size, 1), "gloo", 60.0, Stop(5.0))
+    known = Failures(store, world, Mesh(size, 1), "gloo", 60.0, Stop(5.0))
     try:
-        yield SharedStore(store, world, failures)
+        yield SharedStore(store, world, known)
     finally:
-        failures.watch.close()
-        failures.heart.close()
+        known.close()
 
 
 def on_ranks(size: int, work: Callable[[SharedStore, int], T]) -> list[T]:
@@ -52,6 +51,26 @@ def test_sums_are_on_every_rank() -> None:
     assert on_ranks(3, lambda shared, rank: shared.sum({"a": rank, "b": 1})) == [{"a": 3, "b": 3}] * 3
 
 
+def test_ranks_that_would_do_the_same_agree() -> None:
+    on_ranks(3, lambda shared, rank: shared.agree("work", {"seed": 0, "model": None}))
+
+
+def test_a_rank_that_would_do_something_else_is_named_on_every_rank() -> None:
+    """Before any of them goes on; the message says what differs, and what it is on rank 0."""
+
+    def work(shared: SharedStore, rank: int) -> str:
+        own = {"seed": 0, "decode.tau_conf": 0.3 if rank == 1 else 0.9} | ({"more": 1} if rank == 1 else {})
+        with pytest.raises((ValueError, RankError)) as caught, shared.failures.guard():
+            shared.agree("work", own)
+        return str(caught.value)
+
+    said = (
+        "rank 1 would not do the same as rank 0: decode.tau_conf is 0.3, on rank 0 0.9; more is 1, on rank 0 None. "
+        "Give all ranks the same command line, input, checkpoint and packages"
+    )
+    assert on_ranks(3, work) == [said] * 3
+
+
 def test_long_texts_of_replicas_are_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_store, "PART", 3)
     texts = ["a text with é in it", "", "xyz"]
@@ -59,8 +78,30 @@ def test_long_texts_of_replicas_are_gathered_in_parts(monkeypatch: pytest.Monkey
 
 
 def test_a_rank_that_never_starts_is_not_waited_for_longer() -> None:
-    with joined(HashStore(), 0, 2) as shared, pytest.raises(LaunchError, match="only 1 of 2 ranks joined within 0 s"):
+    with (
+        joined(HashStore(), 0, 2) as shared,
+        pytest.raises(LaunchError, match="1 of 2 ranks are here, not rank 1, after 0 s"),
+    ):
         shared.join(0.1)
+
+
+def test_who_is_awaited_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(rendezvous, "WORD_S", 0.1)
+    with joined(HashStore(), 1, 9) as shared, pytest.raises(LaunchError):
+        shared.join(0.25)
+    said = (
+        "1 of 9 ranks are here, not rank 0, rank 2, rank 3, rank 4, rank 5 and 3 more, after 0 s; they are waited for"
+    )
+    assert 1 <= sum(message.startswith(said) for message in caplog.messages) <= 2
+
+
+def test_an_error_before_joining_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one node cannot read the input."""
+    store = HashStore()
+    monkeypatch.setattr(failures, "rendezvous", lambda world: store)
+    announce_before_joining(World("torchrun", 1, 2), ValueError("task.input=x: no such file"), 5.0)
+    with joined(store, 0, 2) as shared, pytest.raises(RankError, match=r"^rank 1: ValueError: task\.input=x: no such"):
+        shared.join(60.0)
 
 
 @pytest.mark.parametrize(

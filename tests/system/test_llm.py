@@ -21,9 +21,13 @@ from tests.test_llm import PROBLEMS
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 PROGRAM = """
-import json, sys
+import gc, json, os, sys
+import torch
 from lopa_dist import LLM
+from lopa_dist.llm import MEETINGS
 from lopa_dist.parallel import group
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.stop import Stop
 group.PART = 100  # outputs travel in many parts
 folder, prompts, *settings = json.loads(sys.argv[1])
 llm = LLM("embedded", *settings)
@@ -34,6 +38,17 @@ except ValueError as error:
 calls = [llm.generate(some, "embedded_lopa", branches=3) for some in (prompts, prompts[:1])]
 answers = [[(o.text, o.tokens, o.forwards) for o in outputs] for outputs in calls]
 open(f"{folder}/{llm.world.rank}.json", "w").write(json.dumps(answers))
+gc.collect()
+gc.disable()  # what a call used ends with it
+held = []
+for _ in range(12):
+    meeting = group.Group(llm.world, Mesh(1, 2), "auto", 20.0, torch.device("cpu"), Stop(0.0), next(MEETINGS))
+    with meeting.failures.guard():
+        meeting.comm.all_gather(torch.ones(3))
+    held.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+del held[0]
+assert max(files for files, _ in held) < min(files for files, _ in held) + 6, held
+assert max(threads for _, threads in held) < min(threads for _, threads in held) + 6, held
 """
 
 

@@ -111,6 +111,25 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(
     assert results(tmp_path) == plain
 
 
+def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path: Path, plain: Lines) -> None:
+    """With plots and with W&B, whose service a scheduler signals too: all of it is written, and the job goes on."""
+    job = start(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", "logging.plots=true")
+    wait_for(tmp_path, 5, job)
+    ranks = children(job.pid)
+    for service in [process for rank in ranks for process in children(rank)]:
+        os.kill(service, signal.SIGUSR1)
+    os.kill(ranks[1], signal.SIGUSR1)
+    printed = finish(job, tmp_path)
+    assert f"stopped by SIGUSR1; the results so far are kept; go on with hydra.run.dir={tmp_path}" in printed, printed
+    assert "does not answer" not in printed
+    assert "WARNING" not in printed, "W&B goes on to the end"
+    assert {file.name for file in tmp_path.iterdir()} >= {"report.json", "report.md", "report.html", "step_time.png"}
+    [log] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert log.stat().st_size > 1000
+    some = results(tmp_path)
+    assert [line for line in plain if line in some] == some
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_before_the_first_step_is_answered_at_once(tmp_path: Path, ranks: int) -> None:
     """However long the input takes to read: nothing is lost."""

@@ -30,7 +30,7 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
 
 
 SAMPLED = [
-    "decode.branches=3", "task.limit=8", "decode.window_attention=block_causal", "decode.prompt_attention=self",
+    "decode.branches=3", "task.limit=8", "decode.context=d2f_causal",
     "decode.temperature=0.8", "decode.top_p=0.95",
 ]  # fmt: skip
 
@@ -68,7 +68,7 @@ def compare(folder: Path, alone: Lines, data: int, branch: int, tensor: int, *ov
     }  # fmt: skip
     sent = report["comm_bytes_per_step"]
     assert (sent["all_gather"] > 0) == (branch > 1)
-    assert (sent["commit"] > 0) == (branch > 1 and "decode.window_attention=block_causal" not in overrides)
+    assert (sent["commit"] > 0) == (branch > 1 and "decode.context=d2f_causal" not in overrides)
     assert (sent["tensor"] > 0) == (tensor > 1)
 
 

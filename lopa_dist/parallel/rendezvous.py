@@ -1,0 +1,188 @@
+"""The store through which the processes of a job find each other, whatever launched them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi
+from lopa_dist.parallel.stop import Stopped
+from lopa_dist.whole import whole
+
+log = logging.getLogger("lopa_dist")
+POLL_S = 0.02
+REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
+WORD_S = 30.0  # between lines that say who is awaited
+FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
+ENVIRONMENT = (  # that tells where the ranks meet
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_SUBMIT_DIR",
+)  # fmt: skip
+
+
+def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meeting: int = 0) -> Store:
+    """Return a store that all ranks share; every `meeting` of the same processes has keys of its own.
+
+    Raises:
+        LaunchError: the ranks do not find each other.
+        Stopped: torchrun has restarted a job that was asked to stop.
+    """
+    known = tuple((name, environment[name]) for name in ENVIRONMENT if name in environment)
+    store, start = connect(world, known)
+    return PrefixStore(f"{start}/{meeting}", store)
+
+
+@lru_cache(maxsize=16)  # one connection of a process, however often its ranks meet; tests have threads for ranks
+def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, str]:
+    """Return the store without a prefix, and a prefix that all ranks of this start have in common.
+
+    Args:
+        world: of this process.
+        known: of the variables of `ENVIRONMENT`, those that are set.
+    """
+    environment = dict(known)
+    if world.launcher == "torchrun":
+        hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, JOIN)
+        if store.check([keys.STOPPED]):
+            raise Stopped(f"{store.get(keys.STOPPED).decode()}; torchrun started it again in vain")
+        return store, f"lopa_dist/{common_start(store, world)}"
+    first = host(world) if world.rank == 0 else None
+    endpoint = f"{own_address(world)} {first.port}" if first else ""
+    endpoint = (
+        share_by_mpi(world, endpoint) if world.launcher == "mpirun" else share_by_file(world, endpoint, environment)
+    )
+    address, number = endpoint.split()
+    return first or TCPStore(address, int(number), world.size, False, JOIN), "lopa_dist"
+
+
+def common_start(store: Store, world: World) -> int:
+    """Return a number that all ranks of this start have in common, and no rank of an earlier one.
+
+    torchrun's store outlives the ranks that it restarts. What the dead ones wrote must not be read, and how often there
+    was a restart each agent counts for itself. So every rank takes a number when it arrives. Rank 0 has its own written
+    beside every number that was taken, until all ranks of this start have found it there.
+    """
+    own = store.add(keys.ARRIVALS, 1)
+    if world.rank:
+        key = keys.WELCOME.format(own)
+        wait_until(lambda: store.check([key]), world, lambda: f"rank {world.rank} waits for rank 0")
+        start = int(store.get(key))
+        store.add(keys.FOUND.format(start), 1)
+        return start
+    welcomed, found = 0, keys.FOUND.format(own)
+
+    def all_found() -> bool:
+        nonlocal welcomed
+        for number in range(welcomed + 1, (welcomed := store.add(keys.ARRIVALS, 0)) + 1):
+            store.set(keys.WELCOME.format(number), str(own))
+        return store.add(found, 0) == world.size - 1
+
+    wait_until(all_found, world, lambda: f"{1 + store.add(found, 0)} of {world.size} ranks are here")
+    return own
+
+
+def never_again(store: Store, why: str) -> None:
+    """Have ranks that torchrun starts again stop at once, for the job was asked to stop; `store` is a rendezvous'."""
+    if isinstance(store, PrefixStore):
+        store.underlying_store.set(keys.STOPPED, why)
+
+
+def wait_until(
+    reached: Callable[[], bool], world: World, state: Callable[[], str], limit_s: float = JOIN.total_seconds()
+) -> None:
+    """Return when `reached` says so; a line now and then says what is awaited.
+
+    Raises:
+        LaunchError: that took longer than `limit_s`; the message is the `state`.
+    """
+    began = said = time.monotonic()
+    while not reached():
+        now = time.monotonic()
+        if now - began > limit_s:
+            raise LaunchError(f"{state()}, after {limit_s:.0f} s")
+        if now - said > WORD_S and world.local_rank == 0:
+            said = now
+            log.warning("%s, after %.0f s; they are waited for up to %.0f s", state(), now - began, limit_s)
+        time.sleep(pause_s(world.size))
+
+
+def pause_s(size: int) -> float:
+    """Seconds between two looks of a waiting rank at the store: longer with many ranks, which ask the same one."""
+    return max(POLL_S, size / REQUESTS_A_SECOND)
+
+
+def host(world: World) -> TCPStore:
+    """Return the store on this process, for all ranks.
+
+    It has no password, so where all ranks are on this machine, only this machine can reach it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 256 + FILES_A_RANK * world.size
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard)
+        )
+    address = own_address(world)
+    if address != "127.0.0.1":
+        return TCPStore(address, 0, world.size, True, JOIN, False)
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        listener.listen(socket.SOMAXCONN)
+        port = listener.getsockname()[1]
+        return TCPStore(address, port, world.size, True, JOIN, False, master_listen_fd=listener.detach())
+
+
+def share_by_mpi(world: World, endpoint: str) -> str:
+    """Return rank 0's `endpoint` on every rank, by MPI."""
+    everyone = mpi().COMM_WORLD
+    if everyone.Get_size() != world.size:
+        version = mpi().Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+        raise LaunchError(
+            f"mpirun started {world.size} ranks, but mpi4py finds {everyone.Get_size()}: it uses another MPI "
+            f"({version}) than mpirun belongs to. Start the job with the mpirun of that MPI, or install mpi4py for this"
+        )
+    return str(everyone.bcast(endpoint))
+
+
+def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -> str:
+    """Return rank 0's `endpoint` on every rank, by a file in the folder that the job was submitted from.
+
+    Srun gives no address and no broadcast.
+    """
+    file = rendezvous_file(environment)
+    if world.rank == 0:
+        with whole(file) as partial:
+            partial.write_text(endpoint)
+        return endpoint
+    wait_until(file.exists, world, lambda: f"rank {world.rank}: rank 0 wrote no address into {file} (is it shared?)")
+    return file.read_text()
+
+
+def rendezvous_file(environment: Mapping[str, str] = os.environ) -> Path:
+    """One name for every start of every job step."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    job = "-".join(environment.get(n, "0") for n in names)
+    return Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{job}"
+
+
+def own_address(world: World) -> str:
+    """Where the other ranks reach this process."""
+    if world.local_size == world.size:
+        return "127.0.0.1"
+    host = socket.gethostname()
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise LaunchError(f"this host's name {host!r} does not resolve, so other nodes cannot reach it") from error
+    return host

@@ -1,0 +1,205 @@
+"""Faults drawn by a seed: `python -m tests.system.random_faults --count 100 --seed 0`.
+
+Each is a job of two ranks in which something happens to a rank or to its launcher at some stage. The job must end and
+say why. Then it goes on under another launcher and mesh, and its texts and figures must be those of an undisturbed job.
+
+`python -m tests.system.random_faults run STAGE RANK HOW WHOM [overrides]` is such a job. At STAGE, RANK does HOW (a
+signal's name, or raise) to WHOM: itself, or its launcher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.system.conftest import MARK, QUIET, ROOT, marked
+
+REQUESTS, TIMEOUT_S, LIMIT_S = 16, 6, 150
+STAGES = ("joining", "reading", "loading", "first step", "generating", "writing", "merging", "pages")
+OF_RANK_0 = ("merging", "pages")
+FIGURES = ("requests", "errors", "completion_tokens", "forwards", "accuracy", "tpf")
+MPIRUN = Path(sys.executable).parent / "mpirun"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens where."""
+
+    stage: str
+    rank: int
+    how: str
+    whom: str
+    launcher: str
+    mesh: str
+
+    @classmethod
+    def drawn(cls, rng: random.Random, launchers: list[str]) -> Fault:
+        """One that says anything: a process that is stopped before all have joined is waited for."""
+        while True:
+            stage = rng.choice(STAGES)
+            rank = 0 if stage in OF_RANK_0 else rng.randrange(2)
+            how = rng.choice(["SIGKILL", "SIGSTOP", "SIGTERM", "SIGUSR1", "raise"])
+            whom = rng.choice(["itself", "launcher"]) if how in ("SIGKILL", "SIGTERM") else "itself"
+            if not (how == "SIGSTOP" and stage == "joining"):
+                return cls(stage, rank, how, whom, rng.choice(launchers), rng.choice(["data", "branch"]))
+
+
+def launchers() -> list[str]:
+    """Those that are here."""
+    return ["torchrun", "mpirun"] if MPIRUN.exists() else ["torchrun"]
+
+
+def start(launcher: str, module: list[str], folder: Path, mesh: str) -> subprocess.Popen[str]:
+    """A job of two ranks."""
+    two = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
+        "mpirun": [str(MPIRUN), "-n", "2", sys.executable],
+    }
+    overrides = [
+        *QUIET, f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1",
+        "engine.max_sequences=4", f"parallel.{mesh}=2", f"parallel.timeout_s={TIMEOUT_S}", "job.grace_s=1",
+    ]  # fmt: skip
+    return subprocess.Popen(
+        [*two[launcher], *module, *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def finished(job: subprocess.Popen[str]) -> str:
+    """What a job printed until it ended; one that does not end is an error."""
+    try:
+        return job.communicate(timeout=LIMIT_S)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+
+
+def until_it_says(job: subprocess.Popen[str], word: str) -> str:
+    """What a job printed up to `word`; then it is ended. A launcher waits long for a rank that is stopped."""
+    assert job.stdout is not None
+    printed = ""
+    for line in job.stdout:
+        printed += line
+        if word in line:
+            break
+    for process in [job.pid, *marked(f"{MARK}={os.environ[MARK]}".encode())]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    job.communicate()
+    return printed
+
+
+def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Result lines without what depends on time, and figures."""
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["latency_s"]
+    report = json.loads((folder / "report.json").read_text())
+    return lines, {name: report[name] for name in FIGURES}
+
+
+def survive(fault: Fault, folder: Path, undisturbed: Path) -> None:
+    """Run a job with a fault, look at how it ends, and go on with it.
+
+    Raises:
+        AssertionError: nothing named the cause, or the results are not those of the job in `undisturbed`.
+    """
+    module = ["-m", "tests.system.random_faults", "run", fault.stage, str(fault.rank), fault.how, fault.whom]
+    job = start(fault.launcher, module, folder, fault.mesh)
+    said = f"rank {fault.rank} of 2 does not answer"
+    if fault.how == "SIGSTOP":
+        assert said in (printed := until_it_says(job, said)), printed[-3000:]
+    else:
+        printed = finished(job)
+        complete = (job.returncode == 0 and fault.stage in OF_RANK_0) or (folder / "report.html").exists()
+        if fault.how == "raise":
+            assert "planted fault" in printed, printed[-3000:]
+        elif fault.how != "SIGKILL":
+            assert complete or "stopped by SIG" in printed, printed[-3000:]
+        elif fault.launcher == "torchrun":  # MPICH's mpirun ends all ranks at once, and says so itself
+            assert said in printed or fault.whom == "launcher" or "Signal 9 (SIGKILL)" in printed, printed[-3000:]
+    others = [name for name in launchers() if name != fault.launcher] or [fault.launcher]
+    again = start(others[0], ["-m", "lopa_dist"], folder, "data" if fault.mesh == "branch" else "branch")
+    printed = finished(again)
+    assert again.returncode == 0, printed[-3000:]
+    assert outcome(folder) == outcome(undisturbed)
+
+
+def planted(stage: str, rank: int, how: str, whom: str) -> None:
+    """Have the fault happen in this process, if it is `rank`, when it comes to `stage`."""
+    from lopa_dist.engine.runner import Runner
+    from lopa_dist.jobs import run
+    from lopa_dist.parallel.launcher import detect
+
+    if detect().rank != rank:
+        return
+    place: dict[str, tuple[Any, str, int]] = {  # what is called, and the how manieth call it is
+        "joining": (run, "Group", 1), "reading": (run, "JobInput", 1), "loading": (run.EngineBuilder, "load", 1),
+        "first step": (Runner, "forward", 1), "generating": (Runner, "forward", 12),
+        "writing": (run.Job, "write_verdicts", 8), "merging": (run, "merge", 1), "pages": (run.Job, "write_pages", 1),
+    }  # fmt: skip
+    where, name, number = place[stage]
+    real: Callable[..., Any] = getattr(where, name)
+    calls = 0
+
+    def faulty(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            if how == "raise":
+                raise MemoryError("planted fault")
+            os.kill(os.getpid() if whom == "itself" else os.getppid(), signal.Signals[how])
+            time.sleep(0.5)
+        return real(*arguments, **named)
+
+    setattr(where, name, faulty)
+
+
+def main() -> None:
+    """All of them, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    os.environ.setdefault(MARK, str(os.getpid()))
+    rng, bad = random.Random(options.seed), 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        printed = finished(start("torchrun", ["-m", "lopa_dist"], folder / "undisturbed", "data"))
+        assert (folder / "undisturbed" / "report.json").exists(), printed
+        for number in range(options.count):
+            fault, began = Fault.drawn(rng, launchers()), time.monotonic()
+            try:
+                survive(fault, folder / str(number), folder / "undisturbed")
+                result = "survived"
+            except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+                bad += 1
+                result = f"FAILED: {error}"
+            sys.stdout.write(
+                f"{number} {', '.join(map(str, astuple(fault)))}: {time.monotonic() - began:.0f} s, {result}\n"
+            )
+            sys.stdout.flush()
+    sys.exit(f"{bad} of {options.count} failed" if bad else None)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["run"]:
+        from lopa_dist import cli
+
+        planted(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])
+        sys.argv[1:6] = []
+        cli.main()
+    else:
+        main()

@@ -1,0 +1,27 @@
+"""Jobs survive faults drawn at random. `LOPA_FAULTS=100` draws as many; tests/system/random_faults.py shows them."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import alone
+from tests.system.random_faults import REQUESTS, Fault, launchers, survive
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of one process, to which nothing happens."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    alone(folder, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1")
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LOPA_FAULTS", "2"))))
+def test_nothing_is_lost_and_the_cause_is_named(tmp_path: Path, undisturbed: Path, seed: int) -> None:
+    survive(Fault.drawn(random.Random(seed), launchers()), tmp_path, undisturbed)
