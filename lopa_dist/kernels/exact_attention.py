@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
@@ -143,7 +142,7 @@ def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group]) -
         scores = scores.view(height, count, -1, width, ROWS, COLUMNS)
         scores += group.mask
         scores.sub_(scores.amax((3, 5), keepdim=True))
-        weights = F.threshold_(scores, NOTHING, -torch.inf).exp_().view(height, -1, ROWS, COLUMNS)
+        weights = torch.threshold_(scores, NOTHING, -torch.inf).exp_().view(height, -1, ROWS, COLUMNS)
         parts = products(weights.to(v.dtype), v).float().view(height, -1, width, ROWS, dim)
         norm = pairwise(pairwise(weights, 3).view(height, -1, width, ROWS), 2)
         result = pairwise(parts, 2).div_(norm[..., None])
