@@ -131,8 +131,8 @@ class DecodeConfig:
         if self.verify == "agreement":
             if self.branches and not self.drafts:
                 raise ValueError(
-                    f"decode.branches={self.branches} with decode.verify=agreement needs decode.drafts of 1 or more, which "
-                    "its branches verify; decode.branches=0 decode.drafts=0 is plain decoding"
+                    f"decode.branches={self.branches} with decode.verify=agreement needs decode.drafts of 1 or more, "
+                    "which its branches verify; decode.branches=0 decode.drafts=0 is plain decoding"
                 )
             if self.extra_fill:
                 raise ValueError(
