@@ -140,6 +140,9 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"sampling": 1.0}, "sampling: give SamplingParams"),
         (["x"], {"tau_conf": "high"}, "decode.tau_conf: Value 'high'"),
         (["x"], {"tau_conf": 2}, r"decode.tau_conf=2.*between 0 and 1"),
+        (["x", "\ud800"], {}, r"prompts\[1\]: the prompt has half of a surrogate pair"),
+        (["x"], {"sampling": SamplingParams(temperature=10**400)}, r"prompts\[0\]: temperature=1000"),
+        (["x"], {"sampling": SamplingParams(top_k=-(10**5000))}, r"prompts\[0\]: top_k=\(a int\) must be"),
         (["x"], {"decode": DecodeConfig(), "branches": -1}, r"decode.branches=-1: must be at least 0"),
     ],
 )
@@ -164,6 +167,7 @@ def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.Monke
         (["embedded", "decode=embeded"], "decode=embeded: no such preset; did you mean embedded? There are d2f, "),
         (["./nowhere"], r"model.path=./nowhere: no such folder"),
         (["./no where=b"], r"model.path=./no where=b: no such folder"),
+        (["./o'brien/model"], r"model.path=./o'brien/model: no such folder"),
     ],
 )
 def test_what_is_wrong_with_a_setting_is_said(arguments: list[str], message: str) -> None:

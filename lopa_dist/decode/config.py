@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from lopa_dist.checks import check_choices, number, option, require_count
 from lopa_dist.decode.context import CONTEXTS
+
+IntOrAuto: TypeAlias = Any  # `int | str` would have to be told apart wherever the number is used
 
 MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
@@ -43,7 +45,7 @@ class DecodeConfig:
         "which branch wins, and so which lookahead tokens stay",
         ("confidence", "agreement"),
     )
-    drafts: Any = option(  # noqa: RUF009 an integer, or auto
+    drafts: IntOrAuto = option(  # noqa: RUF009
         10,
         "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
     )

@@ -22,6 +22,7 @@ MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
 DECAY = 0.998  # what a count of drafts is worth a step later
 REMEMBERED = 9  # steps of a size, of whose times the median counts
 EXPLORE = 64  # one in so many steps makes another choice, so that what is not chosen is known, too
+RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
 FIRST = ((2, 1), (2, 1), (0, 1))  # choices that a job begins with: cheap ones, of two sizes
 HOPE = 0.8  # probability that a draft is accepted, before any was
 Choice = tuple[int, int]
@@ -32,8 +33,7 @@ class Acceptance:
     """How often drafts were accepted by their depth in the chain, the older ones counting less."""
 
     def __init__(self, deepest: int = MOST_DRAFTS) -> None:
-        self.tried = np.full(deepest, 1.0)
-        self.accepted = np.full(deepest, HOPE)
+        self.tried, self.accepted = np.zeros((2, deepest))
 
     def count(self, drafts: Ints, accepted: Ints) -> None:
         """Count a step: `drafts` ``[S]`` of each sequence, and how many of them were `accepted`."""
@@ -43,7 +43,10 @@ class Acceptance:
 
     def ends(self, drafts: int) -> list[float]:
         """Return with which probability a chain of so many drafts ends at each depth; ``[drafts + 1]``."""
-        reached = np.cumprod(np.append(1.0, (self.accepted / self.tried)[:drafts]))
+        tried = self.tried.sum()
+        share = self.accepted.sum() / tried if tried else HOPE  # what to expect where few were tried
+        rates = (self.accepted + share) / (self.tried + 1)
+        reached = np.cumprod(np.append(1.0, rates[:drafts]))
         return [*(reached[:-1] - reached[1:]).tolist(), float(reached[-1])]
 
 
@@ -59,6 +62,9 @@ class StepTimes:
         """Add a step."""
         size = int(4 * np.log2(max(rows, 1)))  # a class has up to a fifth more rows than the one before
         self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
+
+    def look(self) -> None:
+        """Take what was measured into account."""
         self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
         if len(self.points) > 1:
             x, y = np.array(self.points).T
@@ -66,7 +72,7 @@ class StepTimes:
             self.line = max(float((y - slope * x).mean()), 0.0), slope
 
     def of(self, rows: float) -> float:
-        """Return the expected seconds of a step.
+        """Return the expected seconds of a step, by what was measured until the last `look`.
 
         Beyond what was measured it follows the line, but no row takes longer there than the nearest one measured, and
         more rows take no less time than fewer.
@@ -98,6 +104,7 @@ class LookaheadPolicy:
         self.choice: Choice = FIRST[0] if self.auto else (config.max_chain * config.causal, config.groups)
         self.acceptance, self.times = Acceptance(config.max_chain), StepTimes()
         self.steps = 0
+        self.ranked: list[Choice] = []  # the best first
         self.began: float | None = None  # when the last step began, of which the time counts
         self.rows = 0  # of that step
         self.chosen: dict[int, int] = {}  # steps by masks of a group
@@ -138,12 +145,16 @@ class LookaheadPolicy:
         self.steps += 1
         if self.steps < len(FIRST):
             return FIRST[self.steps]
-        sequences = int((host.branches > 0).sum())
-        ranked = sorted(self.choices(), key=lambda choice: -self.tokens_a_second(choice, sequences))
-        return ranked[1 + self.steps // EXPLORE % 3] if self.steps % EXPLORE == 0 else ranked[0]
+        if self.steps % EXPLORE == 0 and len(self.ranked) > 3:
+            return self.ranked[1 + self.steps // EXPLORE % 3]
+        if not self.ranked or self.steps < 2 * RECONSIDER or self.steps % RECONSIDER == 0:
+            sequences = int((host.branches > 0).sum())
+            self.times.look()
+            self.ranked = sorted(self.choices(), key=lambda choice: -self.tokens_a_second(choice, sequences))
+        return self.ranked[0]
 
     def choices(self) -> list[Choice]:
-        """Return what may be chosen: groups behind the last draft alone, behind a quarter of all depths, behind all."""
+        """Return what may be chosen: a group behind the last draft alone, two, or for a quarter, half or all depths."""
         counts = {masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1} for masks in MASKS}
         return [(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
 

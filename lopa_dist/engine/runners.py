@@ -69,6 +69,11 @@ class Runners:
             raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
         self.static = possible and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
         self.network = merged(model)  # before anyone asks how much memory is free
+        if reproducible and device.type == "cuda" and shape.experts is not None:
+            raise ValueError(
+                "engine.reproducible=true on a GPU cannot go with a mixture of experts: the library multiplies them, "
+                "in bits that may depend on the batch"
+            )
         if reproducible and device.type == "cuda" and not self.static:
             raise ValueError(
                 "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, parallel.tensor=1"

@@ -40,6 +40,11 @@ class Work:
         passed = [sum(count for drafts, count in self.accepted.items() if drafts >= d) for d in range(1, deepest + 1)]
         return [a / b for a, b in zip(passed, reached, strict=True)]
 
+    def accepted_share(self) -> float:
+        """Return how many of all drafts that were verified were accepted, as a share; 0 where there were none."""
+        tried = sum(drafts * count for drafts, count in self.proposed.items())
+        return sum(drafts * count for drafts, count in self.accepted.items()) / tried if tried else 0.0
+
     def accepted_per_forward(self) -> float:
         """Return the mean number of drafts accepted in a sequence forward that had any; 0 where none had."""
         forwards = sum(self.accepted.values())

@@ -12,7 +12,7 @@ import torch
 
 from lopa_dist.config import Config
 from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.journal import Journal
+from lopa_dist.jobs.journal import FORMAT, Journal
 from lopa_dist.jobs.packed import RequestIds
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
@@ -98,7 +98,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,
     }
-    settings = {"model": model, "decode": asdict(config.decode), "seed": config.seed, "task": task.name}
+    settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": asdict(config.decode)}
+    settings |= {"seed": config.seed, "task": task.name}
     if task.shards > 1:  # a folder that has another share would lose its results
         settings["shard"] = f"{task.shard} of {task.shards}"
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts

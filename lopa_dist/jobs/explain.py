@@ -28,7 +28,14 @@ from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find, local
 from lopa_dist.parallel.launcher import World
 
-KINDS = {"int": "an integer", "float": "a number", "bool": "true, false", "None": "null", "list[str]": "a list"}
+KINDS = {
+    "IntOrAuto": "an integer, or auto",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true, false",
+    "None": "null",
+    "list[str]": "a list",
+}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
 RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", NAME, LINES)
+FORMAT = 2  # of the entries; those of another one lack figures, so a journal that has them is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
@@ -224,7 +225,7 @@ def merge(
                     failed += 1
                     continue
                 attempt = attempt_of(parts[part_of[index]])
-                work.add(entry.get("work", {}))  # there is none in a journal of an older version
+                work.add(entry["work"])
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None:
                 write_line(out, numbers[index], rejected(index))

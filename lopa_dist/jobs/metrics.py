@@ -71,7 +71,13 @@ def build_report(
     rates = tokens / np.maximum(seconds, 1e-9)
     wins = [work.wins.get(j, 0) for j in range(config.decode.max_branches)]
     accepted, acceptance = work.accepted_per_forward(), work.acceptance()  # a forward; by depth, in shares
-    drafts = {"m": config.decode.drafts, "accepted_per_forward": accepted, "acceptance": acceptance}
+    drafts = {
+        "m": config.decode.drafts,
+        "accepted_per_forward": accepted,
+        "accepted_share": work.accepted_share(),
+        "acceptance": acceptance,
+        "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards by drafts
+    }
     steps, world = max(1, statistics.steps), group.world
     own = {"python": platform.python_version(), "lopa_dist": __version__}
     return {

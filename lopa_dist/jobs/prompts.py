@@ -130,6 +130,8 @@ class Encoder:
         if most > limit:
             reason = f"max_tokens={most} is above decode.max_new_tokens={limit}; lower it or raise that"
             return rejected(index, item, reason)
+        if self.config.decode.causal and not len(ids):
+            return rejected(index, item, "the prompt is empty, and a causal model writes behind a token; send a prompt")
         size = f"the prompt has {len(ids)} tokens and {most} are to be generated, but"
         remedy = "shorten the prompt or lower max_tokens (decode.max_new_tokens)"
         if len(ids) + most > self.model.max_positions:

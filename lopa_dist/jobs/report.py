@@ -146,10 +146,13 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
 
 def drafts_sentence(drafts: dict[str, Any]) -> str:
     """Return how many drafts were accepted, and what that means."""
+    chains = {int(length): count for length, count in drafts.get("chains", {}).items()}
+    verified = sum(length * count for length, count in chains.items()) / max(1, sum(chains.values()))
+    some = f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} a branch"
+    share = f" ({drafts['accepted_share']:.0%} of those verified)" if "accepted_share" in drafts else ""
     return (
-        f"Drafts: {drafts['m']} a branch; {drafts['accepted_per_forward']:.2f} accepted a forward. A draft is accepted "
-        "if the model, in the context of the drafts before it, predicts the same token. Accepted with all before it, "
-        "by depth:"
+        f"Drafts: {some}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}. A draft is accepted if the "
+        "model, in the context of the drafts before it, predicts the same token. Accepted with all before it, by depth:"
     )
 
 

@@ -116,6 +116,11 @@ def way(report: dict[str, Any]) -> str:
     """How the answers were decoded."""
     decode = report["decode"]
     branches = f"{decode['branches']} lookahead branch{'' if decode['branches'] == 1 else 'es'} beside the anchor"
+    if decode.get("context") == "causal":
+        if not decode["drafts"]:
+            return "decoded one token at a time"
+        many = "as many drafts as are fastest" if decode["drafts"] == "auto" else f"{decode['drafts']} drafts"
+        return f"decoded with exact lookahead ({many}): the text is that of one token at a time"
     if decode["verify"] == "agreement":
         beside = f", {branches}" if decode["branches"] else ""
         return f"decoded with verified lookahead ({decode['drafts']} drafts a branch{beside})"

@@ -198,7 +198,7 @@ def show(found: Trace, console: Console) -> None:
             position, text = step.rejected
             instead = found.texts[position].strip()
             replaced = step.filled.get(position) == BONUS and instead != text.strip()
-            why = f"the model said {instead!r}" if replaced else "what the model said was too improbable"
+            why = f"the model said {instead!r}" if replaced else "the text had ended before it"
             console.print(Text(f"  rejected: {text.strip()!r}; {why}", style="dim"))
         line = Text()
         for position in range(step.end):

@@ -26,6 +26,8 @@ from lopa_dist.ragged import Ints, to_device
 
 ROWS, COLUMNS = 8, 32  # of the products: query rows with their stacked heads, and K/V columns
 MOST_COLUMNS = 1 << 17  # gathered at once, of all segments together: it bounds memory
+NOTHING = -60.0  # a score so far below the row's best one has weight 0: it is far less than a rounding error, and a CPU
+# takes a hundred times as long for the tiny numbers that would follow from it
 FEW_PRODUCTS = 256  # so many more cost less than another group
 
 
@@ -139,7 +141,8 @@ def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group]) -
         scores = products(query.reshape(height, -1, ROWS, dim), k.transpose(1, 2)).float()
         scores = scores.view(height, count, -1, width, ROWS, COLUMNS)
         scores += group.mask
-        weights = scores.sub_(scores.amax((3, 5), keepdim=True)).exp_().view(height, -1, ROWS, COLUMNS)
+        scores.sub_(scores.amax((3, 5), keepdim=True))
+        weights = torch.threshold_(scores, NOTHING, -torch.inf).exp_().view(height, -1, ROWS, COLUMNS)
         parts = products(weights.to(v.dtype), v).float().view(height, -1, width, ROWS, dim)
         norm = pairwise(pairwise(weights, 3).view(height, -1, width, ROWS), 2)
         result = pairwise(parts, 2).div_(norm[..., None])

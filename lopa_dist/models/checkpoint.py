@@ -32,14 +32,16 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
     if not file.exists():
         raise CheckpointError(f"{folder}: no config.json; model.path must name a Hugging Face checkpoint folder")
     raw, generation = read_json(file), read_json_if_there(folder / "generation_config.json")
-    special = special_tokens(folder)
     try:
+        special = special_tokens(folder)
         config = model_config(raw, generation, special, repository(folder))
         return config if mask_adapter is None else with_masks(config, special_tokens(mask_adapter))
     except KeyError as error:
         raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
     except ValueError as error:
         raise CheckpointError(f"{file}: {error}") from error
+    except (TypeError, AttributeError, ArithmeticError, IndexError) as error:
+        raise CheckpointError(f"{file}, or a file beside it: a value of the wrong kind ({error})") from error
 
 
 def load_model(

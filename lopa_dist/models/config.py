@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from lopa_dist.kernels.rope import Llama3Scaling
 
+SIZES = (
+    "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size", "max_positions",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -31,6 +35,9 @@ class ModelConfig:
 
     A model without a mask token has the first id behind its vocabulary as `mask_id`: it marks what is not filled yet,
     is never predicted and in no prompt, and has no embedding, so that a row of it is an error.
+
+    Raises:
+        ValueError: a size or a constant that is none.
     """
 
     family: str
@@ -56,6 +63,16 @@ class ModelConfig:
     experts: Experts | None = None  # instead of one feed-forward a layer
     rotated: int | None = None  # dimensions of a head that are rotated; null: all
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be a positive integer")
+        for name in ("rms_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise ValueError(f"{name}={value!r}: must be a positive number")
 
     @property
     def has_mask(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 ASSETS = Path(__file__).parent.parent / "assets"
-SHIPPED = ("embedded", "lists")
+SHIPPED = ("embedded", "lists", "causal")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
 PROBES, PROBE_BYTES = 64, 65_536

@@ -14,14 +14,22 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     From `tokenizer.json`; else from `vocab.json` and `merges.txt`, which is all that Dream has: its tokenizer class is
     remote code, but what it does is Qwen2's byte-level BPE.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
     """
-    if (folder / "tokenizer.json").exists():
-        return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
-    if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
+    kind = PreTrainedTokenizerFast
+    if not (folder / "tokenizer.json").exists():
+        if not (folder / "vocab.json").exists() or not (folder / "merges.txt").exists():
+            raise CheckpointError(f"{folder}: no tokenizer.json, and no vocab.json with merges.txt")
         from transformers import Qwen2TokenizerFast  # importing it takes a tenth of a process's start, and few need it
 
-        return Qwen2TokenizerFast.from_pretrained(folder, trust_remote_code=False)
-    raise CheckpointError(f"{folder}: no tokenizer.json, and no vocab.json with merges.txt")
+        kind = Qwen2TokenizerFast
+    try:
+        return kind.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # what its libraries raise over damaged files has nothing in common
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{folder}: its tokenizer cannot be read ({reason}); fetch the files again") from error
 
 
 def special_tokens(folder: Path) -> dict[str, int]:

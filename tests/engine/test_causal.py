@@ -187,11 +187,13 @@ def test_acceptance_and_times_choose() -> None:
     policy.acceptance = accepted(0.9)
     for rows in (1, 64, 512, 4096, 10**5):
         policy.times.measured(rows, 1.0)
+    policy.times.look()
     best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
     assert best[0] == max(MASKS)
     policy.times = StepTimes()
     for rows in (1, 64, 512, 4096):
         policy.times.measured(rows, float(rows))
+    policy.times.look()
     policy.acceptance = accepted(0.3)
     best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
     assert best == (0, 1)
@@ -216,6 +218,7 @@ def test_times_lie_between_those_measured() -> None:
     assert times.of(10) == times.of(1000)
     times.measured(100, 2.0)
     times.measured(200, 3.0)
+    times.look()
     assert times.of(150) == 2.5
     assert 1.0 <= times.of(50) < 2.0  # no row takes longer than the nearest one measured
     assert 3.0 < times.of(400) <= 6.0

@@ -31,6 +31,7 @@ def test_gsm8k_reports_both_accuracies(tmp_path: Path) -> None:
     assert "accuracy, flexible" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("sandbox_to_itself")
 def test_humaneval_without_running_code_is_not_judged(tmp_path: Path) -> None:
     row = {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "test": "def check(f): 1 / 0"}
     (tmp_path / "test.jsonl").write_text(json.dumps(row))

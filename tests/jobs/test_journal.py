@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {"decode": {"branches": 3}, "seed": 0}
 
 
 def entry(name: str, text: str = "x") -> dict[str, Any]:
-    return {"id": name, "at": 1.0, "figures": {"tokens": 1}, "line": {"custom_id": name, "text": text}}
+    return {"id": name, "at": 1.0, "figures": {"tokens": 1}, "work": {}, "line": {"custom_id": name, "text": text}}
 
 
 def started(folder: Path) -> Journal:
@@ -166,3 +166,14 @@ def test_two_jobs_at_once_in_one_folder(tmp_path: Path) -> None:
     Writer(tmp_path, 1, 0).close()
     with pytest.raises(ValueError, match="another job has begun in it at the same moment"):
         Writer(tmp_path, 1, 0)
+
+
+def test_an_answer_with_a_verdict_counts_more_than_one_without(tmp_path: Path) -> None:
+    """And one without is not done."""
+    journal = started(tmp_path)
+    without = {"unjudged": True}
+    append(tmp_path, 1, 0, entry("a", "first") | without, entry("b", "first") | without, entry("c", "first"))
+    append(tmp_path, 2, 0, entry("a", "second"), entry("b", "second") | without)
+    assert [*journal.done(ids_of("a", "b", "c"))] == [1, 0, 1]
+    merged = merge(journal, tmp_path, ids_of("a", "b", "c"), lambda i: {}, range(3))
+    assert (merged.unjudged, [r["text"] for r in results(tmp_path)]) == (1, ["second", "first", "first"])

@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 COUNT = 8_000
 ENTRY: dict[str, Any] = {
     "at": 1.5,
+    "work": {"rows": 400, "prompt_tokens": 50},
     "figures": {"tokens": 40, "forwards": 9, "seconds": 0.5, "first_step_seconds": 0.1, "filled": 64, "correct": None},
     "line": {"custom_id": "a", "text": "word " * 200, "finish_reason": "stop", "tpf": 4.4},
 }

@@ -120,7 +120,7 @@ def changed(value: Any, choices: tuple[Any, ...]) -> Any:
 @pytest.mark.parametrize("key", KEYS)
 def test_every_other_key_refuses_a_resume_and_a_merge(key: str) -> None:
     made = composed(["task=humaneval", "task.allow_code_execution=true", "model.dtype=fp32"])
-    builder: Any = SimpleNamespace(folder=EMBEDDED, dtype="fp32")
+    builder: Any = SimpleNamespace(revision="r", adapter_revision=None, dtype="fp32")
     section, _, name = key.rpartition(".")
     holder = getattr(made, section) if section else made
     before = journal_settings(made, builder), reported(made, builder)

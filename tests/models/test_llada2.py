@@ -77,7 +77,7 @@ def test_conventions(folder: Path) -> None:
         shared=32, dense_layers=1,
     )  # fmt: skip
     at = training_pattern(config)
-    assert (at.window_attention, at.prompt_attention, at.block_size) == ("block_causal", "blocks", 32)
+    assert (at.context, at.block_size) == ("blocks", 32)
 
 
 def test_biases_stay_in_fp32(folder: Path) -> None:

@@ -21,11 +21,6 @@ if not sys.platform.startswith("linux"):
 
 pytestmark = pytest.mark.usefixtures("sandbox_to_itself")
 
-try:
-    check(True)
-except ValueError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
 QUICK = Limits(wall_s=1.0)
 FORGE = (
     "import contextlib, os\nfor fd in range(3, 64):\n    with contextlib.suppress(OSError): "  # what is written follows

@@ -1,0 +1,158 @@
+"""Whether the causal model's texts stay the same whatever it looks ahead, and how fast they come.
+
+    python -m benchmarks.lossless --part texts                     # 2,000 problems: half an hour
+    python -m benchmarks.lossless --part speed                     # 256 problems, 1 to 256 in flight: half an hour
+    python -m benchmarks.lossless --part speed --problems 64 --in-flight 1
+
+On one thread, with the held-out problems of `--seed`. `texts` compares every text with that of one token at a time,
+greedy and sampled. In `speed` the ways of decoding take turns, in `--rounds` rounds whose medians count, and the masked
+model with its best settings takes part. Results go to benchmarks/results/lossless.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.embedded import RESULTS, requests_of
+from lopa_dist.config import ModelOptions
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.tasks.arithmetic import Arithmetic
+
+IN_FLIGHT = (1, 4, 16, 64, 256)
+CAUSAL = DecodeConfig(context="causal", drafts=0, max_new_tokens=64)
+MASKED = DecodeConfig(drafts=10, block_size=16, max_new_tokens=64)
+LOOKAHEADS: dict[str, dict[str, Any]] = {
+    "one token at a time": {},
+    **{f"n = {n}": {"drafts": n} for n in (1, 2, 4, 8, 16)},
+    "n = 4, all groups": {"drafts": 4, "groups": 5},
+    "n = 8, all groups": {"drafts": 8, "groups": 9},
+    "n = 16, all groups": {"drafts": 16, "groups": 17},
+    "auto": {"drafts": "auto"},
+}
+MASKED_SETTINGS: dict[str, dict[str, Any]] = {
+    "masked model": {},
+    "masked model, one block": {"max_active_blocks": 1},
+}
+TEMPERATURES = (0.0, 0.7, 1.0)
+Found = dict[str, Any]
+
+
+def generate(builder: EngineBuilder, config: DecodeConfig, in_flight: int, problems: int, seed: int) -> Found:
+    """Answer the problems; returns the texts and what is counted of them."""
+    task = Arithmetic(problems, "held_out", seed)
+    items = list(task.items())
+    requests = requests_of(items, builder.tokenizer, config.max_new_tokens)
+    engine = builder.engine(config, EngineConfig(in_flight))
+    began = time.perf_counter()
+    done = sorted(engine.generate(requests), key=lambda generation: generation.request.index)
+    seconds = time.perf_counter() - began
+    texts = [generation.tokens for generation in done]
+    tokens, statistics = sum(map(len, texts)), engine.statistics
+    right = [task.score(item, builder.tokenizer.decode(text)).correct for item, text in zip(items, texts, strict=True)]
+    return {
+        "texts": texts,
+        "accuracy": sum(right) / len(right),
+        "tokens_per_s": tokens / seconds,
+        "tpf": tokens / statistics.forwards,
+        "rows_per_token": statistics.rows / tokens,
+        "accepted_per_forward": statistics.accepted_per_forward(),
+        "accepted_share": statistics.accepted_share(),
+        "acceptance": [round(share, 4) for share in statistics.acceptance()],
+        "chosen": dict(sorted(engine.lookahead.chosen.items())) if config.causal else {},
+    }
+
+
+def texts(builder: EngineBuilder, arguments: argparse.Namespace) -> list[Found]:
+    """Compare every way of looking ahead with one token at a time, at several temperatures."""
+    rows = []
+    for temperature in TEMPERATURES:
+        plain: list[list[int]] = []
+        found = {}
+        for name, setting in LOOKAHEADS.items():
+            if temperature and setting.get("drafts") not in (None, 4, 8, "auto"):
+                continue
+            config = replace(CAUSAL, temperature=temperature, **setting)
+            result = generate(builder, config, 64, arguments.problems, arguments.seed)
+            written = result.pop("texts")
+            plain = plain or written
+            result["equal"] = sum(one == other for one, other in zip(written, plain, strict=True))
+            found[name] = result
+            rows.append({"part": "texts", "decoding": name, "temperature": temperature, "in_flight": 64, **result})
+            print(f"{temperature} {name}: {result['equal']} of {len(plain)} equal", flush=True)
+        show(f"temperature {temperature:g}, {arguments.problems} problems", found)
+    return rows
+
+
+def speed(builder: EngineBuilder, arguments: argparse.Namespace) -> list[Found]:
+    """Time every way of looking ahead, and the masked model, with few and many sequences in flight."""
+    masked = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
+    masked.load(warn=False)
+    ways = {name: (builder, replace(CAUSAL, **setting)) for name, setting in LOOKAHEADS.items()}
+    ways |= {name: (masked, replace(MASKED, **setting)) for name, setting in MASKED_SETTINGS.items()}
+    rows = []
+    for in_flight in arguments.in_flight or IN_FLIGHT:
+        problems = max(arguments.problems if in_flight > 1 else arguments.problems // 4, in_flight)
+        rounds: dict[str, list[Found]] = {name: [] for name in ways}
+        for _ in range(arguments.rounds):
+            for name, (of, config) in ways.items():
+                rounds[name].append(generate(of, config, in_flight, problems, arguments.seed))
+        found = {}
+        for name, results in rounds.items():
+            found[name] = results[-1] | {"tokens_per_s": median(result["tokens_per_s"] for result in results)}
+            del found[name]["texts"]
+            rows.append(
+                {"part": "speed", "decoding": name, "in_flight": in_flight, "problems": problems, **found[name]}
+            )
+        show(f"{in_flight} in flight, {problems} problems, medians of {arguments.rounds} rounds", found)
+    return rows
+
+
+def show(title: str, found: dict[str, Found]) -> None:
+    """Print one table."""
+    table = Table("decoding", "tokens/s", "accuracy", "tokens a forward", "rows a token", "accepted", title=title)
+    for name, r in found.items():
+        table.add_row(
+            name, f"{r['tokens_per_s']:.0f}", f"{r['accuracy']:.1%}", f"{r['tpf']:.2f}", f"{r['rows_per_token']:.1f}",
+            f"{r['accepted_per_forward']:.2f}",
+        )  # fmt: skip
+    Console(width=100).print(table)
+
+
+def main() -> None:
+    """Measure, print, and keep the results of this part and seed in place of older ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("texts", "speed"), default="texts")
+    parser.add_argument("--problems", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--in-flight", type=int, action="append", help=f"sequences; may be repeated ({IN_FLIGHT})")
+    arguments = parser.parse_args()
+    arguments.problems = arguments.problems or {"texts": 2000, "speed": 256}[arguments.part]
+    torch.set_num_threads(1)
+    builder = EngineBuilder(ModelOptions(path="causal", dtype="fp32"), torch.device("cpu"))
+    builder.load(warn=False)
+    rows = (texts if arguments.part == "texts" else speed)(builder, arguments)
+    file = RESULTS / "lossless.json"
+    older = json.loads(file.read_text())["rows"] if file.exists() else []
+    same = {(arguments.part, arguments.seed, row["in_flight"]) for row in rows}
+    kept = [row for row in older if (row["part"], row["seed"], row["in_flight"]) not in same]
+    rows = [{"seed": arguments.seed, "problems": arguments.problems, **row} for row in rows]
+    machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
+    RESULTS.mkdir(exist_ok=True)
+    file.write_text(json.dumps(machine | {"rows": kept + rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
