@@ -35,7 +35,6 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.embedded
 	$(BIN)/python -m benchmarks.host_time
-	$(BIN)/python -m benchmarks.branch_share
 	$(BIN)/python -m benchmarks.branch_scaling
 
 bench-gpu: $(STAMP)

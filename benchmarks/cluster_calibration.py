@@ -22,11 +22,11 @@ from benchmarks.cluster_simulator import Gains
 from benchmarks.embedded import BASE, UNVERIFIED, drafted, requests_of
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.decode.draft_rows import rows_of_branch
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.rows.draft_rows import rows_of_branch
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures

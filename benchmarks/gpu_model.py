@@ -28,7 +28,6 @@ from torch import Tensor
 from benchmarks.gpu_bench import Bench, Row
 from benchmarks.roofline import BF16, FP8, MODELS, Bar, Case, halved, ratio, step_bar, work
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -42,6 +41,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.rows.forward_batch import ForwardBatch
 
 PARTS = ("step", "whole", "eager")
 PREFIXES, WINDOWS, BRANCHES = (256, 1024, 2048), (32, 64, 96), (1, 2, 4, 8)

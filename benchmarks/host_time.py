@@ -10,7 +10,7 @@ device would wait for: from the arrival of the step's copy to where the next for
 the host is left alone, as by a GPU: every run is repeated with its records, and where the model would run, the host
 only looks at the clock for `FORWARD_S`. A forward on the CPU empties its caches, which makes what follows slower.
 Requests come one after the other, as in a job, many times as many as are in flight: with one, most steps then find
-the structure of an earlier one (`decode.layout`).
+the structure of an earlier one (`rows.layout`).
 """
 
 from __future__ import annotations

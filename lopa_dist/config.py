@@ -344,10 +344,10 @@ def check_keys(overrides: list[str]) -> None:
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
-        if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
-            continue
         if gone := instead(key, value):
             raise UserError(f"{override}: this setting is gone; {gone}")
+        if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
+            continue
         if key not in known:
             close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]

@@ -28,6 +28,10 @@ REMOVED = {
     "decode.cache=token": f"write decode.context=d2f; {TRIED}",
     "decode.cache=prefix": f"write decode.context=dual; {TRIED}",
     "decode.canvas": "leave it out: it is whole with decode.context=vanilla and dual",
+    "engine=default": "leave it out: it said what settings are without it",
+    "parallel=auto": "leave it out: it said what settings are without it",
+    "logging=default": "leave it out: it said what settings are without it",
+    **{f"experiment=s{n}": "docs/inputs.md has the settings to write instead" for n in range(1, 19)},
 }
 """By a key, or a key with one of its values: what to write instead."""
 

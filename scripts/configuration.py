@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -54,15 +53,10 @@ def section_page(name: str, section: Any) -> str:
     return "\n".join([f"### {name or 'The root'}", "", text, "", *table])
 
 
-def in_order(file: Path) -> list[tuple[str, int]]:
-    """A key to sort names by, in which s2 comes before s10."""
-    return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", file.stem)]
-
-
 def presets(group: str, title: str) -> str:
     """What each preset of a group is, by the comment that its file begins with."""
     lines = [f"### {title}", "", f"| `{group}=` | |", "|---|---|"]
-    for file in sorted((CONF / group).glob("*.yaml"), key=in_order):
+    for file in sorted((CONF / group).glob("*.yaml")):
         comment = []
         for line in file.read_text().splitlines():
             if line.startswith("# @package"):

@@ -36,9 +36,10 @@ choose_work() {
     local task=()
     while [ "$1" != -- ]; do task+=("$1"); shift; done
     shift
+    [ -z "$(value_of task "$@")" ] || task=() # the user's goes before the script's
     WORK=("${task[@]}" "$@")
     if [ -z "$(value_of model "$@")$(value_of model.path "$@")" ]; then
-        if [ -n "$(value_of task.input "$@")" ]; then
+        if [ -n "$(value_of task "$@")$(value_of task.input "$@")" ]; then
             say "no model= or model.path= given: the embedded model runs"
         else
             say "no model= or model.path= given: the embedded model runs on its own word problems instead"

@@ -86,7 +86,7 @@ def test_verification_that_makes_no_sense_is_refused(given: dict[str, Any], name
         DecodeConfig(**given)
 
 
-@pytest.mark.parametrize("group", ["model", "task", "decode", "parallel", "engine", "logging", "experiment"])
+@pytest.mark.parametrize("group", ["model", "task", "decode", "launcher", "experiment"])
 def test_every_choice_of_every_group_composes(group: str) -> None:
     needed = {"local": ["model.path=x"], "batch": ["task.input=x"], "harness": ["task.harness=x"]}
     choices = [f.stem for f in (cli.CONF / group).glob("*.yaml")]
@@ -97,21 +97,24 @@ def test_every_choice_of_every_group_composes(group: str) -> None:
         composed(f"{group}={choice}", *needed.get(choice, []))
 
 
+def paper_settings() -> list[list[str]]:
+    """What docs/inputs.md says to write for S1, S2, ... of the paper."""
+    page = (cli.CONF.parent / "docs" / "inputs.md").read_text()
+    return [line.split() for line in re.findall(r"^\| S\d+ \|.*\| `(.*)` \|$", page, re.MULTILINE)]
+
+
 def test_paper_settings() -> None:
-    """S1 and S12 of the paper: BP counts the anchor as a branch, so 4 ranks are k = 3."""
-    first, last = composed("experiment=s1").decode, composed("experiment=s12").decode
-    assert (first.branches, first.tau_conf, first.tau_act, first.tau_add) == (3, 0.95, 0.95, 0.1)
-    last = resolve_decode(last, PATTERNS["d2f"])
-    assert (last.branches, last.tau_conf, last.block_size, last.max_new_tokens) == (7, 0.7, 32, 512)
-    assert last.context == "d2f"
-    assert last.max_active_blocks is None
-
-
-def test_ascend_settings() -> None:
-    """S13 to S18: the thresholds of S1 to S6, block-causal windows."""
-    for i in range(1, 7):
-        ours, ascend = (composed(f"experiment=s{n}").decode for n in (i, i + 12))
-        assert ascend == replace(ours, context="d2f_causal")
+    """The paper counts the anchor as a branch: its 4 are k = 3. S13 to S18 are S1 to S6 in another context."""
+    settings = paper_settings()
+    thresholds = [0.95, 0.9, 0.85, 0.8, 0.75, 0.7]
+    assert len(settings) == 18
+    for n, line in enumerate(settings):
+        found = resolve_decode(composed(*line).decode, PATTERNS["d2f"])
+        assert (found.branches, found.drafts, found.verify) == (7 if 6 <= n < 12 else 3, 0, "confidence")
+        assert found.tau_conf == found.tau_act == thresholds[n % 6]
+        assert (found.tau_add, found.block_size, found.max_new_tokens) == (0.1, 32, 512)
+        assert found.context == ("d2f" if n < 12 else "d2f_causal")
+        assert found.max_active_blocks is None
 
 
 @pytest.mark.parametrize(
@@ -295,7 +298,7 @@ def test_right_keys_pass() -> None:
             "decode.branches=3",
             "model=local",
             "hydra.run.dir=x",
-            "+experiment=s1",
+            "+experiment=table5_math",
             "logging.wandb.mode=offline",
         ]
     )
@@ -529,6 +532,8 @@ def test_times_and_temperatures_are_numbers(key: str, value: str) -> None:
     ("override", "message"),
     [
         ("decode.alpha=0.5", "decode.alpha=0.5: this setting is gone; leave it out"),
+        ("engine=default", "engine=default: this setting is gone; leave it out"),
+        ("+experiment=s13", "experiment=s13: this setting is gone; docs/inputs.md has the settings to write instead"),
         ("decode.verify=plain_exact", "take decode.verify=agreement"),
         ("decode.branches=auto", "give a number"),
         ("decode.one_block_from=2", "decode.max_active_blocks=1"),
@@ -547,6 +552,9 @@ def test_what_replaces_a_setting_is_a_setting() -> None:
     known = leaves(OmegaConf.structured(Config))
     for gone, instead in REMOVED.items():
         key, _, value = gone.partition("=")
+        if "." not in key:  # a preset
+            assert not (cli.CONF / key / f"{value}.yaml").exists(), gone
+            continue
         assert (key in known) == (bool(value) and key not in REMOVED), gone
         assert set(re.findall(r"(?:decode|engine)\.\w+", instead)) <= set(known), gone
 

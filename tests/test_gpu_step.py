@@ -15,7 +15,7 @@ import torch
 from benchmarks import gpu_attention, gpu_bench, gpu_model, gpu_step
 from benchmarks.gpu_bench import Bench, Row
 from benchmarks.roofline import BF16, DREAM, FP8, LLADA, Bar, Case, Deadline, Machine, halved, step_bar, work
-from lopa_dist.decode import ForwardBatch
+from lopa_dist.rows import ForwardBatch
 
 H200 = Machine(bandwidth=4.3e12, rate=7e14, fp8_rate=1.4e15)
 

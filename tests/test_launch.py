@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = [ROOT / "launch" / f"{name}.sh" for name in ("gsm8k", "math", "humaneval", "mbpp", "batch")]
+SCRIPTS = [ROOT / "launch" / f"{name}.sh" for name in ("gsm8k", "job", "batch")]
 OUTSIDE = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
 
 
@@ -41,6 +42,31 @@ def test_a_job_that_was_submitted_elsewhere_says_where_to_submit_it(script: Path
     ran = started(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
     assert ran.returncode == 1
     assert "run sbatch in the checkout of lopa_dist" in ran.stderr
+
+
+def test_scripts_ask_slurm_for_the_same() -> None:
+    """Slurm reads what a job needs from the script itself, so each has a copy."""
+    asked = [re.findall("^#SBATCH (?!--job-name).*", script.read_text(), re.MULTILINE) for script in SCRIPTS]
+    assert asked[0]
+    assert asked[0] == asked[1] == asked[2]
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "work"),
+    [
+        ("gsm8k", ["model=m"], "task=gsm8k model=m"),
+        ("gsm8k", [], ""),  # the embedded model solves its own problems
+        ("gsm8k", ["model=m", "task=math"], "model=m task=math"),
+        ("job", ["model=m", "task=math"], "model=m task=math"),
+        ("job", ["task=lists"], "task=lists"),
+    ],
+)
+def test_which_task_a_script_runs(script: str, given: list[str], work: str) -> None:
+    command = ["bash", str(ROOT / "launch" / f"{script}.sh"), "--dry-run", *given]
+    ran = subprocess.run(command, env=OUTSIDE, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.rstrip().split("-m lopa_dist")[1].strip() == work
+    assert ("instead" in ran.stdout) == (not work)
 
 
 def task_of(array: str, number: int) -> dict[str, str]:

@@ -1,11 +1,8 @@
-"""The algorithm: tensors in, tensors out, no knowledge of models or ranks' communication."""
+"""The rules: which tokens a step proves, fills and drafts. Tensors in, tensors out; no models, no ranks, no rows."""
 
 from lopa_dist.decode.advance import advance
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.layout import layout, unpack
 from lopa_dist.decode.lopa import spawn, verify
-from lopa_dist.decode.prefill import SharedPrefixes
 from lopa_dist.decode.state import FAILED, Admitted, HostState, Records, State, Vocabulary
 from lopa_dist.decode.winner import Winner
 
@@ -13,16 +10,12 @@ __all__ = [
     "FAILED",
     "Admitted",
     "DecodeConfig",
-    "ForwardBatch",
     "HostState",
     "Records",
-    "SharedPrefixes",
     "State",
     "Vocabulary",
     "Winner",
     "advance",
-    "layout",
     "spawn",
-    "unpack",
     "verify",
 ]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.prefill import Prefill
 from lopa_dist.engine.kv_pool import KVPool, PrefixEntry
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.runner import Runner
 from lopa_dist.ragged import padded, to_device
+from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.prefill import Prefill
 
 
 class ChunkedPrefill:

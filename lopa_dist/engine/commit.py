@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from lopa_dist.decode import HostState, State
-from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.prefill import Prefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
 from lopa_dist.parallel.communicator import Communicator
 from lopa_dist.ragged import Ints, ragged_arange
+from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.prefill import Prefill
 
 
 def commit(

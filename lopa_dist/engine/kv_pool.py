@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lopa_dist.decode.prefill import SharedPrefixes
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints, to_device
+from lopa_dist.rows.prefill import SharedPrefixes
 
 Tokens = tuple[int, ...]
 

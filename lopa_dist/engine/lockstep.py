@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.decode import ForwardBatch
 from lopa_dist.engine.lookahead import Choice
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.running_batch import Step
@@ -22,6 +21,7 @@ from lopa_dist.parallel.communicator import Communicator, PeerFailure
 from lopa_dist.parallel.failures import broken
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints, to_device
+from lopa_dist.rows import ForwardBatch
 
 
 class Lockstep:

@@ -13,10 +13,10 @@ from statistics import median
 
 import numpy as np
 
-from lopa_dist.decode.causal_rows import Lookahead, row_counts
 from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.ragged import Ints
+from lopa_dist.rows.causal_rows import Lookahead, row_counts
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
 DECAY = 0.998  # what a count of drafts is worth a step later

@@ -10,15 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from lopa_dist.decode import (
-    DecodeConfig,
-    ForwardBatch,
-    State,
-    Vocabulary,
-    Winner,
-)
-from lopa_dist.decode.draft_rows import rows_of_branch
-from lopa_dist.decode.rules import Share, rules_for
+from lopa_dist.decode import DecodeConfig, State, Vocabulary, Winner
 from lopa_dist.engine import memory
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
@@ -30,6 +22,7 @@ from lopa_dist.engine.memory import Plan, kv_budget, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.room import Room
+from lopa_dist.engine.rules import Share, rules_for
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler
@@ -41,6 +34,8 @@ from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints
+from lopa_dist.rows import ForwardBatch
+from lopa_dist.rows.draft_rows import rows_of_branch
 
 log = logging.getLogger("lopa_dist")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.prefill import prefill_apart
 from lopa_dist.decode.state import known_tokens
+from lopa_dist.rows.prefill import prefill_apart
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import on_device
@@ -23,6 +22,7 @@ from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, padded, to_device
+from lopa_dist.rows.forward_batch import ForwardBatch
 
 
 @dataclass

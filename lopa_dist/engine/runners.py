@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.sizes import window_blocks
 from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
@@ -19,6 +18,7 @@ from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import padded
+from lopa_dist.rows.sizes import window_blocks
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections were merged: once, whatever engines use them."""

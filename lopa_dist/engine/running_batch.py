@@ -11,8 +11,7 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode import FAILED, Admitted, ForwardBatch, HostState, SharedPrefixes, State
-from lopa_dist.decode.causal_rows import Lookahead
+from lopa_dist.decode import FAILED, Admitted, HostState, State
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
@@ -23,6 +22,8 @@ from lopa_dist.engine.statistics import Statistics
 from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
+from lopa_dist.rows import ForwardBatch, SharedPrefixes
+from lopa_dist.rows.causal_rows import Lookahead
 
 NextRequests = Callable[[int], list[int]]
 """Returns the numbers of the next requests, at most so many; none when there are no more. All branch ranks get the

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from lopa_dist.decode import HostState, State
-from lopa_dist.decode.causal_rows import Lookahead, row_counts
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.draft_rows import rows_of_branch
-from lopa_dist.decode.prefill import prefill_apart
-from lopa_dist.decode.structure import row_span
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
 from lopa_dist.ragged import Ints
+from lopa_dist.rows.causal_rows import Lookahead, row_counts
+from lopa_dist.rows.draft_rows import rows_of_branch
+from lopa_dist.rows.prefill import prefill_apart
+from lopa_dist.rows.structure import row_span
 
 
 class Scheduler:

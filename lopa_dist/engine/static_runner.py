@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.forward_batch import ForwardBatch
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared, Runner
@@ -31,6 +30,7 @@ from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_row
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints, padded
+from lopa_dist.rows.forward_batch import ForwardBatch
 
 log = logging.getLogger("lopa_dist")
 

@@ -16,7 +16,6 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
 from lopa_dist.decode.context import CONTEXTS
-from lopa_dist.decode.sizes import usual_rows
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
@@ -45,6 +44,7 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
+from lopa_dist.rows.sizes import usual_rows
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Task
 from lopa_dist.whole import named, no_room

@@ -7,6 +7,7 @@ import math
 from threading import Event
 from typing import Any, ClassVar
 
+from lopa_dist.tasks.benchmark import BadRow
 from lopa_dist.tasks.sandbox import Limits, check, run_tests
 from lopa_dist.tasks.task import Score
 
@@ -67,3 +68,16 @@ def first_block(text: str) -> str:
         return text
     head, newline, code = parts[1].partition("\n")
     return code if newline and not head.strip().count(" ") else parts[1]
+
+
+def refuse_release_form(row: dict[str, Any]) -> None:
+    """Check that a problem has a test program, as in the hub's datasets of EvalPlus.
+
+    Raises:
+        BadRow: it has inputs and a reference solution instead, as in the files that EvalPlus releases.
+    """
+    if "plus_input" in row:
+        raise BadRow(
+            "this is EvalPlus's release file, which holds no test programs: leave task.input out, or give the hub's "
+            "dataset (evalplus/humanevalplus, evalplus/mbppplus) as a file"
+        )

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa_dist.tasks import evalplus
 from lopa_dist.tasks.benchmark import Benchmark, text_field
-from lopa_dist.tasks.code_task import CodeTask
+from lopa_dist.tasks.code_task import CodeTask, refuse_release_form
 from lopa_dist.tasks.task import Item, Score
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -51,11 +50,12 @@ class HumanEval(CodeTask, Benchmark):
 
 
 class HumanEvalPlus(HumanEval):
-    """The same prompts with about 80 times the tests, from the hub's form or EvalPlus's release file."""
+    """The same prompts with about 80 times the tests."""
 
     name = "humaneval_plus"
     test = "hf://evalplus/humanevalplus:test"
 
     def tests(self, row: dict[str, Any]) -> str:
         """Source that defines `check(candidate)`."""
-        return evalplus.check_source(row) if "plus_input" in row else text_field(row, "test")
+        refuse_release_form(row)
+        return text_field(row, "test")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa_dist.tasks import evalplus
 from lopa_dist.tasks.benchmark import BadRow, Example, FewshotBenchmark, text_field
-from lopa_dist.tasks.code_task import CodeTask, first_block
+from lopa_dist.tasks.code_task import CodeTask, first_block, refuse_release_form
 from lopa_dist.tasks.rows import HUB
 from lopa_dist.tasks.task import Item, Score
 
@@ -56,7 +55,7 @@ class MBPP(CodeTask, FewshotBenchmark):
 
 
 class MBPPPlus(MBPP):
-    """378 of the problems with about 35 times the tests, from the hub's form or EvalPlus's release file."""
+    """378 of the problems with about 35 times the tests."""
 
     name = "mbpp_plus"
     test = "hf://evalplus/mbppplus:test"
@@ -66,24 +65,18 @@ class MBPPPlus(MBPP):
         return EXAMPLES
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem, in either form."""
-        task_id = task_number(row)
-        if "plus_input" in row:
-            text, shown = evalplus.sentence(row), {"test_list": text_field(row, "assertion").strip().split("\n")}
-            tests = f"{evalplus.check_source(row)}\ncheck({text_field(row, 'entry_point')})\n"
-        else:
-            text, shown = text_field(row, "prompt", "text"), row
-            tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
-        return self.asked(f"mbpp-{task_id}", question(text, shown), STOP, tests)
+        """One problem."""
+        refuse_release_form(row)
+        tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
+        return self.asked(f"mbpp-{task_number(row)}", question(text_field(row, "prompt", "text"), row), STOP, tests)
 
 
 def task_number(row: dict[str, Any]) -> int:
-    """The number of ``task_id``, which is 2 in MBPP and ``"Mbpp/2"`` in EvalPlus's file."""
+    """The number of ``task_id``."""
     value = row.get("task_id")
-    text = str(value).rsplit("/", 1)[-1]
-    if isinstance(value, bool) or not text.isdecimal():
+    if isinstance(value, bool) or not str(value).isdecimal():
         raise BadRow("no number in task_id")
-    return int(text)
+    return int(str(value))
 
 
 def assertions(row: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
-from lopa_dist.decode.structure import stale_boundary
+from lopa_dist.rows.structure import stale_boundary
 from tests.decode.admission import admit
 from tests.decode.oracle import Oracle, OracleConfig, Record
 from tests.strategies import decode_configs

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, layout, spawn, unpack, verify
+from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
+from lopa_dist.rows import layout, unpack
 from tests.decode.admission import admit
 
 MASK, EOS = 63, 62

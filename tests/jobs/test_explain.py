@@ -50,7 +50,7 @@ def test_every_setting_comes_with_its_meaning() -> None:
         (["decode.extra_fill", "decode=embedded_control"], "1", "conf/decode/embedded_control.yaml"),
         (["decode.block_size", "decode.block_size=8"], "8", "the command line"),
         (["model.path", "model=llada_base"], "GSAI-ML/LLaDA-8B-Base", "conf/model/llada_base.yaml"),
-        (["decode.tau_conf", "experiment=s1"], "0.95", "conf/experiment/s1.yaml"),
+        (["decode.tau_add", "experiment=table5_mbpp"], "0.3", "conf/experiment/table5_mbpp.yaml"),
         (["logging.wandb.tags", "logging.wandb.tags=[a,b]"], "[a, b]", "the command line"),
         (["task.limit", "task=gsm8k"], "null", "conf/task/gsm8k.yaml"),
     ],

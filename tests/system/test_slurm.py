@@ -180,19 +180,3 @@ def test_a_sweep_through_slurm_ends_with_one_plot(cluster: dict[str, str], tmp_p
     again = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert again.returncode == 0, (again.stdout + again.stderr)[-3000:]
     assert [p for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == [reports[1]]
-
-
-def test_submit_from_python_on_two_tasks(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:
-    code = (
-        "import sys; from lopa_dist.jobs.submit import submit;"
-        f"job = submit({OVERRIDES!r} + ['parallel.branch=2', 'parallel.threads=1'], sys.argv[1], cluster='slurm',"
-        " timeout_min=5, tasks_per_node=2, cpus_per_task=1); print(job.results()[0]['world'])"
-    )
-    environment = {**cluster, "PATH": f"{Path(cluster['SLURM_CONF']).parent / 'bin'}:{cluster['PATH']}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "'branch': 2" in done.stdout
-    assert texts(tmp_path / "run") == one_process[:12]

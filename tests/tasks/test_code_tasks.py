@@ -72,17 +72,20 @@ ADD = {
 }
 
 
-def test_humaneval_plus_in_both_forms(tmp_path: Path) -> None:
-    hub = ADD | {"test": "import numpy as np\ndef check(candidate):\n    assert np.allclose(candidate(1, 2), 3)"}
-    release = ADD | {"base_input": [[1, 2]], "plus_input": [[0.1, 0.2], [5, -5]], "atol": 0, "contract": ""}
-    task = HumanEvalPlus(write(tmp_path / "x.jsonl", [hub, release]), **RUN)
-    first, second = map(plain, task.items())
-    for item in (first, second):
-        assert right(task.score(item, "    return a + b\n"))
-        assert right(task.score(item, "    return a + b + 1e-12\n")) is (item is first)  # type of 1 + 2 differs
-        assert not right(task.score(item, "    return a - b\n"))
-    assert not right(task.score(second, "    return 3 if a == 1 else 0\n"))  # only the base input is right
-    assert right(task.score(second, "    return a + b + (1e-9 if isinstance(a, float) else 0)\n"))
+def test_humaneval_plus(tmp_path: Path) -> None:
+    row = ADD | {"test": "import numpy as np\ndef check(candidate):\n    assert np.allclose(candidate(1, 2), 3)"}
+    task = HumanEvalPlus(write(tmp_path / "x.jsonl", [row]), **RUN)
+    [item] = map(plain, task.items())
+    assert right(task.score(item, "    return a + b\n"))
+    assert not right(task.score(item, "    return a - b\n"))
+
+
+def test_evalplus_own_files_are_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+    release = ADD | {"base_input": [[1, 2]], "plus_input": [[0.1, 0.2]], "atol": 0, "contract": ""}
+    source = write(tmp_path / "x.jsonl", [release | {"assertion": "assert add(1, 2) == 3"}])
+    for task in (HumanEvalPlus(source, **RUN), MBPPPlus(source, fewshot=0, **RUN)):
+        [item] = task.items()
+        assert "leave task.input out" in str(item.error)
 
 
 MBPP_ROWS = [
@@ -128,7 +131,7 @@ def test_mbpp(tmp_path: Path) -> None:
         MBPP(write(tmp_path / "few.jsonl", rows[4:]), **RUN)
 
 
-def test_mbpp_plus_in_the_form_of_the_hub(tmp_path: Path) -> None:
+def test_mbpp_plus(tmp_path: Path) -> None:
     row = {
         "task_id": 2,
         "code": "def f(x): return x * 2",
@@ -145,30 +148,6 @@ def test_mbpp_plus_in_the_form_of_the_hub(tmp_path: Path) -> None:
     assert item.prompt.endswith(tail)
     assert right(task.score(item, row["code"]))
     assert not right(task.score(item, "def f(x): return 2"))
-
-
-def test_mbpp_plus_in_the_release_form(tmp_path: Path) -> None:
-    pytest.importorskip("evalplus.data.mbpp", reason="needs evalplus")
-    row = {
-        "task_id": "Mbpp/2",
-        "prompt": '"""\nWrite a function to find the shared elements.\nassert similar_elements((1,),(1,))\n"""\n',
-        "entry_point": "similar_elements",
-        "canonical_solution": "def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n",
-        "base_input": [[[1, 2], [2, 3]]],
-        "plus_input": [[[], []], [[7, 8, 9], [9, 8]]],
-        "atol": 0,
-        "assertion": "assert set(similar_elements((1, 2),(2, 3))) == {2}",
-    }
-    shots = write(tmp_path / "mbpp.jsonl", MBPP_ROWS)
-    task = MBPPPlus(write(tmp_path / "plus.jsonl", [row]), fewshot_input=shots, **RUN)
-    (item,) = map(plain, task.items())
-    assert "task: Write a function to find the shared elements. Your code" in item.prompt
-    assert right(
-        task.score(
-            item, "def similar_elements(a, b):\n    assert type(a) is tuple\n    return [x for x in b if x in a]"
-        )
-    )
-    assert not right(task.score(item, "def similar_elements(a, b):\n    return (2,)"))
 
 
 def test_running_code_must_be_decided(tmp_path: Path) -> None:

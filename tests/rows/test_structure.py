@@ -12,13 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.decode import DecodeConfig, ForwardBatch, rules
-from lopa_dist.decode.layout import FEW, layout
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine import rules
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.rows import ForwardBatch
+from lopa_dist.rows.layout import FEW, layout
 from tests.engine.test_loop import BASE, random_requests, texts
 from tests.strategies import engine_configs
 
-layouts = import_module("lopa_dist.decode.layout")  # the module, which the function of that name hides
+layouts = import_module("lopa_dist.rows.layout")  # the module, which the function of that name hides
 
 
 def assert_same(found: Any, wanted: Any) -> None:

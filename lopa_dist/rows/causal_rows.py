@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode.forward_batch import CausalRows, ForwardBatch
-from lopa_dist.decode.prefill import Prefill, SharedPrefixes
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, padded, ragged_arange, together
+from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch
+from lopa_dist.rows.prefill import Prefill, SharedPrefixes
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
-from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.prefill import SharedPrefixes
 from lopa_dist.decode.state import HostState, Records, State
-from lopa_dist.decode.structure import Structure, origins, window_structure
 from lopa_dist.ragged import Ints, to_device, together
+from lopa_dist.rows.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
+from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.prefill import SharedPrefixes
+from lopa_dist.rows.structure import Structure, origins, window_structure
 
 FEW = 4  # sequences in flight for which structures are kept: those of more are too different from one another
 MOST_KEPT = 1024  # structures; when there are more, all are dropped

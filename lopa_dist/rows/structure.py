@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.ragged import Ints, padded, ragged_arange
+from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
 
 
 @dataclass

@@ -7,15 +7,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lopa_dist.decode import causal, causal_rows
+from lopa_dist.decode import causal
 from lopa_dist.decode.advance import advance
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.forward_batch import ForwardBatch
-from lopa_dist.decode.layout import layout, unpack
 from lopa_dist.decode.lopa import spawn, verify
-from lopa_dist.decode.prefill import SharedPrefixes
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.decode.winner import Winner
+from lopa_dist.rows import causal_rows
+from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.layout import layout, unpack
+from lopa_dist.rows.prefill import SharedPrefixes
 
 
 class Share(NamedTuple):

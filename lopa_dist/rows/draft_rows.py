@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.forward_batch import DraftRows
 from lopa_dist.decode.state import HostState, State
-from lopa_dist.decode.structure import DraftStructure, Structure
 from lopa_dist.ragged import Ints, padded, ragged_arange, to_device
+from lopa_dist.rows.forward_batch import DraftRows
+from lopa_dist.rows.structure import DraftStructure, Structure
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:

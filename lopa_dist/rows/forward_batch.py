@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.prefill import Prefill
 from lopa_dist.ragged import Ints, to_device
+from lopa_dist.rows.prefill import Prefill
 
 
 @dataclass
 class DraftRows:
-    """The rows that verify drafts (`decode.draft_rows`)."""
+    """The rows that verify drafts (`rows.draft_rows`)."""
 
     start: Ints  # [G] first rows of the segments if they were in the order of positions and without these rows
     packed_row: Tensor  # [R] packed row of each row of that order
@@ -35,11 +35,11 @@ class CausalRows:
 class ForwardBatch:
     """One forward's packed rows on one rank: segments, those of prompts before the windows', in the order of positions.
 
-    A window's segment belongs to a sequence and a branch; for prompts see `decode.prefill`. A segment's rows see the
+    A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
     first `shared` tokens of their sequence in the pool, the columns [lo, hi) of their own segment and, with a dual
     cache, the tokens behind their segment whose K/V an earlier forward left.
 
-    The rows of a branch that verifies several drafts are not in the order of positions; see `decode.draft_rows`.
+    The rows of a branch that verifies several drafts are not in the order of positions; see `rows.draft_rows`.
     """
 
     sequence: Ints  # [G] sequence of each segment

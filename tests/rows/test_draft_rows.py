@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.decode import DecodeConfig, ForwardBatch, HostState, State, Vocabulary, layout
-from lopa_dist.decode.draft_rows import drafts_with_rows
+from lopa_dist.decode import DecodeConfig, HostState, State, Vocabulary
 from lopa_dist.decode.lopa import contexts
+from lopa_dist.rows import ForwardBatch, layout
+from lopa_dist.rows.draft_rows import drafts_with_rows
 from tests.decode.admission import admit
 from tests.strategies import CONTEXTS
 

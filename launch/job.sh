@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=lopa-math
+#SBATCH --job-name=lopa-dist
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2
@@ -8,12 +8,12 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-# MATH, 4-shot (minerva).
+# Any job. gsm8k.sh and batch.sh are this script with a task of their own.
 #
-#   sbatch launch/math.sh                                                   the embedded model, to see that all works
-#   sbatch --nodes 2 --gpus-per-node 8 launch/math.sh model=d2f_dream_base parallel.branch=8
-#   bash launch/math.sh --dry-run [overrides]                               what would run
+#   sbatch --gpus-per-node 8 launch/job.sh model=d2f_dream_base task=math
+#   sbatch --gpus-per-node 8 launch/job.sh model=dream_coder_instruct task=humaneval task.allow_code_execution=true
+#   bash launch/job.sh --dry-run [overrides]                                     what would run
 #
 # Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.
 source "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}/slurm/prolog.sh" || { echo "run sbatch in the checkout of lopa_dist: cd there first" >&2; exit 1; }
-lopa_launch task=math -- "$@"
+lopa_launch -- "$@"

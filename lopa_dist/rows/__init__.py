@@ -1,0 +1,7 @@
+"""Which rows a forward runs: their layout, and the way of its records back to the sequences."""
+
+from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.layout import layout, unpack
+from lopa_dist.rows.prefill import SharedPrefixes
+
+__all__ = ["ForwardBatch", "SharedPrefixes", "layout", "unpack"]
