@@ -511,7 +511,7 @@ def test_arguments_that_a_command_does_not_take(
         cli.main()
 
 
-@pytest.mark.parametrize("command", ["report", "merge", "trace", "explain"])
+@pytest.mark.parametrize("command", ["report", "merge", "trace", "explain", "doctor"])
 def test_every_command_tells_its_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
