@@ -68,11 +68,11 @@ def test_torch_leaves_attention_to_torch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("plain", "static"),
-    [({"norm", "swiglu", "head"}, True), ({"rotation"}, False), ({"vgemm"}, False), (set(KERNELS), False)],
+    [(("norm", "swiglu", "head"), True), (("rotation",), False), (("vgemm",), False), (tuple(KERNELS), False)],
     ids=str,
 )
 def test_graphs_are_given_up_only_where_a_form_waits_for_the_device(
-    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: set[str], static: bool
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: tuple[str, ...], static: bool
 ) -> None:
     monkeypatch.setattr(runners, "plain_kernels", lambda *_: frozenset(plain))
     options = EngineConfig(attention="meta", graphs="always")
