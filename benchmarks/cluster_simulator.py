@@ -7,13 +7,14 @@ in any order and on any number of replicas: policies are compared on equal work.
 
 A policy is an order in which requests are handed out, and what replicas do that find the queue empty. `ORDERS`:
 
-- ``input``: in the order of the input, and a replica fills all its slots at once; this is what lopa_dist does today;
+- ``input``: in the order of the input, and a replica fills all its slots at once;
 - ``longest``: in the order of their answers' length, which is taken as known;
 - ``dealt``: the same, but at first every replica gets one request, then every one a second, until all slots are full.
+  lopa_dist does this with the requests' limits (`JobInput.left`), which may differ more or less than the answers do.
 
 `TAILS`:
 
-- ``wait``: nothing; this is what lopa_dist does today;
+- ``wait``: nothing, as lopa_dist does;
 - ``branches``: their ranks become branch ranks of a replica that still runs, so that its sequences gain more a step;
 - ``share``: they take over half of the sequences of the replica that runs most.
 

@@ -45,3 +45,20 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    """A path from the checkout, or one of a module in the package."""
+    for named in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|sh|yaml|json|png))`", page.read_text()):
+        assert any((base / named).exists() for base in (ROOT, ROOT / "lopa_dist")), f"{page.name} names {named}"
+
+
+def test_messages_that_the_debugging_page_explains_are_those_of_the_code() -> None:
+    table = (ROOT / "docs/debugging.md").read_text().split("## Messages")[1]
+    elsewhere = ("No space left on device", "Root Cause")  # of the system and of torchrun
+    messages = [m for m in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) if not m.startswith(elsewhere)]
+    assert len(messages) >= 5
+    code = "".join(file.read_text() for file in (ROOT / "lopa_dist").rglob("*.py"))
+    for message in messages:
+        assert all(part in code for part in re.split(r" ?\bN\b ?", message)), message

@@ -36,6 +36,7 @@ from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch
 from lopa_dist.rows.draft_rows import rows_of_branch
+from lopa_dist.rows.sizes import most_rows
 
 log = logging.getLogger("lopa_dist")
 
@@ -183,7 +184,7 @@ class Engine:
         if free is None:
             return Plan(sequences, options.max_rows)
         free = self.lockstep.least(free, self.device)
-        rows = self.runners.most_rows(self.rules.at_once(longest_prompt))
+        rows = most_rows(self.config, self.runners.branches, self.rules.at_once(longest_prompt))
         element = self.model.head_weight.element_size()
         plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
         log.info(

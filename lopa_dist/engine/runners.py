@@ -20,7 +20,7 @@ from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import padded
-from lopa_dist.rows.sizes import window_blocks
+from lopa_dist.rows.sizes import longest_sequence, stack_rows, usual_forward
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections were merged: once, whatever engines use them."""
@@ -63,14 +63,13 @@ class Runners:
         attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
         device, shape = model.head_weight.device, model.config
         name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
-        windows = config.block_size * window_blocks(config)
-        stack_rows = (windows + 2 * config.extra_drafts) * (1 if reproducible else self.branches)
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
-        self.attention = make(name, heads, kv_heads, shape.head_dim, stack_rows, device, config.causal)
+        stack = stack_rows(config, 1 if reproducible else self.branches)
+        self.attention = make(name, heads, kv_heads, shape.head_dim, stack, device, config.causal)
         tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
         self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
-            self.attention = make("torch", heads, kv_heads, shape.head_dim, stack_rows, device, config.causal)
+            self.attention = make("torch", heads, kv_heads, shape.head_dim, stack, device, config.causal)
         possible = isinstance(self.attention, Meta) and tensor.size == 1 and not self.plain & WITHOUT_GRAPHS
         if graphs == "always" and not possible:
             raise ValueError(
@@ -108,43 +107,11 @@ class Runners:
             return Runner(self.model, pool, sampling, self.attention, self.network, self.tensor, self.plain)
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
-        longest = self.longest(longest_prompt)
+        longest = longest_sequence(self.config, longest_prompt)
+        if scratch is None:
+            scratch = usual_forward(self.config, self.branches, sequences, longest, self.options.max_rows or TOP)
         groups = self.config.max_chain + 1 if self.config.causal else 0  # of masks, which are segments like branches
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
-            self.usual_rows(sequences, longest) if scratch is None else scratch, not self.options.reproducible,
-            self.options.graphs == "always", self.plain,
+            scratch, not self.options.reproducible, self.options.graphs == "always", self.plain,
         )  # fmt: skip
-
-    def longest(self, prompt: int) -> int:
-        """Return the most tokens of a sequence with its prompt of so many, and with the rows of its drafts."""
-        return prompt + self.config.max_new_tokens + self.config.block_size + 2 * self.config.extra_drafts
-
-    def most_rows(self, prompt: int) -> int:
-        """Return the most rows of one sequence with a prompt of so many tokens in a forward on one rank.
-
-        Its prompt is computed with the anchor alone, unless nothing is kept for good. Later a window has the answer
-        behind the committed tokens, and the row before it: as many blocks as may be active, which may all be finished
-        in one step, and as many after them.
-        """
-        config = self.config
-        window = config.max_new_tokens + config.block_size + 1
-        if config.max_active_blocks:
-            window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
-        if not config.keeps_kv:
-            window = self.longest(prompt)
-        return max(self.longest(prompt), self.branches * (window + 2 * config.extra_drafts))
-
-    def usual_rows(self, sequences: int, longest: int) -> int:
-        """Rows that steps hardly ever exceed: those of every sequence, or of one that is larger than the bounds.
-
-        A sequence has its prompt and one window, later a window in every branch: active blocks, and one more that was
-        finished, or the row before them. Where nothing is kept for good, a window is all of the
-        sequence.
-        """
-        config = self.config
-        window = config.block_size * (window_blocks(config) + 1)
-        if not config.keeps_kv:
-            window = longest
-        each = max(longest, self.branches * (window + 2 * config.extra_drafts))
-        return min(sequences * each, max(self.options.max_rows or TOP, each))

@@ -12,10 +12,9 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import Lookahead, row_counts
-from lopa_dist.rows.draft_rows import rows_of_branch
+from lopa_dist.rows.causal_rows import Lookahead
 from lopa_dist.rows.prefill import prefill_apart
-from lopa_dist.rows.structure import row_span
+from lopa_dist.rows.sizes import rows_in_step
 
 
 class Scheduler:
@@ -60,11 +59,8 @@ class Scheduler:
             return None
         prefill = (host.committed < 0) & (host.branches > 0)
         prefix_length = self.pool.prefix_length
-        if self.config.causal:
-            rows = row_counts(host, lookahead)[1]
-        else:
-            begin, stop = row_span(state, host, self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill))
-            rows = rows_of_branch(self.config, host, begin, stop) * -(-host.branches // self.ranks)
+        prefixes = self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill)
+        rows = rows_in_step(state, host, lookahead, prefixes, self.ranks)
         if prefill.any():  # a prefix that several wait for is counted for each: who computes it is not known yet
             stored = np.array([self.pool.stored(slot) for slot in range(len(prefix_length))])
             prompt = np.where(stored, 0, prefix_length) + (host.prompt - prefix_length) * prefill_apart(self.config)

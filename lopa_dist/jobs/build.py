@@ -108,6 +108,13 @@ class EngineBuilder:
         """
         if group is None:
             return Engine(self.load(), decode, Solo(), options, on_step)
+        branch, branches = group.mesh.branch, decode.max_branches
+        if branch > branches and not decode.causal and group.world.rank == 0:
+            log.warning(
+                "with decode.branches=%d, %d of the %d branch ranks of a replica do nothing: write parallel.data=auto "
+                "parallel.branch=auto, which makes replicas of them, or decode.branches=%d",
+                decode.branches, branch - branches, branch, branch - 1,
+            )  # fmt: skip
         model = self.load(tensor=group.tensor)
         ranks = group.comm, options, on_step, group.stop.level, group.tensor
         return Engine(model, decode, *ranks, group.failures.watched)

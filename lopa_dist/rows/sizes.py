@@ -1,8 +1,14 @@
-"""How many rows a sequence has in a step."""
+"""How many rows a sequence has: in one step, usually, and at most. Scheduler, memory and buffers ask here."""
 
 from __future__ import annotations
 
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.state import HostState, State
+from lopa_dist.ragged import Ints
+from lopa_dist.rows.causal_rows import Lookahead, row_counts
+from lopa_dist.rows.draft_rows import rows_of_branch
+from lopa_dist.rows.prefill import SharedPrefixes
+from lopa_dist.rows.structure import row_span
 
 USUAL_BLOCKS = 2
 """Assumed blocks of a window if their number is not bounded. It affects the sizes of buffers and tiles only."""
@@ -21,4 +27,79 @@ def usual_rows(config: DecodeConfig) -> int:
     if config.causal:
         return 1 + config.max_chain * (1 + config.groups)  # the pending token, its drafts, and masks behind them
     window = config.max_new_tokens if config.cache == "none" else config.block_size * window_blocks(config)
-    return config.max_branches * (window + 2 * config.extra_drafts)
+    return config.max_branches * branch_rows(config, window)
+
+
+def branch_rows(config: DecodeConfig, window: int) -> int:
+    """Return how many rows a branch with a window of so many has at most, with both rows of every draft."""
+    return window + 2 * config.extra_drafts
+
+
+def stack_rows(config: DecodeConfig, branches: int) -> int:
+    """Return how many rows the windows of so many branches usually have, which attend in one stack."""
+    return branches * branch_rows(config, config.block_size * window_blocks(config))
+
+
+def longest_sequence(config: DecodeConfig, prompt: int) -> int:
+    """Return the most tokens of a sequence with a prompt of so many, and with the rows of its drafts."""
+    return branch_rows(config, prompt + config.max_new_tokens + config.block_size)
+
+
+def most_rows(config: DecodeConfig, branches: int, prompt: int) -> int:
+    """Return the most rows of one sequence in a forward on one rank.
+
+    Its prompt is computed with the anchor alone, unless nothing is kept for good. Later a window has the answer behind
+    the committed tokens, and the row before it: as many blocks as may be active, which may all be finished in one step,
+    and as many after them.
+
+    Args:
+        config: of the step.
+        branches: of the sequence on this rank.
+        prompt: its tokens that go through the model at once.
+    """
+    longest = longest_sequence(config, prompt)
+    window = config.max_new_tokens + config.block_size + 1
+    if config.max_active_blocks:
+        window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
+    if not config.keeps_kv:
+        window = longest
+    return max(longest, branches * branch_rows(config, window))
+
+
+def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: int, limit: int) -> int:
+    """Return how many rows a forward on one rank hardly ever exceeds.
+
+    These are the rows of every sequence, or of one that is larger than the limit. A sequence has its prompt and one
+    window, later a window in every branch: active blocks, and one more that was finished, or the row before them. Where
+    nothing is kept for good, a window is all of the sequence.
+
+    Args:
+        config: of the step.
+        branches: of a sequence on this rank.
+        sequences: that run at once.
+        longest: tokens of the longest of them, from `longest_sequence`.
+        limit: rows of a forward that holds more than one sequence.
+    """
+    window = config.block_size * (window_blocks(config) + 1) if config.keeps_kv else longest
+    each = max(longest, branches * branch_rows(config, window))
+    return min(sequences * each, max(limit, each))
+
+
+def rows_in_step(
+    state: State, host: HostState, lookahead: Lookahead, prefixes: SharedPrefixes | None, ranks: int
+) -> Ints:
+    """Return the rows of each sequence in a step on the rank that has the most of them, ``[S]``.
+
+    Rows of prompts that are prefilled in segments of their own are not counted.
+
+    Args:
+        state, host: of the same step.
+        lookahead: of a causal model's step.
+        prefixes: what prompts share.
+        ranks: of the branch group.
+    """
+    if state.config.causal:
+        return row_counts(host, lookahead)[1]
+    begin, stop = row_span(state, host, prefixes)
+    rows: Ints = rows_of_branch(state.config, host, begin, stop) * -(-host.branches // ranks)
+    return rows

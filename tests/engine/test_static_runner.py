@@ -267,7 +267,7 @@ def test_the_pool_has_its_scratch_from_the_start(
 def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Runners, "usual_rows", lambda *_: 1)
+    monkeypatch.setattr("lopa_dist.engine.runners.usual_forward", lambda *_: 1)
     grown: list[int] = []
     make = KVPool.grow
     monkeypatch.setattr(KVPool, "grow", lambda pool, held, rows: grown.append(rows) or make(pool, held, rows))
@@ -278,31 +278,11 @@ def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
     assert len(grown) > 4
 
 
-@pytest.mark.parametrize(
-    ("options", "max_rows", "rows"),
-    [
-        ({}, None, 4 * 100),
-        ({"branches": 15}, None, 4 * 16 * 3 * 4),
-        ({"branches": 31, "max_active_blocks": 1}, None, 4 * 32 * 2 * 4),
-        ({"context": "vanilla"}, None, 4 * 4 * 100),
-        ({"context": "vanilla"}, 600, 600),
-        ({"context": "vanilla"}, 300, 4 * 100),
-        ({}, 10_000, 4 * 100),
-        ({"branches": 511}, None, TOP),
-        ({"branches": 511}, 9000, 9000),
-    ],
-    ids=str,
-)
-def test_usual_rows(small_model: Transformer, options: dict[str, Any], max_rows: int | None, rows: int) -> None:
-    runners = Runners(small_model, replace(BASE, **options), EngineConfig(4, max_rows, None, "meta", "always"))
-    assert runners.usual_rows(4, 100) == rows
-
-
 def test_ranks_share_out_the_branches(small_model: Transformer) -> None:
     """So a rank's tiles suit the stacks that it has, and its pool the rows that it writes."""
     options, config = EngineConfig(attention="meta", graphs="always"), replace(BASE, branches=7, block_size=8)
     alone, shared = (Runners(small_model, config, options, ranks=ranks) for ranks in (1, 8))
-    assert alone.usual_rows(4, 10) == 8 * shared.usual_rows(4, 10)
+    assert alone.branches == 8 * shared.branches
     assert isinstance(alone.attention, Meta)
     assert isinstance(shared.attention, Meta)
     assert alone.attention.tile_rows > shared.attention.tile_rows

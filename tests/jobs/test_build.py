@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from lopa_dist.jobs import build
 from lopa_dist.jobs.build import EngineBuilder
 from lopa_dist.models.files import EMBEDDED, CheckpointError
 from lopa_dist.parallel.communicator import Relay, Solo
+from lopa_dist.parallel.mesh import Mesh
 
 CPU = torch.device("cpu")
 
@@ -39,6 +41,31 @@ def test_files_are_read_at_once_and_weights_when_they_are_wanted(monkeypatch: py
         assert engine.model is builder.model
     assert all(texts)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("decode", "branch", "rank", "warned"),
+    [
+        (DecodeConfig(branches=0), 2, 0, True),
+        (DecodeConfig(branches=2), 4, 0, True),
+        (DecodeConfig(branches=0), 2, 1, False),  # one rank says it for all
+        (DecodeConfig(branches=0), 1, 0, False),
+        (DecodeConfig(branches=1), 2, 0, False),
+    ],
+)
+def test_branch_ranks_without_a_branch_are_told_of(
+    caplog: pytest.LogCaptureFixture, decode: DecodeConfig, branch: int, rank: int, warned: bool
+) -> None:
+    group = SimpleNamespace(
+        mesh=Mesh(1, branch), world=SimpleNamespace(rank=rank), comm=Solo(), tensor=Solo(),
+        stop=SimpleNamespace(level=None), failures=SimpleNamespace(watched=None),
+    )  # fmt: skip
+    EngineBuilder(ModelOptions(pattern="d2f"), CPU).engine(decode, EngineConfig(1), group)
+    said = [r.getMessage() for r in caplog.records if "branch ranks" in r.getMessage()]
+    assert len(said) == warned
+    if warned:
+        assert f"{branch - decode.max_branches} of the {branch} branch ranks of a replica do nothing" in said[0]
+        assert f"or decode.branches={branch - 1}" in said[0]
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:

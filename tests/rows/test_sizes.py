@@ -1,0 +1,78 @@
+"""How many rows a sequence has: bounds that no forward of an engine exceeds, and usual sizes in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.buckets import TOP
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
+from lopa_dist.rows.sizes import longest_sequence, most_rows, usual_forward
+from tests.engine.test_loop import BASE, random_requests
+
+PLAIN = replace(BASE, branches=0)
+VERIFIED = replace(PLAIN, drafts=6, verify="agreement")
+CAUSAL = DecodeConfig(context="causal", drafts=3, max_new_tokens=18)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PLAIN,
+        BASE,
+        VERIFIED,
+        replace(VERIFIED, branches=2, drafts=3, max_active_blocks=1, tau_conf=0.3),
+        replace(VERIFIED, context="d2f_causal", drafts=4, max_active_blocks=2),
+        replace(VERIFIED, context="blocks", drafts=2),
+        replace(VERIFIED, context="vanilla", branches=1, drafts=2),
+        replace(VERIFIED, context="dual", drafts=3),
+        CAUSAL,
+    ],
+    ids=lambda config: f"{config.context}-{config.branches}-{config.drafts}-{config.max_active_blocks}",
+)
+def test_no_forward_of_one_sequence_exceeds_the_bound(small_model: Transformer, config: DecodeConfig) -> None:
+    engine = Engine(small_model, config, Solo(), EngineConfig(1))
+    forwards: list[tuple[int, int]] = []  # prompt, rows
+    engine.on_step = [
+        lambda engine: forwards.append((int(engine.ended.before.prompt[0]), engine.ended.rows.rows.sum()))
+    ]
+    requests = random_requests(1, 6, config.max_new_tokens)
+    assert len(list(engine.generate(requests))) == 6
+    assert len(forwards) > 6
+    for prompt, rows in forwards:
+        assert rows <= most_rows(config, config.max_branches, prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "rows"),
+    [
+        ({}, TOP, 4 * 100),
+        ({"branches": 15}, TOP, 4 * 16 * 3 * 4),
+        ({"branches": 31, "max_active_blocks": 1}, TOP, 4 * 32 * 2 * 4),
+        ({"context": "vanilla"}, TOP, 4 * 4 * 100),
+        ({"context": "vanilla"}, 600, 600),
+        ({"context": "vanilla"}, 300, 4 * 100),
+        ({}, 10_000, 4 * 100),
+        ({"branches": 511}, TOP, TOP),
+        ({"branches": 511}, 9000, 9000),
+    ],
+    ids=str,
+)
+def test_usual_forward(options: dict[str, Any], limit: int, rows: int) -> None:
+    config = replace(BASE, **options)
+    assert usual_forward(config, config.max_branches, 4, 100, limit) == rows
+
+
+def test_ranks_that_share_out_branches_have_their_share_of_rows() -> None:
+    config = replace(BASE, branches=7, block_size=8)
+    assert usual_forward(config, 8, 4, 10, TOP) == 8 * usual_forward(config, 1, 4, 10, TOP)
+
+
+def test_drafts_are_in_the_longest_sequence() -> None:
+    assert longest_sequence(replace(VERIFIED, drafts=5), 10) == longest_sequence(PLAIN, 10) + 2 * 4
