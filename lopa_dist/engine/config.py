@@ -51,11 +51,6 @@ class EngineConfig:
         "the kernel: torch, meta (Triton), plain (the oracle); auto: meta on a GPU whose heads it takes, else torch",
         ("auto", *ATTENTION),
     )
-    kernels: str = option(
-        "auto",
-        "Triton's kernels or torch's operations; auto: on a GPU those of Triton's that agree with torch",
-        ("auto", "triton", "torch"),
-    )
     graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))
     prefix_cache: str = option("exact", "whose keys and values serve several requests", ("exact", "none"))
     prefill_chunk: int | None = option(
@@ -63,6 +58,11 @@ class EngineConfig:
     )
     reproducible: bool = option(
         False, "on a GPU, too, the same text in any batch and at any world size, bit for bit; slower"
+    )
+    kernels: str = option(
+        "auto",
+        "Triton's kernels or torch's operations; auto: on a GPU those of Triton's that agree with torch",
+        ("auto", "triton", "torch"),
     )
 
     def __post_init__(self) -> None:

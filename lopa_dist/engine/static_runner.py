@@ -11,6 +11,7 @@ On a CPU the "graphs" are the functions themselves, over the same buffers: so te
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -191,7 +192,8 @@ class StaticRunner(Runner):
     `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
     prompt; they size the tables of tiles. `rows` are the most that a step usually has: the pool gets scratch for them
     now, for graphs speak of addresses, and a pool that grows loses them all. Without `stacked`, attention's tiles
-    depend on nothing but their own segment. A bucket that cannot be captured runs without a graph, unless `insist`.
+    depend on nothing but their own segment. After a bucket that cannot be captured, its kind runs without graphs,
+    unless `insist`.
     """
 
     def __init__(
@@ -211,7 +213,8 @@ class StaticRunner(Runner):
     ) -> None:
         super().__init__(model, pool, sampling, attention, network, plain=plain)
         self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
-        self.insist, self.warned = insist, False
+        self.insist = insist
+        self.uncaptured: set[str] = set()  # kinds of graphs of which one failed
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
         self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches
         config = model.config
@@ -243,21 +246,29 @@ class StaticRunner(Runner):
         self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def warm_up(self) -> None:
-        """Compile kernels and capture the graphs of all usual sizes, large ones first: the others fit in their memory.
+        """Compile kernels and capture the graphs of all usual sizes.
 
-        A graph needs two runs. These have no row that counts, so they write nothing that anybody reads.
+        The smallest comes first: if it cannot be captured, no other is tried, and little memory is lost, which a failed
+        capture keeps. Then come large ones before small ones, which fit in their memory. A graph needs two runs. These
+        have no row that counts, so they write nothing that anybody reads.
         """
-        sizes = ladder(self.usual)[::-1]
+        smallest, *others = ladder(self.usual)
+        sizes = [smallest, *others[::-1]]
         heads = [] if self.sampling.filtered else sizes
+        began = time.perf_counter()
+        log.info("compiling kernels and capturing CUDA graphs of %d sizes: the first time takes longest", len(sizes))
         with by_torch(self.plain), on_device(self.device):
             for size in sizes:
                 body = self.bodies[size] = Body(size, self)
                 for _ in range(2):
-                    self.replay(body.replay, partial(body.run, self), size)
+                    self.replay(body.replay, partial(body.run, self), size, "transformer")
             for size in heads:
                 head = self.heads[size] = Head(size, self)
                 for _ in range(2):
-                    self.replay(head.replay, partial(head.run, self), size)
+                    self.replay(head.replay, partial(head.run, self), size, "record head")
+        made = [one.replay for of_kind in (self.bodies, self.heads) for one in of_kind.values()]
+        graphs = sum(one.graph is not None for one in made)
+        log.info("captured %d CUDA graphs of %d in %.1f s", graphs, len(made), time.perf_counter() - began)
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool and cut its attention into tiles."""
@@ -298,7 +309,7 @@ class StaticRunner(Runner):
             body.run(self)
             return
         self.bodies[size] = body
-        self.replay(body.replay, partial(body.run, self), size)
+        self.replay(body.replay, partial(body.run, self), size, "transformer")
 
     def head(self, batch: ForwardBatch) -> Tensor:
         """Records ``[H, 3]`` of the rows whose predictions are wanted."""
@@ -310,27 +321,25 @@ class StaticRunner(Runner):
             head.run(self)
         else:
             self.heads[size] = head
-            self.replay(head.replay, partial(head.run, self), size)
+            self.replay(head.replay, partial(head.run, self), size, "record head")
         return head.records[:count]
 
-    def replay(self, graph: Replay, function: Callable[[], None], size: int) -> None:
-        """Run a bucket's function, as a graph where it can be had.
+    def replay(self, graph: Replay, function: Callable[[], None], size: int, kind: str) -> None:
+        """Run a bucket's function, as a graph where it can be had; after a failure no other of its `kind` is captured.
 
         Raises:
             CaptureError: it cannot, and only graphs will do.
         """
+        graph.capture = kind not in self.uncaptured
         try:
             graph(function, self.device, self.memory)
         except CaptureError as error:
             if self.insist:
                 raise
             graph.capture = False
+            self.uncaptured.add(kind)
             self.memory = torch.cuda.graph_pool_handle()  # the old one may still count as being captured into
-            if not self.warned:
-                log.warning(
-                    "forwards of %d rows, and others like them, run without a CUDA graph, slower: %s", size, error
-                )
-            self.warned = True
+            log.warning("the %s runs without CUDA graphs, slower, from the one of %d rows on: %s", kind, size, error)
             graph(function, self.device, self.memory)
 
     def attention_plan(self, size: int) -> MetaPlan:

@@ -12,7 +12,13 @@ from typing import ClassVar
 import pytest
 import torch
 
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
 from lopa_dist.engine.static_runner import CaptureError, Replay, StaticRunner, capture_stream
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
 
 GPU = torch.device("cuda:0")
 
@@ -96,7 +102,8 @@ class Buckets:
     replay = StaticRunner.replay
 
     def __init__(self, insist: bool) -> None:
-        self.device, self.memory, self.insist, self.warned = GPU, "pool", insist, False
+        self.device, self.memory, self.insist = GPU, "pool", insist
+        self.uncaptured: set[str] = set()
 
 
 def test_a_bucket_that_cannot_be_captured_runs_without_a_graph_and_that_is_said_once(
@@ -113,16 +120,16 @@ def test_a_bucket_that_cannot_be_captured_runs_without_a_graph_and_that_is_said_
     buckets, replays = Buckets(insist=False), (Replay(), Replay())
     for _ in range(4):
         for size, replay in zip((32, 64), replays, strict=True):
-            buckets.replay(replay, waits, size)
+            buckets.replay(replay, waits, size, "transformer")
     assert ran == 2 * ["aside"] + 6 * ["here"]
-    assert Graph.calls.count("begin") == 2, "each is tried once"
+    assert Graph.calls.count("begin") == 1, "after the first, none of its kind is tried"
     assert buckets.memory == "another pool"
     [said] = [record.getMessage() for record in caplog.records]
-    assert "forwards of 32 rows" in said
+    assert "the transformer runs without CUDA graphs, slower, from the one of 32 rows on" in said
     assert "operation not permitted" in said
     good = Replay()
     for _ in range(3):
-        buckets.replay(good, lambda: None, 96)
+        buckets.replay(good, lambda: None, 96, "record head")
     assert Graph.calls[-2:] == ["replay", "replay"]
 
 
@@ -132,9 +139,9 @@ def test_with_graphs_always_a_capture_that_fails_ends_the_job(gpu: SimpleNamespa
             raise ValueError("operation not permitted when stream is capturing")
 
     buckets, replay = Buckets(insist=True), Replay()
-    buckets.replay(replay, waits, 32)
+    buckets.replay(replay, waits, 32, "transformer")
     with pytest.raises(CaptureError, match=r"engine\.graphs=never"):
-        buckets.replay(replay, waits, 32)
+        buckets.replay(replay, waits, 32, "transformer")
 
 
 def test_a_capture_that_cannot_end(gpu: SimpleNamespace) -> None:
@@ -154,3 +161,39 @@ def test_a_first_run_that_fails_is_waited_for(gpu: SimpleNamespace) -> None:
         Replay()(fails, GPU, None)
     assert gpu.current is gpu.here
     assert Graph.calls[-1] == "here waits for aside"
+
+
+@pytest.mark.parametrize("broken", [None, "bodies", "heads"])
+def test_the_smallest_graph_is_a_probe_for_its_kind(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str | None
+) -> None:
+    """One that fails keeps its memory, so no larger one may be tried."""
+    options = EngineConfig(attention="meta", graphs="always", max_rows=128)
+    engine = Engine(small_model, DecodeConfig(context="d2f", max_new_tokens=32), Solo(), options)
+    runner = engine.prepare([Request(0, [1, 2, 3], 32, 7)]).runner
+    assert isinstance(runner, StaticRunner)
+    runner.insist = False
+    runs: list[tuple[str, int, bool]] = []
+
+    def run(graph: Replay, *_: object) -> None:
+        kind = next(k for k in ("bodies", "heads") if graph in [one.replay for one in getattr(runner, k).values()])
+        size = next(size for size, one in getattr(runner, kind).items() if one.replay is graph)
+        captures = graph.warm and graph.capture
+        runs.append((kind, size, captures))
+        graph.warm = True
+        if captures and kind == broken:
+            raise CaptureError("no")
+
+    monkeypatch.setattr(Replay, "__call__", run)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "another pool")
+    caplog.set_level("INFO", logger="lopa_dist")
+    runner.usual = 128
+    runner.warm_up()
+    for kind in ("bodies", "heads"):
+        captured = [size for of, size, captures in runs if captures and of == kind]
+        assert captured == ([32] if kind == broken else [32, 128, 96, 64])
+        assert {size for of, size, _ in runs if of == kind} == {32, 64, 96, 128}, "kernels are compiled all the same"
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("without CUDA graphs" in line for line in said) == (broken is not None)
+    assert "of 4 sizes" in said[0]
+    assert said[-1].startswith("captured ")

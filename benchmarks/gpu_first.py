@@ -1,0 +1,178 @@
+"""The first minutes on a GPU: everything is checked, then the default decoding is measured, whatever fails.
+
+    python -m benchmarks.gpu_first --out DIR        # under ten minutes; needs no network, no checkpoint, no Hydra
+    python -m benchmarks.gpu_first --out DIR --toy  # all of it on a CPU, with small shapes, where nothing is measured
+
+Each stage is a process of its own with a time limit, so that one that crashes, hangs or runs out of memory costs the
+others nothing. One that dies is repeated once with blocking launches, which names the place of an error on a GPU. DIR
+gets `first.jsonl`, a line for each fact as it is found; `errors.txt`, whole tracebacks; and `first.md`, one screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+MODULE = "benchmarks.first_stages"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the program, and how long it may take."""
+
+    name: str
+    seconds: float
+    module: str = MODULE  # that runs it
+
+
+STAGES = (
+    Stage("environment", 30),
+    Stage("preflight", 100),
+    Stage("kernels", 100),
+    Stage("texts", 120),
+    Stage("speed", 200),
+)
+
+
+@dataclass
+class Journal:
+    """What was found, kept in `folder` as it is found."""
+
+    folder: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def put(self, line: dict[str, Any]) -> None:
+        """Add a line, with its traceback in `errors.txt`."""
+        if trace := line.get("trace"):
+            self.error(f"{line.get('stage')}: {line.get('fact')}", str(trace))
+        self.lines.append(line)
+        with (self.folder / "first.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def error(self, title: str, text: str) -> None:
+        """Add a whole traceback."""
+        with (self.folder / "errors.txt").open("a") as file:
+            file.write(f"## {title}\n{text.strip()}\n\n")
+
+    def write_screen(self) -> None:
+        """Write `first.md`: how each stage ended, what is wrong, and what was measured."""
+        lines = ["# First run", ""]
+        for line in (line for line in self.lines if "ended" in line):
+            lines += [f"- {line['stage']}: {line['ended']}, {line['facts']} facts, {line['wrong']} wrong"]
+        lines += ["", "## Wrong", ""]
+        for line in self.lines:
+            if not line.get("ok", True):
+                first = str(line.get("error") or line.get("fault") or "").strip().split("\n")[0]
+                lines.append(f"- {line['stage']}: {line.get('fact', 'the process')}: {first}")
+        lines += ["", "## Measured", ""]
+        for line in self.lines:
+            if line.get("ms a step") is not None:
+                lines.append(f"- {line['fact']}: {line['ms a step']:.2f} ms a step")
+        (self.folder / "first.md").write_text("\n".join(lines) + "\n")
+
+
+def run(stages: Sequence[Stage], folder: Path, toy: bool) -> Journal:
+    """Run stages one after the other; what dies is tried once more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("first.jsonl", "errors.txt"):
+        (folder / name).unlink(missing_ok=True)
+    journal = Journal(folder)
+    for stage in stages:
+        ended = attempt(stage, journal, toy, blocking=False)
+        if ended.startswith("died"):
+            attempt(stage, journal, toy, blocking=True)
+        journal.write_screen()
+    return journal
+
+
+def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
+    """Run a stage in a process of its own; return how it ended: ``fine``, ``time limit`` or ``died (...)``."""
+    command = [sys.executable, "-m", stage.module, stage.name]
+    environment = {**os.environ, **({"CUDA_LAUNCH_BLOCKING": "1"} if blocking else {})}
+    said = journal.folder / "stderr.txt"
+    began, facts, wrong, begun = time.monotonic(), 0, 0, ""
+    with said.open("w+") as errors:
+        child = subprocess.Popen(
+            command + ["--toy"] * toy, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        queue: Queue[str | None] = Queue()
+        Thread(target=forward, args=(child, queue), daemon=True).start()
+        ended = ""
+        while True:
+            try:
+                text = queue.get(timeout=max(0.0, began + stage.seconds - time.monotonic()))
+            except Empty:
+                ended = "time limit"
+                child.send_signal(signal.SIGQUIT)  # it prints where it is
+                break
+            if text is None:
+                break
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:  # a library's own words
+                continue
+            begun = line.get("begun", begun)
+            if "fact" in line:
+                facts, wrong, begun = facts + 1, wrong + (not line["ok"]), ""
+                journal.put({"stage": stage.name, "blocking": blocking, **line})
+        end(child)
+        code = child.wait()
+        errors.seek(0)
+        last = errors.read()
+    said.unlink()
+    if not ended:
+        ended = "fine" if code == 0 else f"died ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
+    if ended != "fine":
+        what = f"{ended} in {begun or 'no fact'}"
+        journal.put({"stage": stage.name, "blocking": blocking, "ok": False, "error": what, "stderr": last[-6000:]})
+        journal.error(f"{stage.name}: {what}{', with blocking launches' if blocking else ''}", last)
+    seconds = round(time.monotonic() - began, 2)
+    journal.put({"stage": stage.name, "ended": ended, "facts": facts, "wrong": wrong, "seconds": seconds})
+    print(f"{stage.name}: {ended}, {facts} facts, {wrong} wrong, {seconds:.0f} s", flush=True)
+    return ended
+
+
+def forward(child: subprocess.Popen[str], queue: Queue[str | None]) -> None:
+    """Put what a child prints into a queue, line by line, and None at its end."""
+    assert child.stdout is not None
+    for text in child.stdout:
+        queue.put(text)
+    queue.put(None)
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    """Leave no process of a stage behind: its compilers are in its session."""
+    try:
+        child.wait(1)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Check everything on a GPU, then measure the default decoding.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the facts go")
+    parser.add_argument("--toy", action="store_true", help="small shapes on the CPU: nothing is measured")
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--stage", action="append", choices=names, help="only this one; may be repeated")
+    options = parser.parse_args(arguments)
+    stages = [stage for stage in STAGES if not options.stage or stage.name in options.stage]
+    journal = run(stages, options.out, options.toy)
+    print(options.out / "first.md")
+    sys.exit(any(not line.get("ok", True) for line in journal.lines))
+
+
+if __name__ == "__main__":
+    main()

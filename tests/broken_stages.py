@@ -1,0 +1,45 @@
+"""Stages that go wrong, each in a way that a GPU has, for the test of `gpu_first`."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.first_facts import Fact, StageOf, main
+
+
+def before() -> dict[str, Any]:
+    return {"number": 7}
+
+
+def crash(device: torch.device) -> Iterator[Fact]:
+    def illegal_access() -> dict[str, Any]:
+        ctypes.string_at(0)
+        return {}
+
+    yield "before", before
+    yield "illegal access", illegal_access
+
+
+def hang(device: torch.device) -> Iterator[Fact]:
+    def endless() -> dict[str, Any]:
+        while True:
+            time.sleep(1)
+
+    yield "before", before
+    yield "endless", endless
+
+
+def memory(device: torch.device) -> Iterator[Fact]:
+    yield "too large", lambda: {"sum": float(torch.ones(1 << 60).sum())}
+    yield "after", before
+
+
+STAGES: dict[str, StageOf] = {"crash": crash, "hang": hang, "memory": memory}
+
+if __name__ == "__main__":
+    main(STAGES)
