@@ -109,9 +109,12 @@ def speed(builder: EngineBuilder, arguments: argparse.Namespace) -> list[Found]:
             for name, (of, config) in ways.items():
                 rounds[name].append(generate(of, config, in_flight, problems, arguments.seed))
         found = {}
+        plain = rounds["one token at a time"][0]["texts"]
         for name, results in rounds.items():
             found[name] = results[-1] | {"tokens_per_s": median(result["tokens_per_s"] for result in results)}
-            del found[name]["texts"]
+            written = found[name].pop("texts")
+            if name in LOOKAHEADS:
+                found[name]["equal"] = sum(one == other for one, other in zip(written, plain, strict=True))
             rows.append(
                 {"part": "speed", "decoding": name, "in_flight": in_flight, "problems": problems, **found[name]}
             )

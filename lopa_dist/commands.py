@@ -1,4 +1,4 @@
-"""The commands of `lopa-dist` beside the job itself: `explain`, `report`, `merge`, `trace`, `lm-eval`."""
+"""The commands of `lopa-dist` beside the job itself: `report`, `merge`, `trace`, `lm-eval`, `explain`, `doctor`."""
 
 from __future__ import annotations
 
@@ -71,6 +71,16 @@ def explain(options: argparse.Namespace) -> None:
     print(explanation(options.keys))
 
 
+def doctor(options: argparse.Namespace) -> None:
+    """`lopa-dist doctor [KEY=VALUE ...]`; exit status 1 where a job would not run."""
+    from rich.console import Console
+
+    from lopa_dist.jobs.doctor import doctor as examine
+
+    if not examine(options.settings, Console()):
+        raise SystemExit(1)
+
+
 def argument_parsers() -> dict[str, Parser]:
     """The parser of each command but `lm-eval`, which has its own."""
     made: dict[str, Parser] = {}
@@ -100,10 +110,13 @@ def argument_parsers() -> dict[str, Parser]:
         explain, "Tell what settings mean, which values they take, what they are, and where a value came from."
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
+
+    parser = command(doctor, "Tell whether a job would run on this machine, what would slow it, and what to mend.")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the job, such as model=...")
     return made
 
 
-COMMANDS = ("report", "merge", "trace", "lm-eval", "explain")
+COMMANDS = ("report", "merge", "trace", "lm-eval", "explain", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:

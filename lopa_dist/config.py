@@ -101,8 +101,6 @@ class DecodeOptions(DecodeConfig):
                 raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
         # what is given must go together, whatever the model's own values are
         given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
-        if self.context == "auto" and self.drafts in (0, "auto"):
-            given["context"] = "causal" if self.verify == "agreement" else "d2f"  # only causal models may have these
         DecodeConfig(**given)
 
 

@@ -26,6 +26,6 @@ echo
 echo
 echo "TPF: tokens a forward pass. rows/token: rows of the model computed for a token of the answer; a CPU pays for rows,"
 echo "a GPU with few sequences for forwards. Verified lookahead keeps lookahead tokens that the next forward predicts again,"
-echo "so it should be as accurate as plain decoding within the error of 100 problems, in a third of the forwards and half"
+echo "so it loses about a point of accuracy, less than 100 problems can show, in a third of the forwards and half"
 echo "of the rows. The control and LoPA as published keep tokens that nothing verified. On the causal model lookahead is exact:"
 echo "lossless writes the texts of one_token, in a fraction of the forwards."

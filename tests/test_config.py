@@ -71,7 +71,7 @@ def test_a_path_alone_is_a_model_of_its_own(
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"drafts": 0}, "decode.drafts of 1 or more"),
+        ({"drafts": 0, "branches": 2}, "decode.drafts of 1 or more"),
         ({"verify": "confidence", "drafts": 2}, "decode.verify=agreement"),
         (
             {"verify": "agreement", "drafts": 2, "extra_fill": 1},
@@ -511,7 +511,7 @@ def test_arguments_that_a_command_does_not_take(
         cli.main()
 
 
-@pytest.mark.parametrize("command", ["report", "merge", "trace", "explain"])
+@pytest.mark.parametrize("command", ["report", "merge", "trace", "explain", "doctor"])
 def test_every_command_tells_its_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

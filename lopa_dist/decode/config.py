@@ -129,9 +129,10 @@ class DecodeConfig:
                 "branches; set decode.drafts=0"
             )
         if self.verify == "agreement":
-            if not self.drafts:
+            if self.branches and not self.drafts:
                 raise ValueError(
-                    "decode.verify=agreement needs decode.drafts of 1 or more: how many tokens each branch verifies"
+                    f"decode.branches={self.branches} with decode.verify=agreement needs decode.drafts of 1 or more, "
+                    "which its branches verify; decode.branches=0 decode.drafts=0 is plain decoding"
                 )
             if self.extra_fill:
                 raise ValueError(

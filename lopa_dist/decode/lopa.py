@@ -61,6 +61,8 @@ def by_agreement(state: State, records: Records) -> Winner:
     own choice in the context that it is placed into. The branch that has this context wins.
     """
     config = state.config
+    if not config.drafts:
+        return anchor_alone(state, records)
     slots, index = (arange(n, state.canvas.device) for n in (state.slots, config.max_chain))
     assert records.drafts is not None
     position, draft, predicted = *state.chain, records.drafts.token  # [S, C]

@@ -18,6 +18,12 @@ class EngineConfig:
       that read prompts block by block).
     - none: every request computes its own.
 
+    `kernels` decides for all operations that have a Triton form: attention, rotation, norms, gate, record head, and
+    products that are reproducible or in eight bits. With ``auto``, each kernel that a run needs is launched once on a
+    GPU when the model has been loaded, and compared with torch. One that does not compile, or gives other numbers, runs
+    in torch's form, and a warning says so with the remedy. ``triton`` ends the job instead. ``torch`` launches none,
+    and so excludes `attention=meta` and graphs: much slower, and the way to find out whether a kernel is at fault.
+
     `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;
     ``always`` takes the same fixed buffers on a CPU, without a graph (slower, for tests).
 
@@ -44,6 +50,11 @@ class EngineConfig:
         "auto",
         "the kernel: torch, meta (Triton), plain (the oracle); auto: meta on a GPU whose heads it takes, else torch",
         ("auto", *ATTENTION),
+    )
+    kernels: str = option(
+        "auto",
+        "Triton's kernels or torch's operations; auto: on a GPU those of Triton's that agree with torch",
+        ("auto", "triton", "torch"),
     )
     graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))
     prefix_cache: str = option("exact", "whose keys and values serve several requests", ("exact", "none"))

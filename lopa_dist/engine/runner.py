@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import AttentionKernel
-from lopa_dist.kernels.dispatch import on_device
+from lopa_dist.kernels.dispatch import by_torch, on_device
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
@@ -52,7 +52,9 @@ class Runner:
         attention: AttentionKernel,
         network: FusedTransformer,
         tensor: Communicator | None = None,
+        plain: frozenset[str] = frozenset(),
     ) -> None:
+        self.plain = plain  # kernels that run in torch's form
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.network = network  # the model's layers
         self.device = model.head_weight.device
@@ -101,7 +103,8 @@ class Runner:
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
         """Return this rank's records ``[local_branches, columns, 3]`` int32; zeros where no prediction was wanted."""
-        with on_device(self.device):  # Triton launches kernels on the current device, wherever their tensors are
+        # Triton launches kernels on the current device, wherever their tensors are
+        with by_torch(self.plain), on_device(self.device):
             return self.run(prepared)
 
     def run(self, prepared: Prepared) -> Tensor:

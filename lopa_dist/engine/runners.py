@@ -9,10 +9,12 @@ import torch
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.kernel_choice import plain_kernels
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
+from lopa_dist.kernels.preflight import WITHOUT_GRAPHS
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
@@ -38,12 +40,13 @@ class Runners:
 
     Args:
         model, config: of the engine.
-        options: `attention`, `graphs`, `reproducible` and `max_rows` are read.
+        options: `attention`, `kernels`, `graphs`, `reproducible` and `max_rows` are read.
         tensor: the group that the model is split over.
         ranks: of the branch group, which shares out a sequence's branches.
 
     Raises:
-        ValueError: graphs=always where they cannot be had; reproducible on a GPU without them.
+        ValueError: graphs=always where they cannot be had; reproducible on a GPU without them; kernels that cannot be
+            had, or not on a rank that shares the model with others.
     """
 
     def __init__(
@@ -59,13 +62,20 @@ class Runners:
         self.tensor = tensor = tensor or Solo()
         attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
         device, shape = model.head_weight.device, model.config
-        name = suited(device, shape.head_dim) if attention == "auto" else attention
-        heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
+        name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
         stack = stack_rows(config, 1 if reproducible else self.branches)
+        heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         self.attention = make(name, heads, kv_heads, shape.head_dim, stack, device, config.causal)
-        possible = isinstance(self.attention, Meta) and tensor.size == 1
+        tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
+        self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
+        if "attention" in self.plain and name == "meta" and device.type == "cuda":
+            self.attention = make("torch", heads, kv_heads, shape.head_dim, stack, device, config.causal)
+        possible = isinstance(self.attention, Meta) and tensor.size == 1 and not self.plain & WITHOUT_GRAPHS
         if graphs == "always" and not possible:
-            raise ValueError("engine.graphs=always: graphs need engine.attention=meta and parallel.tensor=1")
+            raise ValueError(
+                "engine.graphs=always: graphs need engine.attention=meta, Triton's kernels (engine.kernels) and "
+                "parallel.tensor=1"
+            )
         self.static = possible and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
         self.network = merged(model)  # before anyone asks how much memory is free
         if reproducible and device.type == "cuda" and shape.experts is not None:
@@ -75,7 +85,8 @@ class Runners:
             )
         if reproducible and device.type == "cuda" and not self.static:
             raise ValueError(
-                "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, parallel.tensor=1"
+                "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, Triton's kernels "
+                "(engine.kernels), parallel.tensor=1"
             )
 
     def make(
@@ -93,7 +104,7 @@ class Runners:
         if not self.static:
             if scratch is not None:
                 pool.reserve(padded(scratch), padded(scratch))
-            return Runner(self.model, pool, sampling, self.attention, self.network, self.tensor)
+            return Runner(self.model, pool, sampling, self.attention, self.network, self.tensor, self.plain)
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
         longest = longest_sequence(self.config, longest_prompt)
@@ -103,5 +114,5 @@ class Runners:
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
             scratch, not self.options.reproducible,
-            self.options.graphs == "always",
+            self.options.graphs == "always", self.plain,
         )  # fmt: skip

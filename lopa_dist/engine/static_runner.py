@@ -22,7 +22,7 @@ from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
-from lopa_dist.kernels.dispatch import on_device, processors
+from lopa_dist.kernels.dispatch import by_torch, on_device, processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
@@ -207,8 +207,9 @@ class StaticRunner(Runner):
         rows: int,
         stacked: bool,
         insist: bool,
+        plain: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(model, pool, sampling, attention, network)
+        super().__init__(model, pool, sampling, attention, network, plain=plain)
         self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
         self.insist, self.warned = insist, False
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
@@ -248,7 +249,7 @@ class StaticRunner(Runner):
         """
         sizes = ladder(self.usual)[::-1]
         heads = [] if self.sampling.filtered else sizes
-        with on_device(self.device):
+        with by_torch(self.plain), on_device(self.device):
             for size in sizes:
                 body = self.bodies[size] = Body(size, self)
                 for _ in range(2):

@@ -75,7 +75,7 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Found:
             found[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"
-        found["engine.attention"] = suited(device, shape.head_dim), reason
+        found["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
+from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
@@ -198,15 +199,13 @@ class Job:
         config, mesh, decode = self.config, self.group.mesh, self.config.decode
         cached = CONTEXTS[decode.context].summary
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %d lookahead branches%s, context %s in "
-            "blocks of %d (cached: %s; %s%d rows a sequence in a step), data %d x branch %d x tensor %d ranks%s, "
-            "into %s",
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s (cached: %s; %s%d rows a sequence in a "
+            "step), data %d x branch %d x tensor %d ranks%s, into %s",
             self.task.name, len(self.input), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
-            self.builder.device, decode.branches, f" and {decode.drafts} drafts a branch" if decode.drafts else "",
-            decode.context, decode.block_size, cached, "its prompt and " if decode.cache == "none" else "",
+            self.builder.device, in_words(decode), cached, "its prompt and " if decode.cache == "none" else "",
             usual_rows(decode), mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
         )  # fmt: skip
         if any(self.attempt.done):
@@ -353,6 +352,16 @@ class Job:
         """The place of every item in the whole input, of which this job may have a share."""
         first, step = self.config.task.shard, self.config.task.shards
         return range(first, first + step * len(self.input), step)
+
+
+def in_words(decode: DecodeConfig) -> str:
+    """Return how far decoding looks ahead, and in which context."""
+    if decode.causal:
+        drafts = "as many drafts as are fastest" if decode.drafts == "auto" else f"{decode.drafts or 'no'} drafts"
+        return f"{drafts}, context causal"
+    drafts = f" and {decode.drafts} drafts a branch" if decode.drafts else ""
+    where = f"context {decode.context} in blocks of {decode.block_size}"
+    return f"{decode.branches} lookahead branches{drafts}, {where}"
 
 
 def generation_s(figures: Columns, replicas: Sequence[dict[str, Any]]) -> float:

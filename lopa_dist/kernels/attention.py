@@ -109,6 +109,6 @@ def make(
     return Meta(heads, kv_heads, dim, stack_rows, device, bounded=causal)
 
 
-def suited(device: torch.device, dim: int) -> str:
-    """Return what ``auto`` means on a device, for heads of `dim` numbers."""
-    return "meta" if device.type == "cuda" and TRITON and dim <= MOST_DIM else "torch"
+def suited(device: torch.device, dim: int, kernels: str = "auto") -> str:
+    """Return what ``auto`` means on a device, for heads of `dim` numbers and a choice of `engine.kernels`."""
+    return "meta" if device.type == "cuda" and TRITON and dim <= MOST_DIM and kernels != "torch" else "torch"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -12,11 +14,25 @@ from torch import Tensor
 
 TRITON = find_spec("triton") is not None  # it comes with torch's CUDA builds for Linux; CPU builds lack it
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}  # of every launch: Triton's default is to change, and with it bits
+KERNELS = ("attention", "rotation", "norm", "swiglu", "head", "vgemm", "fp8")  # primitives that have a Triton form
+_by_torch: ContextVar[frozenset[str]] = ContextVar("_by_torch", default=frozenset())
 
 
-def fused(x: Tensor) -> bool:
-    """Whether the Triton form runs: on CUDA, where nothing is to be differentiated."""
-    return TRITON and x.is_cuda and not (torch.is_grad_enabled() and x.requires_grad)
+@contextmanager
+def by_torch(kernels: frozenset[str]) -> Iterator[None]:
+    """Run these of `KERNELS` in their torch form, on a GPU too, for as long as the context lasts."""
+    token = _by_torch.set(kernels)
+    try:
+        yield
+    finally:
+        _by_torch.reset(token)
+
+
+def fused(x: Tensor, kernel: str) -> bool:
+    """Whether the Triton form of one of `KERNELS` runs: on CUDA, where nothing is differentiated or `by_torch`."""
+    if not (TRITON and x.is_cuda) or kernel in _by_torch.get():
+        return False
+    return not (torch.is_grad_enabled() and x.requires_grad)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

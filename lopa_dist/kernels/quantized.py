@@ -50,7 +50,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Activations ``[M, K]`` as fp8 and scales ``[M]`` fp32; NaN is the scale of a row with NaN or infinity."""
-    if fused(x):
+    if fused(x, "fp8"):
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.quantize_rows(x)

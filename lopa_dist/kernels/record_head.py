@@ -68,13 +68,8 @@ def record_head(
     Returns:
         ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence.
     """
-    if fused(hidden) and not sampling.filtered:
-        from lopa_dist.kernels.record_head_triton import share_sums
-
-        vocabulary = len(weight) * shard.size
-        shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
-        sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows)
-        return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
+    if fused(hidden, "head") and not sampling.filtered:
+        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows)
     # a GPU's library gives a row the same bits where it is called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
     if extra:  # reductions, too, may give a lone row other bits than a row among others
@@ -89,6 +84,24 @@ def record_head(
     if not sampling.filtered:
         sums = shard.gather(sums).movedim(0, 2).flatten(2)
     return _records(sums, sampling)[:count]
+
+
+def fused_records(
+    hidden: Tensor,
+    weight: Tensor,
+    mask_id: int,
+    keys: Tensor | None,
+    sampling: Sampling,
+    shard: Shard = WHOLE,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """`record_head` with the kernel that multiplies and reduces at once; there is none for top-p and top-k."""
+    from lopa_dist.kernels.record_head_triton import share_sums
+
+    vocabulary = len(weight) * shard.size
+    shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
+    sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows)
+    return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
 
 
 def _sums(rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling, shard: Shard) -> Tensor:

@@ -116,7 +116,7 @@ def rope_and_store(
         q ``[R, H, D]``.
     """
     cos, sin = cos.flatten(1), sin.flatten(1)
-    if fused(qkv):
+    if fused(qkv, "rotation"):
         from lopa_dist.kernels import rope_triton
 
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts, slots)

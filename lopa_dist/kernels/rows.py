@@ -21,7 +21,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
     The sum is rounded to x's dtype before it is normalised, in both forms. All three have one dtype.
     """
-    if fused(x):
+    if fused(x, "norm"):
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.add_rms_norm(x, residual, weight, eps)
@@ -34,7 +34,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     On a CPU the result takes the place of the gates.
     """
-    if fused(gate_up):
+    if fused(gate_up, "swiglu"):
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.swiglu(gate_up)

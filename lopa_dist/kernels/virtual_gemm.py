@@ -31,7 +31,7 @@ def vgemm(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None = None, s
     """
     if (weight.dtype == torch.int8) != (scale is not None):
         raise ValueError(f"vgemm: a weight of {weight.dtype} {'needs' if scale is None else 'takes no'} scale [N]")
-    if fused(x):
+    if fused(x, "vgemm"):
         from lopa_dist.kernels import virtual_gemm_triton
 
         return virtual_gemm_triton.vgemm(x, weight, rows, bias, scale)

@@ -15,6 +15,7 @@ from lopa_dist.engine.config import EngineConfig
         ("kv_tokens", -1, "an integer of at least 1"),
         ("prefill_chunk", 0, "an integer of at least 1"),
         ("attention", "flash", "one of auto, torch, meta, plain"),
+        ("kernels", "cuda", "one of auto, triton, torch"),
         ("graphs", "yes", "one of auto, always, never"),
         ("prefix_cache", "on", "one of exact, none"),
     ],

@@ -102,7 +102,7 @@ class Recorder:
         plain, meta = static_runner.attend_tiles, meta_attention.attend_meta
         for name in TWO_FORMS:
             module: ModuleType = importlib.import_module(f"lopa_dist.kernels.{name}")
-            monkeypatch.setattr(module, "fused", lambda x: self.launches is not None)
+            monkeypatch.setattr(module, "fused", lambda *_: self.launches is not None)
         monkeypatch.setattr(
             static_runner, "attend_tiles", lambda *given: (meta if self.launches is not None else plain)(*given)
         )

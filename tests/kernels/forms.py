@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 def plain(primitive: Callable[..., Any], *arguments: Any) -> Any:
     """What torch's operators give: the oracle, also on a GPU."""
-    with patch.object(sys.modules[primitive.__module__], "fused", lambda x: False):
+    with patch.object(sys.modules[primitive.__module__], "fused", lambda *_: False):
         return primitive(*arguments)
 
 
 def by_triton(primitive: Callable[..., Any], *arguments: Any) -> Any:
     """What the kernel gives, also without a GPU, where it is interpreted."""
-    with patch.object(sys.modules[primitive.__module__], "fused", lambda x: True):
+    with patch.object(sys.modules[primitive.__module__], "fused", lambda *_: True):
         return primitive(*arguments)

@@ -1,0 +1,67 @@
+"""Which kernels an engine runs in torch's form: `engine.kernels`, and what the GPU made of Triton's."""
+
+from __future__ import annotations
+
+import torch
+
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.kernels.dispatch import KERNELS
+from lopa_dist.kernels.preflight import Widths, faults, refused
+from lopa_dist.models.quantize import QuantizedLinear
+from lopa_dist.models.transformer import Transformer
+
+
+def plain_kernels(
+    model: Transformer, options: EngineConfig, device: torch.device, tile_rows: int | None, ranks: int = 1
+) -> frozenset[str]:
+    """Return the kernels that run in torch's form on a GPU; on a CPU all do, whatever is returned.
+
+    Ranks that share a model must agree: the parts of the record head's sums that they exchange differ between the two
+    forms. So there a kernel that fails ends the job.
+
+    Args:
+        model: on the device.
+        options: `kernels`, `attention` and `reproducible` are read.
+        device: where the kernels run.
+        tile_rows: of meta-attention; None: another kernel attends.
+        ranks: that the model is split over.
+
+    Raises:
+        ValueError: kernels that cannot be had where nothing else will do.
+    """
+    if options.kernels == "torch":
+        if device.type == "cuda" and options.attention == "meta":
+            raise ValueError("engine.kernels=torch: engine.attention=meta is one of Triton's; leave it at auto")
+        return frozenset(KERNELS)
+    if device.type != "cuda":
+        if options.kernels == "triton":
+            raise ValueError(f"engine.kernels=triton: Triton's run on a GPU, not on a {device.type}; leave it at auto")
+        return frozenset()
+    wanted, widths = needed(model, options, tile_rows), widths_of(model, tile_rows, ranks)
+    dtype = model.head_weight.dtype
+    if options.kernels == "auto" and ranks == 1:
+        return refused(widths, dtype, device, wanted)
+    why = "engine.kernels=triton" if options.kernels == "triton" else "ranks that share a model need the same kernels"
+    for name, fault in faults(widths, dtype, device, wanted).items():
+        raise ValueError(f"{why}: {name}: {fault}; engine.kernels=torch does without Triton, slower")
+    return frozenset()
+
+
+def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> tuple[str, ...]:
+    """Return which kernels the model's forwards launch with these options."""
+    kinds = {module.kind for module in model.modules() if isinstance(module, QuantizedLinear)}
+    optional = {
+        "attention": tile_rows is not None,
+        "vgemm": options.reproducible or "int8" in kinds,
+        "fp8": "fp8" in kinds,
+    }
+    return tuple(name for name in KERNELS if optional.get(name, True))
+
+
+def widths_of(model: Transformer, tile_rows: int | None, ranks: int = 1) -> Widths:
+    """Return what the model's kernels are compiled for on one of the ranks that share it."""
+    shape = model.config
+    return Widths(
+        shape.hidden_size, shape.intermediate_size // ranks, shape.heads // ranks, shape.kv_heads // ranks,
+        shape.head_dim, tile_rows or 1,
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+"""One small launch of each Triton kernel, compared with torch's form of it, before a model runs on them.
+
+A kernel may fail where the tests never ran: there is no C compiler for Triton's launcher, a compiler or driver does not
+take it, or it computes other numbers on this GPU. Found here, it costs that kernel its speed, and not the job or its
+texts. The widths are the model's own, so what is checked is the variant that runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa_dist.kernels import record_head, rope, rows, virtual_gemm
+from lopa_dist.kernels.dispatch import KERNELS, TRITON, by_torch, on_device
+from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta
+from lopa_dist.kernels.quantized import FP8, quantize_int8, quantize_rows_plain
+from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.kernels.segment_attention import Segments, attend_plain
+from lopa_dist.kernels.tiles import Capacity, Split, tile
+
+log = logging.getLogger("lopa_dist")
+
+ROWS, REAL = 40, 37  # packed rows, and how many of them count
+CACHED = 300  # tokens that attention's rows see in the pool: enough to be split
+VOCABULARY = 512
+# largest difference, as a share of the largest number; a fault is of the order of 1
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+WITHOUT_GRAPHS = {"attention", "rotation", "vgemm"}  # their torch forms ask the device how many rows count
+
+
+class Widths(NamedTuple):
+    """What a model's kernels are compiled for."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tile_rows: int  # of attention
+
+
+class Fault(NamedTuple):
+    """What is wrong with a kernel, and what to do about it."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
+
+
+Comparison = tuple[Tensor, Tensor]  # what a kernel gives, and what torch does
+Trial = Callable[[Widths, torch.dtype, torch.device], Iterator[Comparison]]
+
+
+@cache
+def refused(
+    widths: Widths, dtype: torch.dtype, device: torch.device, wanted: tuple[str, ...] = KERNELS
+) -> frozenset[str]:
+    """Return which of the `wanted` kernels must run in torch's form; the first call checks them, and warns.
+
+    Raises:
+        RuntimeError: as `faults`.
+    """
+    found = faults(widths, dtype, device, wanted)
+    for fault in dict.fromkeys(found.values()):
+        names = ", ".join(name for name, of_kernel in found.items() if of_kernel == fault)
+        log.warning("WARNING: without Triton, and so slower: %s. %s", names, fault)
+    return frozenset(found)
+
+
+def faults(
+    widths: Widths, dtype: torch.dtype, device: torch.device, wanted: tuple[str, ...] = KERNELS
+) -> dict[str, Fault]:
+    """Launch kernels once, and compare.
+
+    Args:
+        widths: of the model, on this rank.
+        dtype: of its activations.
+        device: a GPU; or a CPU, where Triton interprets.
+        wanted: names of `KERNELS`.
+
+    Returns:
+        A fault for each kernel that has one.
+
+    Raises:
+        RuntimeError: a kernel left the GPU in a state in which nothing runs any more.
+    """
+    if not TRITON:
+        return dict.fromkeys(wanted, Fault("Triton is not installed", "pip install triton"))
+    found: dict[str, Fault] = {}
+    for name in wanted:
+        try:
+            if fault := difference(TRIALS[name], widths, dtype, device):
+                found[name] = Fault(fault, "please report it, with the GPU's name and the versions of torch and Triton")
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.debug("the kernel %s failed", name, exc_info=True)
+            check_alive(name, device, error)
+            found[name] = explained(error)
+    return found
+
+
+@torch.inference_mode()
+def difference(trial: Trial, widths: Widths, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return where a kernel's result is not torch's, with both numbers; None where it is."""
+    with on_device(device):
+        for number, (found, wanted) in enumerate(trial(widths, dtype, device)):
+            found, wanted = found.double(), wanted.double()
+            apart = (found - wanted).abs().nan_to_num(torch.inf)
+            allowed = TOLERANCE[dtype] * wanted.abs().max()
+            if bool((apart <= allowed).all()):
+                continue
+            at = np.unravel_index(int(apart.argmax()), apart.shape)
+            numbers = f"{found[at].item():.4g} where torch has {wanted[at].item():.4g}"
+            share = (apart > allowed).double().mean().item()
+            return f"wrong numbers (result {number}, at {[int(i) for i in at]}: {numbers}; {share:.1%} are wrong)"
+    return None
+
+
+def check_alive(name: str, device: torch.device, error: Exception) -> None:
+    """Raise a RuntimeError if nothing runs on the GPU after an error: what went wrong there is not forgotten."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        raise RuntimeError(
+            f"Triton's kernel {name} made the GPU unusable for this process ({brief(error)}): start again with "
+            "engine.kernels=torch, and please report it"
+        ) from error
+
+
+def explained(error: Exception) -> Fault:
+    """Return what is behind an error of compiling or launching, and its remedy."""
+    chosen = os.environ.get("CC")
+    compiler = shutil.which(chosen or "gcc") or (None if chosen else shutil.which("clang"))
+    if compiler is None:
+        what = f"CC={chosen} is not there" if chosen else "there is no C compiler, which Triton needs to run"
+        return Fault(what, "install gcc (apt install gcc, dnf install gcc, module load gcc), or let CC name one")
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        version = sysconfig.get_python_version()
+        return Fault(
+            f"{headers / 'Python.h'} is missing, which Triton needs to run",
+            f"install Python's headers (apt install python{version}-dev, dnf install python3-devel), or use a Python "
+            "that brings them (uv, conda)",
+        )
+    return Fault(brief(error), "if a second start fails alike, please report it; engine.kernels=torch runs without it")
+
+
+def brief(error: Exception) -> str:
+    """Return an error's kind with the first and the last line of its message: Triton's begin with a place."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ends = lines if len(lines) < 3 else [lines[0], lines[-1]]
+    return f"{type(error).__name__}: {' / '.join(ends)}"[:400]
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the same normal numbers on all devices."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def count(device: torch.device) -> Tensor:
+    """Return how many rows count, where kernels read it."""
+    return torch.tensor([REAL], dtype=torch.int32, device=device)
+
+
+def attention(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """Two branches behind the same cached tokens, whole, and split and merged."""
+    heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
+    starts, counts = np.array([0, REAL // 2]), np.array([REAL // 2, REAL - REAL // 2])
+    same = np.ones(2, int)
+    hi = np.concatenate([np.arange(1, n + 1) for n in counts])
+    segments = Segments(starts, counts, 5 * same, CACHED * same, CACHED + 8 + starts, hi)
+    q = normal(ROWS, heads, dim, seed=1, dtype=dtype, device=device)
+    slots = CACHED + 8 + ROWS
+    keys, values = (normal(slots, kv_heads, dim, seed=s, dtype=dtype, device=device) for s in (2, 3))
+    wanted = attend_plain(q.float(), keys.float(), values.float(), segments)[:REAL]
+    for split in (None, Split(4)):
+        tiles = tile(segments, widths.tile_rows, split)
+        room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
+        plan = MetaPlan(ROWS, room, heads, kv_heads, dim, widths.tile_rows, CACHED + 8, device)
+        plan.fill(tiles)
+        yield attend_meta(q, keys, values, plan)[:REAL], wanted
+
+
+def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """Rotated q, and what is stored of K and V."""
+    from lopa_dist.kernels import rope_triton
+
+    heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
+    qkv = normal(ROWS, (heads + 2 * kv_heads) * dim, seed=4, dtype=dtype, device=device)
+    cos, sin = rope.rope_table(torch.arange(ROWS, device=device) * 7, dim, 1e4, dtype)
+    triton, plain = (
+        [torch.zeros(ROWS + 3, kv_heads, dim, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)
+    )
+    real = count(device)
+    q = rope_triton.rope_and_store(qkv, cos.flatten(1), sin.flatten(1), triton[0], triton[1], 3, real, None, 1e-6)
+    with by_torch(frozenset({"rotation"})):
+        wanted = rope.rope_and_store(qkv, cos, sin, plain[0], plain[1], 3, real)
+    yield from zip([q[:REAL], *triton], [wanted[:REAL], *plain], strict=True)
+
+
+def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """A norm behind a residual sum, and the sum."""
+    from lopa_dist.kernels import rows_triton
+
+    x, residual = (normal(ROWS, widths.hidden, seed=s, dtype=dtype, device=device) for s in (5, 6))
+    weight = normal(widths.hidden, seed=7, dtype=dtype, device=device)
+    with by_torch(frozenset({"norm"})):
+        wanted = rows.add_rms_norm(x, residual, weight, 1e-6)
+    yield from zip(rows_triton.add_rms_norm(x, residual, weight, 1e-6), wanted, strict=True)
+
+
+def swiglu(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """The gate; torch's form writes into its argument."""
+    from lopa_dist.kernels import rows_triton
+
+    gate_up = normal(ROWS, 2 * widths.intermediate, seed=8, dtype=dtype, device=device)
+    found = rows_triton.swiglu(gate_up)
+    with by_torch(frozenset({"swiglu"})):
+        yield found, rows.swiglu(gate_up)
+
+
+def head(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """Tokens, probabilities and confidences of rows that are sure of a token; without and with noise."""
+    weight = normal(VOCABULARY, widths.hidden, seed=9, dtype=dtype, device=device)
+    hidden = weight[torch.arange(ROWS, device=device) * 11] * (12 / widths.hidden)
+    keys = torch.arange(ROWS, device=device) * 977
+    for temperature in (0.0, 0.5):
+        given = (hidden, weight, VOCABULARY - 1, keys if temperature else None, Sampling(temperature=temperature))
+        found = record_head.fused_records(*given, rows=count(device))[:REAL]
+        with by_torch(frozenset({"head"})):
+            wanted = record_head.record_head(*given)[:REAL]
+        yield found[:, 0], wanted[:, 0]
+        yield found[:, 1:].contiguous().view(torch.float32), wanted[:, 1:].contiguous().view(torch.float32)
+
+
+def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """A product with weights in the activations' precision, and one with int8 weights."""
+    from lopa_dist.kernels import virtual_gemm_triton
+
+    x = normal(ROWS, widths.hidden, seed=10, dtype=dtype, device=device)
+    weight = normal(2 * widths.kv_heads * widths.head_dim, widths.hidden, seed=11, dtype=dtype, device=device)
+    for of_weight, scale in ((weight, None), quantize_int8(weight)):
+        found = virtual_gemm_triton.vgemm(x, of_weight, count(device), None, scale)
+        with by_torch(frozenset({"vgemm"})):
+            wanted = virtual_gemm.vgemm(x, of_weight, count(device), None, scale)
+        yield found[:REAL], wanted[:REAL]
+
+
+def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """Rows in eight bits, multiplied with their scales again: a number that is rounded the other way is 1/16 off."""
+    from lopa_dist.kernels import rows_triton
+
+    x = normal(ROWS, widths.hidden, seed=12, dtype=dtype, device=device)
+    # the interpreter cuts off where it should round to eight bits
+    eight, scale = rows_triton.quantize_rows(x, FP8 if x.is_cuda else torch.float32)
+    found, wanted = (eight.to(FP8), scale), quantize_rows_plain(x)
+    yield scale, wanted[1]
+    exact = x.double()
+    for eight, scale in (found, wanted):
+        off = (eight.double() * scale[:, None] - exact).abs() / (exact.abs() / 16 + scale[:, None] / 512)
+        yield (off > 1.01).double() + 1, torch.ones_like(off)
+
+
+TRIALS: dict[str, Trial] = {
+    "attention": attention,
+    "rotation": rotation,
+    "norm": norm,
+    "swiglu": swiglu,
+    "head": head,
+    "vgemm": vgemm,
+    "fp8": fp8,
+}

@@ -1,0 +1,107 @@
+"""`engine.kernels`: what is checked, what a kernel that fails costs, and what cannot be had."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine import kernel_choice, runner, runners
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.kernel_choice import needed, plain_kernels
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.kernels.attention import Grouped, suited
+from lopa_dist.kernels.dispatch import KERNELS
+from lopa_dist.kernels.preflight import Fault
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
+
+GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
+REQUEST = Request(0, [1, 2, 3], 32, 7)
+FAULT = Fault("there is no C compiler", "install gcc")
+
+
+def test_what_is_needed_follows_model_and_options(small_model: Transformer) -> None:
+    assert needed(small_model, EngineConfig(), 16) == ("attention", "rotation", "norm", "swiglu", "head")
+    assert needed(small_model, EngineConfig(reproducible=True), None) == ("rotation", "norm", "swiglu", "head", "vgemm")
+
+
+def test_on_a_gpu_what_fails_runs_in_torchs_form(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(kernel_choice, "refused", lambda *given: asked.append(given) or frozenset({"norm"}))
+    assert plain_kernels(small_model, EngineConfig(), GPU, 16) == {"norm"}
+    [(widths, dtype, device, wanted)] = asked
+    assert widths == (32, 48, 4, 2, 8, 16)
+    assert (dtype, device) == (torch.float32, GPU)
+    assert "vgemm" not in wanted
+
+
+@pytest.mark.parametrize(("kernels", "ranks", "why"), [("triton", 1, r"engine\.kernels=triton"), ("auto", 2, "ranks")])
+def test_where_nothing_else_will_do_a_fault_ends_it(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, kernels: str, ranks: int, why: str
+) -> None:
+    monkeypatch.setattr(kernel_choice, "faults", lambda *_: {"head": FAULT})
+    with pytest.raises(ValueError, match=why + r".*head: there is no C compiler: install gcc; engine\.kernels=torch"):
+        plain_kernels(small_model, EngineConfig(kernels=kernels), GPU, 16, ranks)
+    monkeypatch.setattr(kernel_choice, "faults", lambda *_: {})
+    assert plain_kernels(small_model, EngineConfig(kernels=kernels), GPU, 16, ranks) == frozenset()
+
+
+def test_what_cannot_go_together_is_refused(small_model: Transformer) -> None:
+    with pytest.raises(ValueError, match=r"engine\.kernels=triton: .* on a cpu; leave it at auto"):
+        plain_kernels(small_model, EngineConfig(kernels="triton"), CPU, None)
+    with pytest.raises(ValueError, match=r"engine\.kernels=torch: engine\.attention=meta"):
+        plain_kernels(small_model, EngineConfig(kernels="torch", attention="meta"), GPU, 16)
+    with pytest.raises(ValueError, match=r"engine\.graphs=always.*engine\.kernels"):
+        Engine(small_model, DecodeConfig(), Solo(), EngineConfig(kernels="torch", attention="meta", graphs="always"))
+
+
+def test_torch_leaves_attention_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa_dist.kernels.attention.TRITON", True)
+    assert suited(GPU, 128) == "meta"
+    assert suited(GPU, 128, "torch") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("plain", "static"),
+    [(("norm", "swiglu", "head"), True), (("rotation",), False), (("vgemm",), False), (tuple(KERNELS), False)],
+    ids=str,
+)
+def test_graphs_are_given_up_only_where_a_form_waits_for_the_device(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: tuple[str, ...], static: bool
+) -> None:
+    monkeypatch.setattr(runners, "plain_kernels", lambda *_: frozenset(plain))
+    options = EngineConfig(attention="meta", graphs="always")
+    with contextlib.nullcontext() if static else pytest.raises(ValueError, match=r"engine\.graphs=always"):
+        assert Engine(small_model, DecodeConfig(), Solo(), options).runners.static
+
+
+def test_every_forward_runs_the_chosen_forms(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    during = []
+
+    @contextlib.contextmanager
+    def noted(kernels: frozenset[str]) -> Iterator[None]:
+        during.append(kernels)
+        yield
+
+    monkeypatch.setattr(runner, "by_torch", noted)
+    monkeypatch.setattr(runners, "plain_kernels", lambda *_: frozenset({"norm"}))
+    for options in (EngineConfig(), EngineConfig(attention="meta", graphs="always")):
+        engine = Engine(small_model, DecodeConfig(max_new_tokens=32), Solo(), options)
+        list(engine.generate([REQUEST]))
+        assert set(during) == {frozenset({"norm"})}
+        during.clear()
+
+
+def test_the_texts_are_those_of_auto(small_model: Transformer) -> None:
+    texts = []
+    for kernels in ("auto", "torch"):
+        engine = Engine(small_model, DecodeConfig(max_new_tokens=32), Solo(), EngineConfig(kernels=kernels))
+        assert kernels == "auto" or isinstance(engine.runners.attention, Grouped)
+        [made] = engine.generate([REQUEST])
+        texts.append(made.tokens)
+    assert texts[0] == texts[1]

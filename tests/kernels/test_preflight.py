@@ -1,0 +1,144 @@
+"""Every kernel is launched once and compared; what is wrong is named with its remedy, and costs that kernel alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lopa_dist.kernels import (
+    meta_attention,
+    preflight,
+    record_head_triton,
+    rope_triton,
+    rows_triton,
+    virtual_gemm_triton,
+)
+from lopa_dist.kernels.dispatch import KERNELS, by_torch, fused
+from lopa_dist.kernels.preflight import Widths, explained, faults, refused
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WIDTHS = Widths(hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, tile_rows=8)
+WHERE: dict[str, tuple[Any, str]] = {
+    "attention": (preflight, "attend_meta"),
+    "rotation": (rope_triton, "rope_and_store"),
+    "norm": (rows_triton, "add_rms_norm"),
+    "swiglu": (rows_triton, "swiglu"),
+    "head": (record_head_triton, "share_sums"),
+    "vgemm": (virtual_gemm_triton, "vgemm"),
+    "fp8": (rows_triton, "quantize_rows"),
+}
+
+
+def check(*kernels: str, dtype: torch.dtype = torch.float32) -> dict[str, preflight.Fault]:
+    return faults(WIDTHS, dtype, DEVICE, kernels)
+
+
+@pytest.mark.parametrize("dtype", preflight.TOLERANCE, ids=str)
+def test_kernels_that_agree_have_no_fault(dtype: torch.dtype) -> None:
+    # the interpreter has no int8 times bf16
+    wanted = [k for k in KERNELS if not (k == "vgemm" and dtype == torch.bfloat16 and DEVICE.type == "cpu")]
+    assert check(*wanted, dtype=dtype) == {}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_one_wrong_number_is_a_fault(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name = WHERE[kernel]
+    right: Callable[..., Any] = getattr(module, name)
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        made = right(*given, **named)
+        first = made[0] if isinstance(made, tuple) else made
+        spoilt = first[0] if kernel == "head" else first  # the greatest logits
+        spoilt.view(-1)[21] = spoilt.view(-1)[21] * 2 + 7
+        return made
+
+    monkeypatch.setattr(module, name, wrong)
+    fault = check(kernel)[kernel]
+    assert "wrong numbers" in fault.what
+    assert "report" in fault.remedy
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_kernel_that_does_not_compile_is_replaced_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused.cache_clear()
+    error = RuntimeError("at 4:20:\n  x = tl.dot(a, b)\nPassManager::run failed")
+    monkeypatch.setattr(rows_triton, "swiglu", raises(error))
+    monkeypatch.setattr(rows_triton, "add_rms_norm", raises(error))
+    caplog.set_level(logging.INFO)
+    wanted = ("norm", "swiglu", "rotation")
+    for _ in range(2):
+        assert refused(WIDTHS, torch.float32, DEVICE, wanted) == {"norm", "swiglu"}
+    refused.cache_clear()
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith("WARNING: without Triton, and so slower: norm, swiglu. RuntimeError: at 4:20: / PassManager")
+    assert "engine.kernels=torch" in said
+
+
+def test_without_a_compiler_the_remedy_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_triton, "swiglu", raises(RuntimeError("Failed to find C compiler.")))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
+    fault = check("swiglu")["swiglu"]
+    assert "there is no C compiler" in fault.what
+    assert "apt install gcc" in fault.remedy
+    monkeypatch.setenv("CC", "icc")
+    assert explained(RuntimeError()).what == "CC=icc is not there"
+
+
+def test_without_python_h_the_remedy_is_the_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: "/usr/bin/gcc")
+    monkeypatch.setattr(preflight.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    fault = explained(RuntimeError("Command '['/usr/bin/gcc', ...]' returned non-zero exit status 1."))
+    assert str(tmp_path / "Python.h") in fault.what
+    assert "-dev" in fault.remedy
+    (tmp_path / "Python.h").touch()
+    assert "exit status 1" in explained(RuntimeError("... non-zero exit status 1.")).what
+
+
+def test_without_triton_nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "TRITON", False)
+    monkeypatch.setattr(rows_triton, "swiglu", raises(AssertionError("launched")))
+    assert check("swiglu")["swiglu"].remedy == "pip install triton"
+
+
+def test_a_gpu_that_is_lost_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", raises(RuntimeError("an illegal memory access was encountered")))
+    gpu = torch.device("cuda:0")
+    with pytest.raises(RuntimeError, match=r"Triton's kernel head made the GPU unusable.*engine\.kernels=torch"):
+        preflight.check_alive("head", gpu, RuntimeError("CUDA error"))
+
+
+def test_memory_that_is_short_is_no_fault_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meta_attention, "attend_meta", None)
+    monkeypatch.setattr(preflight, "attend_meta", raises(torch.OutOfMemoryError("out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        check("attention")
+
+
+class OnGpu:
+    """A tensor of which only the place is asked."""
+
+    is_cuda, requires_grad = True, False
+
+
+def test_a_kernel_can_be_turned_off_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa_dist.kernels.dispatch.TRITON", True)
+    x: Any = OnGpu()
+    assert fused(x, "norm")
+    with by_torch(frozenset({"norm"})):
+        assert not fused(x, "norm")
+        assert fused(x, "swiglu")
+    assert fused(x, "norm")
