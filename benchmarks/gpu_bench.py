@@ -134,7 +134,8 @@ def median_ms(
         begin = device_mark(device)
         function()
         marks.append((begin, device_mark(device)))
-    torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return statistics.median(begin.elapsed_time(end) for begin, end in marks[2:])
 
 

@@ -132,7 +132,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["Tom " * 600, "x", "Tom " * 700], {}, r"prompts\[0\]: the prompt has .* positions.* \(and 1 more\)"),
         (["x"], {"sampling": SamplingParams(temperature=-1)}, r"prompts\[0\]: temperature=-1 must be a number of at"),
         (["x"], {"sampling": [SamplingParams()] * 2}, "2 sampling parameters for 1 prompts"),
-        (["x"], {"decode": "best"}, "decode=best: no such preset. There are d2f, embedded, "),
+        (["x"], {"decode": "best"}, "decode=best: no such preset. There are causal, d2f, embedded, "),
         (["x"], {"brances": 1}, "decode.brances: no such key; did you mean decode.branches"),
         (["x", 5], {}, r"prompts\[1\] is of type int: a prompt is a text, or a chat"),
         (["x", ["y"]], {}, r"prompts\[1\] is of type list: a prompt is a text, or a chat"),
@@ -164,7 +164,7 @@ def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.Monke
     [
         (["embedded", "task.limit=3"], "task.limit=3: has no effect on LLM, which takes settings of model, decode"),
         (["embedded", "engine.max_sequence=3"], "did you mean engine.max_sequences"),
-        (["embedded", "decode=embeded"], "decode=embeded: no such preset; did you mean embedded? There are d2f, "),
+        (["embedded", "decode=embeded"], "decode=embeded: no such preset; did you mean embedded? There are causal, "),
         (["./nowhere"], r"model.path=./nowhere: no such folder"),
         (["./no where=b"], r"model.path=./no where=b: no such folder"),
         (["./o'brien/model"], r"model.path=./o'brien/model: no such folder"),

@@ -31,7 +31,8 @@ class Extra:
         self._lock = threading.Lock()
         self._acts: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()  # None: there is nothing more to do
         self._since: float | None = None  # when the act that is under way began
-        threading.Thread(target=self._work, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
 
     def post(self, act: Callable[[], Any]) -> None:
         """Have `act` done soon; returns at once."""
@@ -67,8 +68,13 @@ class Extra:
         return results[0] if results and not self.lost else None
 
     def close(self) -> None:
-        """End the thread when what it was given is done."""
+        """End the thread when what it was given is done.
+
+        A thread that still runs when the interpreter ends may end the process with SIGABRT. So an idle one is awaited.
+        """
         self._acts.put(None)
+        if not self.lost:
+            self._thread.join(ABANDON_S)
 
     def _work(self) -> None:
         while not self.lost and (act := self._acts.get()) is not None:

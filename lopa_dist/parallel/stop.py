@@ -33,8 +33,12 @@ class StopLevel(IntEnum):
     FAILED = 3  # this rank's forward failed
 
 
-class Stopped(Exception):
-    """The job was asked to stop and has done so in order; it can go on in the same run folder."""
+class Stopped(BaseException):
+    """The job was asked to stop and has done so in order; it can go on in the same run folder.
+
+    Like KeyboardInterrupt it is no Exception: a signal may raise it anywhere, also where the errors of one request are
+    caught.
+    """
 
 
 class Stop:

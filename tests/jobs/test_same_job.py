@@ -97,7 +97,7 @@ REQUESTS = {
 }  # fmt: skip
 SCHEDULE = {
     "engine.max_sequences", "engine.max_rows", "engine.kv_tokens", "engine.attention", "engine.graphs",
-    "engine.prefill_chunk", "engine.prefix_cache", "engine.reproducible",
+    "engine.prefill_chunk", "engine.prefix_cache", "engine.reproducible", "engine.kernels",
 }  # fmt: skip
 KEYS = [
     key

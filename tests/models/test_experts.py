@@ -130,8 +130,8 @@ def test_rows_of_experts_count_in_memory(folder: Path) -> None:
     config = read_config(folder)
     assert config.experts is not None
     each = config.experts.chosen * (2 * config.hidden_size + 3 * config.experts.size)
-    without = replace(config, experts=None, intermediate_size=0)
-    assert row_bytes(config, 4) - row_bytes(without, 4) == 4 * each
+    without = replace(config, experts=None, intermediate_size=1)
+    assert row_bytes(config, 4) - row_bytes(without, 4) == 4 * (each - 3)
 
 
 @torch.inference_mode()

@@ -113,8 +113,9 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(
 
 def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path: Path, plain: Lines) -> None:
     """With plots and with W&B, whose service a scheduler signals too: all of it is written, and the job goes on."""
-    job = start(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", "logging.plots=true")
-    wait_for(tmp_path, 5, job)
+    slow = "engine.max_sequences=1"
+    job = start(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", "logging.plots=true", slow)
+    wait_for(tmp_path, 2, job)
     ranks = children(job.pid)
     for service in [process for rank in ranks for process in children(rank)]:
         os.kill(service, signal.SIGUSR1)
