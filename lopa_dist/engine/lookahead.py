@@ -112,8 +112,10 @@ class LookaheadPolicy:
     def lookahead(self) -> Lookahead:
         """Return how far the next step looks ahead, by `choice`."""
         masks, groups = self.choice
+        if groups == 1:  # in masked models, too: nothing is worked out in their steps
+            return Lookahead(masks, ())
         ends = self.acceptance.ends(masks)
-        depths = sorted(range(min(masks, len(ends))), key=lambda depth: -ends[depth])[: groups - 1]
+        depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
         return Lookahead(masks, tuple(depths))
 
     def begin(self, host: HostState) -> Lookahead:
