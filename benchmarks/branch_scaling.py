@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.latency_model import FORMULA, Link, Load, Model, fit, step
 from lopa_dist.engine.statistics import PHASES
-from lopa_dist.jobs.plots import draw
+from lopa_dist.jobs.show.plots import draw
 
 RESULTS = Path(__file__).parent / "results"
 RANKS = (1, 2, 4)

@@ -25,7 +25,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.rows.draft_rows import rows_of_branch
 from lopa_dist.tasks.arithmetic import Arithmetic
 

@@ -39,7 +39,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.statistics import PHASES, Statistics
-from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 EXPOSED = "exposed"

@@ -24,7 +24,7 @@ from benchmarks.embedded import RESULTS, requests_of
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 IN_FLIGHT = (1, 4, 16, 64, 256)

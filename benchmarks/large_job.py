@@ -36,11 +36,11 @@ from benchmarks.embedded import RESULTS
 from lopa_dist.config import Config, composed
 from lopa_dist.embedded import checkpoint
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.batch_output import LINES, line_of
-from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.journal import request_id
-from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.report import read_report, write_report
+from lopa_dist.jobs.run.batch_output import LINES, line_of
+from lopa_dist.jobs.run.journal import request_id
+from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.show.report import read_report, write_report
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer

@@ -29,7 +29,7 @@ from benchmarks.embedded import LEFT_TO_RIGHT, RESULTS, UNVERIFIED, Setting, dra
 from benchmarks.kept import Kept
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.models.files import find
 from lopa_dist.tasks.list_problems import BLANK, FAMILIES
 from lopa_dist.tasks.lists import Lists

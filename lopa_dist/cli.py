@@ -67,7 +67,7 @@ def job(raw: DictConfig) -> Any:
     for name in ("httpx", "httpcore", "filelock", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # transformers takes seconds to import; help and mistakes should not wait for it
-    from lopa_dist.jobs.run import run
+    from lopa_dist.jobs.run.job import run
 
     gc.freeze()  # what is imported stays: looking through it for garbage took a fifth of the time to read a large input
     folder, stop = Path(HydraConfig.get().runtime.output_dir), Stop(config.job.grace_s)

@@ -21,15 +21,15 @@ class Parser(argparse.ArgumentParser):
 
 def report(options: argparse.Namespace) -> None:
     """`lopa-dist report FOLDER`."""
-    from lopa_dist.jobs.compare import compare
+    from lopa_dist.jobs.show.compare import compare
 
     compare(options.folder)
 
 
 def merge(options: argparse.Namespace) -> None:
     """`lopa-dist merge FOLDER`."""
-    from lopa_dist.jobs.batch_output import NAME
-    from lopa_dist.jobs.shards import merge_shards
+    from lopa_dist.jobs.commands.shards import merge_shards
+    from lopa_dist.jobs.run.batch_output import NAME
 
     found = merge_shards(options.folder)
     print(f"{found['shards']} shards, {found['requests']} requests: {options.folder / 'results.jsonl'}")
@@ -44,8 +44,8 @@ def trace(options: argparse.Namespace) -> None:
         raise UserError(f"--html {page}: cannot be written; name a file in a folder that exists")
     from rich.console import Console
 
-    from lopa_dist.jobs.trace import show, write_trace_page
-    from lopa_dist.jobs.trace import trace as generate_again
+    from lopa_dist.jobs.commands.trace import show, write_trace_page
+    from lopa_dist.jobs.commands.trace import trace as generate_again
 
     found = generate_again(options.run, options.id)
     show(found, Console())
@@ -57,7 +57,7 @@ def trace(options: argparse.Namespace) -> None:
 def lm_eval(arguments: list[str]) -> None:
     """`lopa-dist lm-eval ...`, whose arguments are the harness's own."""
     try:
-        from lopa_dist.jobs.lm_eval_adapter import main as evaluate
+        from lopa_dist.jobs.commands.lm_eval_adapter import main as evaluate
     except ModuleNotFoundError as error:
         missing = str(error.name).split(".")[0]
         raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
@@ -66,7 +66,7 @@ def lm_eval(arguments: list[str]) -> None:
 
 def explain(options: argparse.Namespace) -> None:
     """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
-    from lopa_dist.jobs.explain import explain as explanation
+    from lopa_dist.jobs.commands.explain import explain as explanation
 
     print(explanation(options.keys))
 
@@ -75,7 +75,7 @@ def doctor(options: argparse.Namespace) -> None:
     """`lopa-dist doctor [KEY=VALUE ...]`; exit status 1 where a job would not run."""
     from rich.console import Console
 
-    from lopa_dist.jobs.doctor import doctor as examine
+    from lopa_dist.jobs.commands.doctor import doctor as examine
 
     if not examine(options.settings, Console()):
         raise SystemExit(1)

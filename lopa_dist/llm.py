@@ -15,13 +15,13 @@ from typing import Any
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.attempt import work
-from lopa_dist.jobs.build import EngineBuilder
-from lopa_dist.jobs.device import choose_device
-from lopa_dist.jobs.progress import ProgressDisplay
-from lopa_dist.jobs.prompts import Encoder, Rejection
-from lopa_dist.jobs.resolve import resolve, resolve_decode, sequences_of_replica
-from lopa_dist.jobs.results import finished_text
+from lopa_dist.jobs.run.attempt import work
+from lopa_dist.jobs.run.prompts import Encoder, Rejection
+from lopa_dist.jobs.run.results import finished_text
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.setup.device import choose_device
+from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
+from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.config import CONF, Config
-from lopa_dist.jobs.explain import description, settings_of, shown
+from lopa_dist.jobs.commands.explain import description, settings_of, shown
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 INTRO = """# Configuration

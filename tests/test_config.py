@@ -26,8 +26,8 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config, TaskConfig, check_keys, leaves, quoted, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.jobs.resolve import resolve_decode
-from lopa_dist.jobs.run import Job
+from lopa_dist.jobs.run.job import Job
+from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.removed import REMOVED
@@ -326,7 +326,7 @@ def test_command_line_mistakes_are_one_message(
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("lm_eval.")] + ["lm_eval"]:
         monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
-    monkeypatch.delitem(sys.modules, "lopa_dist.jobs.lm_eval_adapter", raising=False)
+    monkeypatch.delitem(sys.modules, "lopa_dist.jobs.commands.lm_eval_adapter", raising=False)
     monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments])
     with pytest.raises(SystemExit, match=message):
         cli.main()
@@ -427,7 +427,7 @@ def test_a_full_disk_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, t
         if "/journal/0" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("lopa_dist.jobs.journal.os.fsync", fsync)
+    monkeypatch.setattr("lopa_dist.jobs.run.journal.os.fsync", fsync)
     settings = ["task.limit=1", "logging.wandb.mode=disabled", "parallel.threads=1"]
     monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path}", *settings])
     message = f"{os.strerror(number)} in {tmp_path}/journal: make room there, then start it again with hydra.run.dir="

@@ -19,8 +19,8 @@ import torch
 import lopa_dist
 from lopa_dist import LLM, DecodeConfig, Output, SamplingParams
 from lopa_dist.config import Config, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig, composed
-from lopa_dist.jobs import build
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.setup import build
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stopped

@@ -37,7 +37,7 @@ class Origin:
 class Item:
     """One thing to generate for: a prompt, chat messages, or the reason why its line is unusable.
 
-    A benchmark gives both prompt and messages; the job keeps the one that fits the model (`jobs/prompts.py`).
+    A benchmark gives both prompt and messages; the job keeps the one that fits the model (`jobs/run/prompts.py`).
     """
 
     custom_id: str

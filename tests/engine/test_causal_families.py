@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from lopa_dist.config import DecodeOptions
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.resolve import resolve_decode
+from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.families import training_pattern

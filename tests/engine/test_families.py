@@ -9,7 +9,7 @@ import torch
 
 from lopa_dist.config import DecodeOptions
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.resolve import resolve_decode
+from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.transformer import Transformer

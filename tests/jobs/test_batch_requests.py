@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.job_input import id_of
-from lopa_dist.jobs.prompts import Encoder, Rejection
-from lopa_dist.jobs.results import error_line
+from lopa_dist.jobs.run.job_input import id_of
+from lopa_dist.jobs.run.prompts import Encoder, Rejection
+from lopa_dist.jobs.run.results import error_line
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.batch_line import LABELS, NEUTRAL, SAMPLING, URLS, items_of, read_sampling
 from lopa_dist.tasks.rows import parse, rows
 from lopa_dist.tasks.task import Item
-from tests.jobs.test_run import config
+from tests.jobs.run.test_job import config
 from tests.tasks.test_batch import mutated_lines
 
 QUESTION = [{"role": "user", "content": "How many coins ?"}]

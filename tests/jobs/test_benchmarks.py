@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lopa_dist.config import TaskConfig
-from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.task import Item
-from tests.jobs.test_run import config, lines
+from tests.jobs.run.test_job import config, lines
 
 PROBLEM = "Tom has 3 apples . Tom buys 4 more . How many apples does Tom have now ?"
 

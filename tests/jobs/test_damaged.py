@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from lopa_dist.config import TaskConfig
-from lopa_dist.jobs.compare import compare
-from lopa_dist.jobs.run import run
-from lopa_dist.jobs.shards import merge_shards
-from lopa_dist.jobs.trace import trace
+from lopa_dist.jobs.commands.shards import merge_shards
+from lopa_dist.jobs.commands.trace import trace
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.compare import compare
 from lopa_dist.parallel.launcher import World
-from tests.jobs.test_run import config
+from tests.jobs.run.test_job import config
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import pytest
 
 from lopa_dist.config import TaskConfig
-from lopa_dist.jobs.batch_output import line_of, write_batch_output
-from lopa_dist.jobs.job_input import JobInput
-from lopa_dist.jobs.journal import Journal, merge
-from lopa_dist.jobs.prompts import Encoder
+from lopa_dist.jobs.run.batch_output import line_of, write_batch_output
+from lopa_dist.jobs.run.job_input import JobInput
+from lopa_dist.jobs.run.journal import Journal, merge
+from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.tasks.batch import Batch
-from tests.jobs.test_run import config
+from tests.jobs.run.test_job import config
 
 Result = TypeVar("Result")
 COUNT = 8_000

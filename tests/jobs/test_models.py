@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from lopa_dist.config import Config, DecodeOptions, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.run.job import run
 from lopa_dist.models.files import EMBEDDED, CheckpointError
 from lopa_dist.parallel.launcher import World
 

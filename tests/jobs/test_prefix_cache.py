@@ -9,9 +9,9 @@ from typing import Any
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
-from tests.jobs.test_run import config, lines
+from tests.jobs.run.test_job import config, lines
 
 SHOWN = [
     {"role": "user", "content": "Ann has 3 books . Ann gets 4 more . How many books does Ann have ?"},

@@ -13,10 +13,10 @@ import pytest
 
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.journal import Writer
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.run.journal import Writer
 from lopa_dist.parallel.launcher import World
-from tests.jobs.test_run import config, lines
+from tests.jobs.run.test_job import config, lines
 
 OF_THE_ATTEMPT = {"steps", "step_ms", "comm_bytes_per_step", "attempts"}  # the report says so
 TIMES = {"tokens_per_s", "latency_s", "decode_s", "wall_s"}

@@ -14,17 +14,17 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config, ModelOptions, TaskConfig, composed, leaves
-from lopa_dist.jobs.attempt import journal_settings
-from lopa_dist.jobs.job_input import HashedItems, id_of
-from lopa_dist.jobs.prompts import Encoder
-from lopa_dist.jobs.run import run
-from lopa_dist.jobs.shards import merge_shards, settings
+from lopa_dist.jobs.commands.shards import merge_shards, settings
+from lopa_dist.jobs.run.attempt import journal_settings
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.run.job_input import HashedItems, id_of
+from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import EMBEDDED, revision
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch_line import items_of
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
-from tests.jobs.test_run import config
+from tests.jobs.run.test_job import config
 
 ITEM = Item("a", prompt="Ann has 3 books .", reference="3", origin=Origin(1, "a"))
 OTHERS: dict[str, Any] = {  # of each field of an item, another value

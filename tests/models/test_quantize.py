@@ -13,7 +13,7 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.build import EngineBuilder
+from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.models import checkpoint
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED

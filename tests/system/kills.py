@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.config import composed
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import detect
 from tests.jobs.test_resumed_figures import figures
 

@@ -140,7 +140,7 @@ def survive(fault: Fault, folder: Path, undisturbed: Path) -> None:
 def planted(stage: str, rank: int, how: str, whom: str) -> None:
     """Have the fault happen in this process, if it is `rank`, when it comes to `stage`."""
     from lopa_dist.engine.runner import Runner
-    from lopa_dist.jobs import run
+    from lopa_dist.jobs.run import job as run
     from lopa_dist.parallel.launcher import detect
 
     if detect().rank != rank:

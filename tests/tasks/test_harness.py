@@ -18,8 +18,8 @@ from lm_eval.tasks import TaskManager
 
 from lopa_dist.config import Config, DecodeOptions, LoggingConfig, TaskConfig, WandbConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.lm_eval_adapter import LopaDist
-from lopa_dist.jobs.run import run
+from lopa_dist.jobs.commands.lm_eval_adapter import LopaDist
+from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.harness import HarnessTask

@@ -1,0 +1,1 @@
+"""The commands beside the job itself."""

@@ -1,0 +1,407 @@
+"""`lopa-dist doctor [KEY=VALUE ...]`: whether a job with these settings would run on this machine, and what slows it.
+
+Each check looks at one thing that jobs need and says in a line that it is fine, what makes it slow, or what is broken
+and how to mend it. Nothing is downloaded and no weights are loaded. What Triton compiles on a GPU is kept for the job.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from netrc import netrc
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lopa_dist.checks import UserError
+from lopa_dist.config import Config, check_keys, composed, with_own_model
+from lopa_dist.engine import memory
+from lopa_dist.jobs.commands.explain import in_cache, shape_of
+from lopa_dist.jobs.setup.device import choose_dtype, cores
+from lopa_dist.jobs.setup.resolve import resolve
+from lopa_dist.kernels.dispatch import KERNELS, TRITON
+from lopa_dist.kernels.preflight import Widths, faults
+from lopa_dist.models.checkpoint import DTYPES
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import find, local
+from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.launcher import detect
+from lopa_dist.tasks import sandbox
+from lopa_dist.tasks.registry import TASKS
+
+PROMPT = 1024  # tokens, where memory is planned: the doctor reads no input
+LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
+NODE_LOCAL = ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay")  # kinds of file systems
+GIB = 2**30
+
+
+class State(Enum):
+    """What a check found, in the word that is shown."""
+
+    FINE = "fine"
+    SLOW = "slow because"
+    BROKEN = "broken"
+
+
+class Finding(NamedTuple):
+    """What a check found; of what is broken, the text says what to do."""
+
+    state: State
+    text: str
+
+
+def fine(text: str) -> Finding:
+    """Return a finding that needs nothing done."""
+    return Finding(State.FINE, text)
+
+
+def slow(text: str) -> Finding:
+    """Return the reason why a job would run, and be slower than it could."""
+    return Finding(State.SLOW, text)
+
+
+def broken(text: str, remedy: str) -> Finding:
+    """Return what would end a job, and what to do about it."""
+    return Finding(State.BROKEN, f"{text}: {remedy}")
+
+
+@dataclass
+class Machine:
+    """What the checks look at."""
+
+    config: Config
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where a job's first rank would compute; a CPU where the GPU that was asked for is not there."""
+        name = self.config.model.device
+        if not torch.cuda.is_available() or name == "cpu":
+            return torch.device("cpu")
+        return torch.device(name if ":" in name else "cuda:0")
+
+    @cached_property
+    def shape(self) -> ModelConfig | None:
+        """The model's configuration; None where its files are not on this machine yet."""
+        return shape_of(self.config)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the model's tokenizer is, if it is on this machine."""
+        path = self.config.model.path
+        return find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
+
+
+def python(machine: Machine) -> Finding:
+    """The interpreter; older ones cannot be installed into."""
+    return fine(f"{platform.python_version()}, {sys.executable}")
+
+
+def library(machine: Machine) -> Finding:
+    """The version of torch, and whether it can use the GPU that is there."""
+    version = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if torch.cuda.is_available() or shutil.which("nvidia-smi") is None:
+        return fine(version)
+    if torch.version.cuda is None:
+        return slow(f"{version} is built for CPUs, but this machine has a GPU: install torch's CUDA build")
+    return slow(
+        f"{version} finds no GPU, although nvidia-smi is there: the driver may be older than {torch.version.cuda}"
+    )
+
+
+def device(machine: Machine) -> Finding:
+    """The GPU, or the cores."""
+    asked = machine.config.model.device
+    if asked.startswith("cuda") and machine.device.type == "cpu":
+        return broken(f"model.device={asked}, but torch sees no GPU", "model.device=auto, or ask for a node with one")
+    if machine.device.type == "cuda":
+        if (machine.device.index or 0) >= torch.cuda.device_count():
+            return broken(f"there is no {asked}", f"there are {torch.cuda.device_count()} GPUs, counted from 0")
+        properties = torch.cuda.get_device_properties(machine.device)
+        text = f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / GIB:.0f} GiB"
+        if (properties.major, properties.minor) < (8, 0):
+            return slow(f"{text}: older than the GPUs that the kernels are made for (A100, H100)")
+        return fine(text)
+    number, why = cores(detect())
+    text = f"CPU, {number} {'core' if number == 1 else 'cores'} ({why})"
+    small = machine.shape is not None and parameters(machine.shape) < 5e8
+    return fine(text) if small else slow(f"there is no GPU, and models of billions of weights need one: {text}")
+
+
+def compiler(machine: Machine) -> Finding:
+    """What Triton needs beside itself."""
+    if machine.device.type == "cpu":
+        return fine("not needed on a CPU")
+    if machine.config.engine.kernels == "torch":
+        return slow("engine.kernels=torch: no kernel of Triton's runs, and no CUDA graph")
+    if not TRITON:
+        return slow("Triton is not installed, so operations run one by one: pip install triton")
+    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    missing = [name for name, there in (("C compiler", found), (str(headers), headers.exists())) if not there]
+    if missing:
+        return slow(f"Triton cannot run without {' and '.join(missing)}: apt install gcc python3-dev, or alike")
+    import triton
+
+    return fine(f"Triton {triton.__version__}, {found}")
+
+
+def kernels(machine: Machine) -> Finding:
+    """Each of Triton's kernels, launched once and compared with torch."""
+    if machine.device.type == "cpu" or machine.config.engine.kernels == "torch":
+        return fine("torch's operations compute everything here")
+    shape = machine.shape
+    widths = Widths(1024, 2048, 16, 4, 64, 16)
+    if shape is not None:
+        sizes = shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads, shape.head_dim
+        widths = Widths(*sizes, max(1, 64 // (shape.heads // shape.kv_heads)))
+    dtype = DTYPES[choose_dtype(machine.config.model, machine.device)]
+    wanted = tuple(
+        name for name in KERNELS if name != "fp8" or torch.cuda.get_device_capability(machine.device) >= (8, 9)
+    )
+    found = faults(widths, dtype, machine.device, wanted)
+    if not found:
+        return fine(f"{len(wanted)} compile here and agree with torch")
+    said = "; ".join(f"{name}: {fault}" for name, fault in found.items())
+    if machine.config.engine.kernels == "triton":
+        return broken(said, "engine.kernels=auto does without them")
+    return slow(f"these run in torch's form: {said}")
+
+
+def ranks(machine: Machine) -> Finding:
+    """How the doctor was started, as a job would be."""
+    world = detect()
+    if world.size == 1:
+        return fine("one process; torchrun, srun and mpirun start more")
+    return fine(f"rank {world.rank} of {world.size}, by {world.launcher}")
+
+
+def slurm(machine: Machine) -> Finding:
+    """Whether this is a job of Slurm's, and what it was given."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        if shutil.which("sbatch") is None:
+            return fine("not here; a job starts without it")
+        return fine("sbatch is here; this is no job of Slurm's, so other nodes may differ")
+    nodes = os.environ.get("SLURM_JOB_NODELIST", "?")
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "1")
+    if given == "1":
+        return slow(f"job {job} on {nodes} has one core a task: --cpus-per-task=8 feeds a GPU and judges programs")
+    return fine(f"job {job} on {nodes}, {given} cores a task")
+
+
+def run_folder(machine: Machine) -> Finding:
+    """Where results go: it must be writable, have room, and be seen by all nodes."""
+    folder = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")).resolve()
+    remedy = "start from a folder that can be written, or give hydra.run.dir"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".lopa-dist-doctor-") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return broken(f"{folder} cannot be written ({error.strerror})", remedy)
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE:
+        return broken(f"{folder} has {free / GIB:.2f} GiB free", "make room, or give another hydra.run.dir")
+    kind = file_system(folder)
+    if int(os.environ.get("SLURM_NNODES", "1")) > 1 and kind in NODE_LOCAL:
+        return broken(f"{folder} ({kind}) is this node's alone", "start from a folder that all nodes share")
+    return fine(f"{folder} can be written, {free / GIB:.0f} GiB free{f', {kind}' if kind else ''}")
+
+
+def file_system(folder: Path) -> str:
+    """Return the kind of file system that a folder is on; an empty text where the system does not say."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    over = [(where, kind) for where, kind in mounts if folder.is_relative_to(where.replace("\\040", " "))]
+    return max(over, key=lambda mount: len(mount[0]))[1] if over else ""
+
+
+def model(machine: Machine) -> Finding:
+    """Whether the checkpoint is here, and is one that can be run."""
+    path, shape = machine.config.model.path, machine.shape
+    if shape is None:
+        if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+            return broken(f"{path} is not on this machine, and HF_HUB_OFFLINE is set", "fetch it: hf download " + path)
+        return fine(f"{path} is not here yet; a job downloads it, so a node without network needs it beforehand")
+    resolve(machine.config, shape, machine.device)  # settings that do not go with the model are refused
+    return fine(f"{path}: {shape.family}, {parameters(shape) / 1e6:,.0f} million weights")
+
+
+def parameters(shape: ModelConfig) -> int:
+    """Return how many weights a model has, from its configuration alone."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in Transformer(shape).parameters())
+
+
+def room(machine: Machine) -> Finding:
+    """The memory that is free, against weights, K/V and rows of the sequences that shall run at once."""
+    if machine.shape is None:
+        return fine("not planned: it follows from the model's configuration, which is not here yet")
+    config = resolve(machine.config, machine.shape, machine.device)
+    free = memory.free_bytes(machine.device) or available()
+    element = DTYPES[choose_dtype(config.model, machine.device)].itemsize
+    weights = parameters(machine.shape) * (1 if config.model.quantization != "none" else element)
+    left = free - weights
+    what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
+    if left <= 0:
+        return broken(what, "take a GPU with more, model.quantization, model.dtype=bf16 or parallel.tensor")
+    each, asked = PROMPT + config.decode.max_new_tokens, config.engine.max_sequences
+    needs = np.full(asked, each if config.decode.stores_kv else 0)
+    longest = each + config.decode.block_size
+    options = config.engine.max_rows, config.engine.kv_tokens, longest
+    try:
+        plan = memory.plan(machine.shape, element, left, needs, asked, *options)
+    except memory.TooLarge:
+        return broken(
+            f"{what}, too little is left for one sequence of {each} tokens",
+            "shorten decode.max_new_tokens, or model.quantization",
+        )
+    what += f", {plan.bytes / GIB:.1f} for {plan.sequences} sequences of {each} tokens"
+    if plan.sequences < asked:
+        return slow(f"{what}, not engine.max_sequences={asked}")
+    return fine(what)
+
+
+def available() -> int:
+    """Return the bytes of this machine's memory that are free."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def tokenizer(machine: Machine) -> Finding:
+    """A message, through template and tokenizer."""
+    if machine.folder is None:
+        return fine("comes with the model")
+    words = load_tokenizer(machine.folder)
+    mode = machine.config.model.chat_template
+    if not words.chat_template:
+        if mode == "always":
+            return broken("model.chat_template=always, but the tokenizer has none", "model.chat_template=never")
+        return fine(f"{len(words)} tokens, no chat template: prompts go in as they are")
+    messages = [{"role": "user", "content": "What is 17 + 25?"}]
+    text = str(words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    if messages[0]["content"] not in text:
+        return broken("the chat template leaves the question out", "model.chat_template=never, or another tokenizer")
+    wraps = "not used (model.chat_template=never)" if mode == "never" else "wraps prompts"
+    return fine(f"{len(words)} tokens, the chat template {wraps}")
+
+
+def wandb(machine: Machine) -> Finding:
+    """Where figures of runs go."""
+    mode, key = machine.config.logging.wandb.mode, os.environ.get("WANDB_API_KEY")
+    if mode == "disabled":
+        return fine("off (logging.wandb.mode=disabled)")
+    if mode == "offline" or (mode == "auto" and not key):
+        return fine(f"offline, into the run folder{'' if key else ' (WANDB_API_KEY is not set)'}; wandb sync sends it")
+    if not key and not logged_in():
+        return broken("logging.wandb.mode=online, but there is no key", "wandb login, or logging.wandb.mode=offline")
+    return fine("online; whether this machine reaches it is seen when a job begins, which waits 30 s at most")
+
+
+def logged_in() -> bool:
+    """Whether `wandb login` left a key."""
+    try:
+        hosts = netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).hosts
+    except (OSError, SyntaxError):
+        return False
+    return any("wandb" in host for host in hosts)
+
+
+def programs(machine: Machine) -> Finding:
+    """The sandbox, which only tasks that run a model's programs need."""
+    task = machine.config.task
+    needs = "allow_code_execution" in TASKS[task.name].options
+    if needs and task.allow_code_execution is None:
+        return broken(f"task={task.name} runs the model's programs", "task.allow_code_execution=true, or false")
+    unconfined = task.allow_code_execution == "unconfined"
+    try:
+        sandbox.check(not unconfined)
+    except ValueError as error:
+        if needs and task.allow_code_execution:
+            return broken("programs cannot be run", str(error))
+        return fine(
+            f"not needed here; humaneval and mbpp would need it: {str(error).split(': ', 1)[-1].split('. ')[0]}"
+        )
+    return fine("programs run with limits alone (unconfined)" if unconfined else "bubblewrap confines programs")
+
+
+CHECKS: dict[str, Callable[[Machine], Finding]] = {
+    "Python": python,
+    "torch": library,
+    "device": device,
+    "compiler": compiler,
+    "ranks": ranks,
+    "Slurm": slurm,
+    "run folder": run_folder,
+    "model": model,
+    "memory": room,
+    "tokenizer": tokenizer,
+    "W&B": wandb,
+    "sandbox": programs,
+    "kernels": kernels,  # the last: one that breaks the GPU leaves nothing to check
+}
+
+
+def examine(config: Config) -> Iterator[tuple[str, Finding]]:
+    """Yield what each check finds, as it is found; a check that fails itself has found something broken."""
+    machine, said = Machine(config), dict[str, str]()
+    for name, check in CHECKS.items():
+        try:
+            yield name, check(machine)
+        except Exception as error:
+            text = f"{error}" if isinstance(error, ValueError) else repr(error)
+            yield name, Finding(State.BROKEN, f"as {said[text]}" if text in said else text)
+            said.setdefault(text, name)
+
+
+def doctor(overrides: list[str], console: Console) -> bool:
+    """Print what is found for a job with these overrides; return whether it would run.
+
+    Raises:
+        UserError: settings that cannot be.
+    """
+    wrong = [word for word in overrides if "=" not in word]
+    if wrong:
+        raise UserError(f"{wrong[0]}: doctor takes settings as key=value, as a job does: lopa-dist doctor model=...")
+    check_keys(overrides)
+    config = composed(with_own_model(overrides))
+    states = []
+    for name, finding in examine(config):
+        line = Table.grid(padding=(0, 2))
+        line.add_column(width=max(map(len, CHECKS)), no_wrap=True)
+        line.add_column(width=max(len(state.value) for state in State), no_wrap=True)
+        line.add_column(overflow="fold")
+        line.add_row(name, Text(finding.state.value, COLOURS[finding.state]), Text(finding.text))
+        console.print(line)
+        states.append(finding.state)
+    count = states.count(State.BROKEN)
+    if count:
+        console.print(Text(f"A job would not run here: {count} {'thing is' if count == 1 else 'things are'} broken."))
+    else:
+        slower = ", slower than it could" if State.SLOW in states else ""
+        console.print(Text(f"A job would run here{slower}."))
+    return not count
+
+
+COLOURS = {State.FINE: "green", State.SLOW: "yellow", State.BROKEN: "bold red"}

@@ -1,0 +1,114 @@
+"""`lopa-dist merge FOLDER`: the shards of an array of jobs become one result in input order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import merge
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
+from lopa_dist.jobs.run.journal import difference
+from lopa_dist.jobs.run.results import result_lines
+from lopa_dist.jobs.show.metrics import mean, ratio
+from lopa_dist.jobs.show.report import judged, read_report, write_report
+from lopa_dist.whole import whole
+
+
+def merge_shards(folder: Path) -> dict[str, Any]:
+    """Join the runs below `folder` into its `results.jsonl` and `report.json`; returns the report.
+
+    Raises:
+        ValueError: shards are missing, unfinished, there twice, or of different settings or inputs; the message names
+            them, and nothing was written.
+    """
+    found = {file.parent: read_report(file) for file in sorted(folder.glob("*/report.json"))}
+    reports = {part: report for part, report in found.items() if "shard" in report["task"]}  # not a merged one
+    if not reports:
+        raise ValueError(f"{folder}: no finished shard (*/report.json) in it; name the folder of an array's runs")
+    origin, first = next(iter(reports.items()))
+    for part, report in reports.items():
+        changes = difference(settings(first), settings(report))
+        if changes:
+            raise ValueError(f"{part}: other settings than {origin}: {'; '.join(changes)}")
+    total = first["task"]["shards"]
+    parts: dict[int, Path] = {}
+    for part, report in reports.items():
+        shard = report["task"]["shard"]
+        if shard in parts:
+            raise ValueError(f"shard {shard} is in both {parts[shard]} and {part}: remove one of them")
+        parts[shard] = part
+    missing = sorted(set(range(total)) - set(parts))
+    if missing:
+        numbers = ",".join(map(str, missing))
+        raise ValueError(
+            f"{folder}: no finished run of shard {numbers} of {total}; run what is missing with "
+            f"sbatch --array={numbers}, the same script and overrides, task.shards={total} hydra.run.dir={folder}"
+        )
+    for part, report in reports.items():
+        if report["requests"] < report["expected"]:
+            raise ValueError(
+                f"{part}: shard {report['task']['shard']} was stopped after {report['requests']} of its "
+                f"{report['expected']} requests; start it again with the same run folder to finish it"
+            )
+        if report["whole_input"] != first["whole_input"]:
+            raise ValueError(
+                f"{part}: of another input than {origin}; it changed between their runs, run the older again"
+            )
+        with (part / "results.jsonl").open("rb") as lines:
+            count = sum(1 for _ in lines)
+        if count != report["requests"]:
+            raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
+    with whole(folder / "results.jsonl") as partial, partial.open("w", encoding="utf-8") as out:
+        out.writelines(line for _, line in merge(*map(numbered, reports)))  # each has them in order
+    shards = [parts[shard] for shard in range(total)]
+    write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
+    report = summed(list(reports.values()))
+    write_report(folder, report)
+    return report
+
+
+def numbered(part: Path) -> Iterator[tuple[int, str]]:
+    """A shard's result lines, each with its place in the whole input."""
+    yield from ((int(line["index"]), text) for text, line in result_lines(part / "results.jsonl"))
+
+
+def in_turn(shards: list[Path]) -> Iterator[Line]:
+    """The input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
+    turns = zip_longest(*map(read_lines, shards))
+    return (line for line in chain.from_iterable(turns) if line is not None)
+
+
+def settings(report: dict[str, Any]) -> dict[str, Any]:
+    """What shards of one job have in common."""
+    task = {k: v for k, v in report["task"].items() if k != "shard"}
+    # at one path there may be other weights, and dtype=auto means another precision on another device
+    return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
+
+
+def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of all shards together; speed is as if they had run side by side."""
+    counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
+    accuracies = {}
+    for rule in sorted({key for report in reports for key in report if key.startswith("accuracy")}):
+        found = [(r[rule], judged(r)) for r in reports if rule in r]
+        accuracies[rule] = ratio(sum(share * count for share, count in found), sum(count for _, count in found))
+    seconds = max(r["decode_s"] for r in reports)
+    return {
+        "schema": 1,
+        **counts,
+        **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
+        **accuracies,
+        **({"judged": sum(judged(r) for r in reports if "accuracy" in r)} if "accuracy" in accuracies else {}),
+        "tpf": ratio(counts["completion_tokens"], counts["forwards"]),
+        "tokens_per_s": {
+            "mean": mean([r["tokens_per_s"]["mean"] for r in reports]),
+            "job": ratio(counts["completion_tokens"], seconds),
+        },
+        "shards": len(reports),
+        **settings(reports[0]),
+        "engine": reports[0]["engine"],  # for `lopa-dist trace`
+        "decode_s": seconds,
+        "wall_s": max(r["wall_s"] for r in reports),
+    }

@@ -1,0 +1,236 @@
+"""`lopa-dist trace RUN ID`: how one request was filled, step by step.
+
+The request is generated once more with the run's settings: that gives the same text, whatever it was batched with, and
+costs a run nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.run.results import finished_text, result_lines
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.setup.device import choose_device
+from lopa_dist.jobs.show.page import write_page
+from lopa_dist.jobs.show.report import read_report, settings
+from lopa_dist.parallel.launcher import World
+from lopa_dist.tasks.registry import make_task
+
+LOOKAHEAD, BONUS, RECORD = "lookahead", "bonus", "record"
+"""How a token came to be filled: brought by the winner; predicted instead of a rejected draft; from the records."""
+COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow"}
+END = "\u00b6"  # shown for an end-of-text token
+
+
+@dataclass
+class TraceStep:
+    """One forward: the branches it ran, the one that won, and what was filled after it."""
+
+    branches: int
+    winner: int
+    end: int  # of the last appended block
+    filled: dict[int, str] = field(default_factory=dict)  # by position: LOOKAHEAD, BONUS or RECORD
+    drafts: int = 0  # that were verified
+    accepted: int = 0
+    rejected: tuple[int, str] | None = None  # position and text of the draft that failed
+
+
+@dataclass
+class Trace:
+    """The filling order of one request."""
+
+    custom_id: str
+    prompt: str
+    texts: list[str]  # of each generated position
+    steps: list[TraceStep]
+    same: bool  # as the run's own text
+
+    @property
+    def order(self) -> dict[int, int]:
+        """The step in which each position was filled, from 1."""
+        return {position: number for number, step in enumerate(self.steps, 1) for position in step.filled}
+
+
+class Recorder:
+    """Watches an engine that runs one request."""
+
+    def __init__(self, decode: Callable[[int], str] = str) -> None:
+        self.decode = decode  # of one token
+        self.steps: list[TraceStep] = []
+        self.tokens: list[int] = []
+        self._edits: torch.Tensor | None = None
+        self._branches = 1
+        self._drafts: list[list[int]] = []  # positions and tokens
+
+    def __call__(self, engine: Engine) -> None:
+        """After a step."""
+        assert engine.batch
+        state, mask = engine.batch.state, engine.vocabulary.mask_id
+        end, winner = int(state.end[0]), int(state.winner[0])
+        now = state.generated([0], [end])[0]
+        end = len(now)  # of the answer, which may begin behind position 0
+        before = self.tokens + [mask] * (end - len(self.tokens))
+        edited = set() if self._edits is None else set(self._edits[winner].tolist())
+        accepted = int(state.accepted[0]) if self._drafts else 0
+        if self._drafts:
+            edited = {position for position, _ in self._drafts[:accepted]}
+        failed = self._drafts[accepted] if accepted < len(self._drafts) else None
+        bonus = None if failed is None else failed[0]
+        filled = {
+            position: LOOKAHEAD if position in edited else BONUS if position == bonus else RECORD
+            for position, (old, new) in enumerate(zip(before, now, strict=True))
+            if old == mask != new
+        }
+        rejected = None if failed is None else (failed[0], self.decode(failed[1]))
+        self.steps.append(TraceStep(self._branches, winner, end, filled, len(self._drafts), accepted, rejected))
+        self.tokens, self._branches = now, int(state.branches[0])
+        known = int(state.known[0])
+        self._edits = state.edit_position[0] - known
+        chain = state.chain[:, 0, : int(state.drafts[0])].T.tolist()
+        self._drafts = [[position - known, token] for position, token in chain]
+
+
+def trace(folder: Path, which: str) -> Trace:
+    """Generate one request of a finished run again and watch.
+
+    Args:
+        folder: the run folder.
+        which: the request's custom_id, or its index where no request is called so.
+
+    Raises:
+        ValueError: no such run or request, or one that ended in an error.
+    """
+    report_file = folder / "report.json"
+    if not report_file.exists():
+        raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
+    report = read_report(report_file)
+    try:
+        config = settings(report)
+    except ValueError as error:
+        raise ValueError(f"{report_file}: {error}") from error
+    line = result(folder, which)
+    if config.task.input == "-":
+        raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")
+    if line["finish_reason"] == "error":
+        raise ValueError(f"{line['custom_id']} has no answer to trace: {line['error']}")
+    item = next(islice(make_task(config.task).items(), line["index"], None), None)
+    if item is None or item.custom_id != line["custom_id"]:
+        raise ValueError(
+            f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
+            "another file here: a relative path is relative to the folder that you are in"
+        )
+    builder = EngineBuilder(config.model, choose_device(config, World("python")))
+    builder.load(warn=False)
+    tokenizer = builder.tokenizer
+    encoder = Encoder(config, builder.shape, tokenizer)
+    item = encoder.choose(item)
+    request = encoder.encode(0, item)
+    assert isinstance(request, Request), request
+    recorder = Recorder(lambda token: str(tokenizer.decode([token])))
+    alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
+    engine = builder.engine(config.decode, alone, on_step=recorder)
+    [generation] = engine.generate([request])
+    _, text = finished_text(tokenizer, generation, item.stop)
+    prompt = tokenizer.decode(request.prompt)
+    texts = [
+        END if token in builder.shape.eos_ids else piece
+        for token, piece in zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
+    ]
+    return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"])
+
+
+def result(folder: Path, which: str) -> dict[str, Any]:
+    """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
+    by_index: dict[str, Any] | None = None
+    for _, line in result_lines(folder / "results.jsonl"):
+        if line["custom_id"] == which:
+            return line
+        if str(line["index"]) == which:
+            by_index = line
+    if by_index is not None:
+        return by_index
+    raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index (from 0) of results.jsonl")
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """What each token adds to the text."""
+    shown = []
+    for count in range(1, len(tokens) + 1):
+        # a few tokens of context decide about spaces and split characters; more would make long answers quadratic
+        window = tokens[max(0, count - 8) : count]
+        after = tokenizer.decode(window)
+        before = tokenizer.decode(window[:-1])
+        shown.append(after[len(before) :] if after.startswith(before) else tokenizer.decode(tokens[count - 1 : count]))
+    return shown
+
+
+def show(found: Trace, console: Console) -> None:
+    """Print a trace: one line a step with what it filled in colour, and the whole in order of filling."""
+    console.print(Text(f"request {found.custom_id}\n", style="bold"))
+    console.print(Text(found.prompt.strip(), style="dim"))
+    legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
+    if console.color_system:
+        legend.append(" Tokens of the step are coloured: ")
+        legends = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
+        for way, words in legends.items():
+            legend.append(words, f"black on {COLOURS[way]}").append(" ")
+    console.print(legend.append("\n"))
+    seen: dict[int, str] = {}
+    for number, step in enumerate(found.steps, 1):
+        ran = "the anchor alone" if step.branches == 1 else f"{step.branches} branches"
+        won = "" if step.branches == 1 else ", the anchor won" if step.winner == 0 else f", lookahead {step.winner} won"
+        drafted = f", {step.accepted} of {step.drafts} drafts accepted" if step.drafts else ""
+        head = f"step {number}: {ran}{won}{drafted}, {len(step.filled)} filled"
+        console.print(Text(head, style="bold"))
+        if step.rejected:
+            position, text = step.rejected
+            instead = found.texts[position].strip()
+            replaced = step.filled.get(position) == BONUS and instead != text.strip()
+            why = f"the model said {instead!r}" if replaced else "the text had ended before it"
+            console.print(Text(f"  rejected: {text.strip()!r}; {why}", style="dim"))
+        line = Text()
+        for position in range(step.end):
+            kind = step.filled.get(position)
+            if kind:
+                line.append(found.texts[position], f"black on {COLOURS[kind]}")
+            elif position in seen:
+                line.append(found.texts[position])
+            else:
+                line.append("·", "dim")
+        seen |= step.filled
+        console.print(line)
+    steps, tokens = len(found.steps), len(seen)
+    console.print(
+        f"\n{tokens} tokens in {steps} forwards: {tokens / steps:.2f} a forward, filler after the end included"
+    )
+    if not found.same:
+        console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
+
+
+def write_trace_page(found: Trace, file: Path) -> None:
+    """Write a trace as a page of its own: the answer, coloured by the step that filled each token, and a slider."""
+    order = found.order
+    kinds = {position: kind for step in found.steps for position, kind in step.filled.items()}
+    data = {
+        "prompt": found.prompt,
+        "tokens": [
+            {"text": text, "step": order.get(i, 0), "kind": kinds[i] if kinds.get(i) in (LOOKAHEAD, BONUS) else ""}
+            for i, text in enumerate(found.texts)
+        ],
+        "steps": [
+            asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in found.steps
+        ],
+    }
+    write_page(file, "trace.html", custom_id=found.custom_id, steps=len(found.steps), data=data)

@@ -1,0 +1,1 @@
+"""A job from its input to its results."""

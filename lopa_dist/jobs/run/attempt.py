@@ -1,0 +1,119 @@
+"""The beginning of an attempt at a job: rank 0 opens the journal, and all ranks learn what is left to do."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lopa_dist.config import Config
+from lopa_dist.jobs.run.journal import FORMAT, Journal
+from lopa_dist.jobs.run.packed import RequestIds
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import Start
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a job.
+
+    Attributes:
+        journal: of the job.
+        settings: what the texts depend on besides the requests.
+        number: counts the attempts from 1.
+        done: by a request's index, 1 if an earlier attempt finished it.
+    """
+
+    journal: Journal
+    settings: dict[str, Any]
+    number: int
+    done: bytearray
+
+
+def begin_attempt(
+    config: Config, folder: Path, builder: EngineBuilder, ids: RequestIds, input_hash: str, group: Group
+) -> Attempt:
+    """Return the attempt that begins now, on every rank of `group`, when all agree on what is to be done.
+
+    Args:
+        config: without any ``auto``.
+        folder: the run folder.
+        builder: of the model.
+        ids: on rank 0, the ids of the job's requests.
+        input_hash: of all items, as this rank read them.
+
+    Raises:
+        ValueError: this rank would not do the same as rank 0, or the journal has results of other settings.
+    """
+    group.store.agree("job", work(config, builder) | {"the input's hash": input_hash})
+    journal, number, done = Journal(folder), 1, bytearray()
+    settings = journal_settings(config, builder)
+    if group.world.rank == 0:
+        journal.open(settings, config.job.resume, Start.read())
+        number, done = journal.next_attempt(), journal.done(ids)
+    # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
+    done = unpack_flags(group.store.broadcast("done", pack_flags(done)))
+    return Attempt(journal, settings, int(group.store.broadcast("attempt", str(number))), done)
+
+
+def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
+    """Return what all ranks must have in common, by the names that users know.
+
+    Paths may differ: nodes have copies on disks of their own, and only what is in them counts.
+
+    Args:
+        config: without any ``auto``.
+        builder: of the model.
+    """
+    paths = ("path", "lora", "input", "fewshot_input", "device")
+    sections = {name: asdict(getattr(config, name)) for name in ("model", "decode", "engine", "task")}
+    settings = {
+        f"{name}.{key}": value
+        for name, section in sections.items()
+        for key, value in section.items()
+        if key not in paths
+    }
+    weights = {"model.revision": builder.revision, "model.lora's revision": builder.adapter_revision}
+    numerics = {
+        "model.dtype": builder.dtype,
+        "the kind of device": builder.device.type,
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+    }
+    return settings | {"seed": config.seed} | weights | numerics
+
+
+def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
+    """Return what the texts depend on besides the requests."""
+    task = config.task
+    model = {
+        "revision": builder.revision,
+        "lora": builder.adapter_revision,
+        "lora_rows": config.model.lora_rows,
+        "dtype": builder.dtype,
+        "quantization": config.model.quantization,
+        "chat_template": config.model.chat_template,
+    }
+    settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": asdict(config.decode)}
+    settings |= {"seed": config.seed, "task": task.name}
+    if task.shards > 1:  # a folder that has another share would lose its results
+        settings["shard"] = f"{task.shard} of {task.shards}"
+    if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
+        settings["allow_code_execution"] = task.allow_code_execution
+    if task.allow_code_execution:
+        settings["code_timeout_s"] = task.code_timeout_s
+    return settings
+
+
+def pack_flags(flags: bytearray) -> str:
+    """Return flags as short text: a million of them, mostly equal, take a few kilobytes."""
+    return base64.b64encode(zlib.compress(bytes(flags))).decode()
+
+
+def unpack_flags(text: str) -> bytearray:
+    """Return the flags that `pack_flags` made a text of."""
+    return bytearray(zlib.decompress(base64.b64decode(text)))

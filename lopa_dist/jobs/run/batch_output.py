@@ -1,0 +1,108 @@
+"""`batch_output.jsonl`: what OpenAI's Batch API would have answered, where the input was written for it.
+
+A share of an input (task.shards) may have a part of a line's samples only: it keeps what an answer must tell of its
+lines, and `lopa-dist merge` answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.encodable import json_line
+from lopa_dist.jobs.run.open_files import lines_of
+from lopa_dist.tasks.task import Item
+from lopa_dist.whole import whole
+
+NAME = "batch_output.jsonl"
+LINES = "batch_lines.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What an answer must tell of the input line that a request came from."""
+
+    number: int
+    custom_id: str  # as the user wrote it
+    openai: bool  # an OpenAI Batch line
+    chat: bool  # to be answered with messages
+    model: str | None  # what the line calls the model
+
+
+def line_of(item: Item) -> Line:
+    """The line that an item of the task `batch` was made from."""
+    origin = item.origin
+    assert origin is not None
+    chat = origin.form == "chat" or item.messages is not None
+    return Line(origin.line, origin.custom_id, origin.form != "simple", chat, origin.model)
+
+
+def write_lines(folder: Path, lines: Iterable[Line]) -> None:
+    """Keep them in a share's run folder."""
+    with whole(folder / LINES) as partial, partial.open("w", encoding="utf-8") as file:
+        file.writelines(json_line(asdict(line)) for line in lines)
+
+
+def read_lines(folder: Path) -> Iterator[Line]:
+    """What `write_lines` kept; nothing where it kept nothing."""
+    if (folder / LINES).exists():
+        yield from (Line(**json.loads(line)) for line in lines_of(folder / LINES))
+
+
+def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model: str) -> None:
+    """Write it beside a complete `results.jsonl`, one object an input line, if any is an OpenAI Batch line.
+
+    Args:
+        folder: of the run.
+        lines: gives the line of every result, in order.
+        model: what answers call the model where their line does not.
+    """
+    if not any(line.openai for line in lines()):
+        (folder / NAME).unlink(missing_ok=True)  # of an earlier input
+        return
+    created = int(time.time())
+    with (
+        (folder / "results.jsonl").open(encoding="utf-8", newline="\n") as file,
+        whole(folder / NAME) as partial,
+        partial.open("w", encoding="utf-8") as out,
+    ):
+        pairs = zip(lines(), map(json.loads, file), strict=True)
+        for _, group in groupby(pairs, lambda pair: pair[0].number):
+            of, results = zip(*group, strict=True)
+            out.write(json_line(response(of[0], results, model, created)))
+
+
+def response(line: Line, results: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:
+    """One line's answer: its samples as choices, or its first error."""
+    unique = hashlib.sha256(f"{line.number}/{line.custom_id}".encode()).hexdigest()[:24]
+    answer: dict[str, Any] = {"id": f"batch_req_{unique}", "custom_id": line.custom_id}
+    failed = next((result["error"] for result in results if result["finish_reason"] == "error"), None)
+    if failed is not None:
+        return answer | {"response": None, "error": {"code": "invalid_request", "message": failed}}
+    prompt = results[0]["usage"]["prompt_tokens"]
+    completion = sum(result["usage"]["completion_tokens"] for result in results)
+    body = {
+        "id": f"{'chatcmpl' if line.chat else 'cmpl'}-{unique}",
+        "object": "chat.completion" if line.chat else "text_completion",
+        "created": created,
+        "model": line.model or model,
+        "choices": [choice(result, number, line.chat) for number, result in enumerate(results)],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        },
+    }
+    return answer | {"response": {"status_code": 200, "request_id": unique, "body": body}, "error": None}
+
+
+def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
+    """One sample."""
+    content = {"message": {"role": "assistant", "content": result["text"]}} if chat else {"text": result["text"]}
+    return {"index": number, **content, "logprobs": None, "finish_reason": result["finish_reason"]}

@@ -1,0 +1,381 @@
+"""The main job: read, generate, write, report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.checks import UserError
+from lopa_dist.config import Config, typed
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.context import CONTEXTS
+from lopa_dist.encodable import encodable
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Generation
+from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
+from lopa_dist.jobs.run.batch_output import NAME as BATCH_OUTPUT
+from lopa_dist.jobs.run.batch_output import line_of, write_batch_output, write_lines
+from lopa_dist.jobs.run.extra import Extra
+from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
+from lopa_dist.jobs.run.journal import Merged, Writer, merge
+from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
+from lopa_dist.jobs.run.packed import Columns
+from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.run.results import NOT_NUMBERS, error_line, finished_text, generation_line
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.setup.device import choose_device, cores, threads
+from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
+from lopa_dist.jobs.show.metrics import Figures, build_report
+from lopa_dist.jobs.show.progress import ProgressDisplay
+from lopa_dist.jobs.show.report import read_report, report_markdown, write_report
+from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
+from lopa_dist.jobs.show.run_page import write_run_page
+from lopa_dist.jobs.show.wandb_log import WandbLog
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.failures import announce_before_joining
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.mesh import choose_mesh
+from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
+from lopa_dist.rows.sizes import usual_rows
+from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.task import Task
+from lopa_dist.whole import named, no_room
+
+log = logging.getLogger("lopa_dist")
+PAGES_LIMIT_S = 60.0  # for plots, and for pages
+MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
+
+
+def run(config: Config, folder: Path, world: World, stop: Stop | None = None) -> dict[str, Any]:
+    """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing.
+
+    Args:
+        stop: learns of signals, also of those that come too late to stop this job.
+
+    Raises:
+        UserError: a disk is full; the message says where, and how to go on.
+        Stopped: on a signal, after what was in flight has been finished or dropped.
+    """
+    began = time.perf_counter()
+    try:
+        device = choose_device(config, world)
+        if config.task.input == "-" and world.size > 1:
+            raise ValueError(
+                f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file"
+            )
+        task = make_task(config.task)
+        whole_input = HashedItems(task.items())
+        items = islice(whole_input, config.task.shard, None, config.task.shards)
+        # how many there are matters to the mesh only where they are few
+        first = list(islice(items, world.size * config.engine.max_sequences))
+        parallel = config.parallel
+        axes = parallel.data, parallel.branch, parallel.tensor
+        mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
+    except Exception as error:
+        announce_before_joining(world, error, config.parallel.timeout_s)
+        raise
+    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop or Stop(config.job.grace_s))
+    with group.failures.guard():
+        # its name holds the time, and clocks tick between ranks
+        folder = Path(group.store.broadcast("folder", str(folder)))
+        try:
+            builder = EngineBuilder(config.model, device)
+            config = resolve(config, builder.shape, device)
+            encoder = Encoder(config, builder.shape, builder.tokenizer)
+            job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+            input_hash = whole_input.digest()
+            attempt = begin_attempt(config, folder, builder, job_input.ids, input_hash, group)
+            return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
+        except OSError as error:  # on this rank's own disk, perhaps: only here it knows the folder
+            if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
+                raise UserError(full) from error
+            raise
+
+
+@dataclass
+class Job:
+    """An attempt at a job, on one rank of its group.
+
+    Attributes:
+        config: without any ``auto``.
+        input: the items of this job, and what became of them.
+        input_hash: of all items, of which this job may have a share.
+        began: when the process turned to this job, by `time.perf_counter`.
+        start: when generation began, by the same clock.
+    """
+
+    config: Config
+    folder: Path
+    task: Task
+    group: Group
+    builder: EngineBuilder
+    input: JobInput
+    input_hash: str
+    attempt: Attempt
+    began: float
+    start: float = field(init=False)
+    writer: Writer = field(init=False)
+    merged: Merged = field(init=False)  # what the journal came to, for the plots
+
+    def __post_init__(self) -> None:
+        self.is_rank_0 = self.group.world.rank == 0
+        self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data)
+
+    def run(self) -> dict[str, Any]:
+        """Generate, write, report; the report on rank 0."""
+        config, group = self.config, self.group
+        before = self.finished_before() if self.is_rank_0 else None
+        if group.store.broadcast("finished", "yes" if before else "no") == "yes":
+            return before or {}
+        model = self.builder.load(self.is_rank_0, group.tensor)
+        if self.is_rank_0:
+            self.announce(model)
+        if group.is_leader:  # so that a signal from here on finds a journal to write into
+            self.writer = Writer(self.folder, self.attempt.number, group.data_rank)
+            group.failures.last_acts.append(self.writer.close)
+        rank = group.world.rank
+        logs = (self.is_rank_0 or config.logging.wandb.ranks) and config.logging.wandb.mode != "disabled"
+        wandb_log = WandbLog(config, self.folder, rank) if logs else None
+        sequences = sequences_of_replica(config.engine, len(self.requests), group.mesh.data)
+        options = replace(config.engine, max_sequences=sequences)
+        engine = self.builder.engine(config.decode, options, group)
+        if wandb_log is not None:
+            engine.meanwhile.append(wandb_log.observe)
+        group.ready()
+        if self.requests:
+            engine.prepare(self.requests)
+            group.prepared()
+        self.start = time.perf_counter()
+        generations = engine.generate(self.requests, partial(group.queue.take, total=len(self.requests)))
+        if group.is_leader:
+            self.record(generations, engine)
+        else:
+            for _ in generations:
+                pass
+        traffic = group.store.sum(group.traffic)
+        stopped = group.stop.asked
+        report = self.finish(engine, traffic, stopped) if self.is_rank_0 else {}
+        if self.is_rank_0:
+            plots = self.write_pages(report, engine)
+            if wandb_log is not None:
+                wandb_log.finish(report, engine, plots, stopped)
+        elif wandb_log is not None:
+            wandb_log.close(engine, stopped)
+        # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
+        complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
+        if stopped and complete != "yes":
+            raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
+        return report
+
+    def finished_before(self) -> dict[str, Any] | None:
+        """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
+        file = self.folder / "report.json"
+        if self.requests or not file.exists():
+            return None
+        try:
+            report = read_report(file)
+        except ValueError:
+            return None  # it is made anew
+        if report.get("input") != self.digest() or report["requests"] != len(self.input):
+            return None
+        merge(self.attempt.journal, self.folder, self.input.ids, self.input.rejection, self.numbers)
+        self.write_batch_output()
+        if not (self.folder / RUN_PAGE).exists():
+            self.write_pages(report, None)
+        log.info("all %d requests were done before", len(self.input))
+        return report
+
+    def announce(self, model: Transformer) -> None:
+        """Say what begins."""
+        config, mesh, decode = self.config, self.group.mesh, self.config.decode
+        cached = CONTEXTS[decode.context].summary
+        log.info(
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s (cached: %s; %s%d rows a sequence in a "
+            "step), data %d x branch %d x tensor %d ranks%s, into %s",
+            self.task.name, len(self.input), config.model.path, model.config.family,
+            sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
+            self.builder.dtype if config.model.quantization == "none"
+            else f"{self.builder.dtype} and {config.model.quantization}",
+            self.builder.device, in_words(decode), cached, "its prompt and " if decode.cache == "none" else "",
+            usual_rows(decode), mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
+        )  # fmt: skip
+        if any(self.attempt.done):
+            log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
+
+    def threads(self) -> str:
+        """How many CPU threads compute, and why so many; empty on a GPU."""
+        if self.builder.device.type != "cpu":
+            return ""
+        number, why = threads(self.config, self.group.world)
+        return f" of {number} thread{'' if number == 1 else 's'} ({why})"
+
+    def record(self, generations: Iterable[Generation], engine: Engine) -> None:
+        """Journal what this replica finishes, each answer when its verdict is there."""
+        group, config = self.group, self.config
+        progress = config.logging.progress if self.is_rank_0 else "never"
+        judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
+        with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
+            if self.is_rank_0:
+                display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.attempt.done)))
+            engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
+            for generation in generations:
+                item = self.input.items[generation.request.index]
+                judges.submit(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
+            self.write_verdicts(judges.verdicts(), display)
+            end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
+            while judges.open and group.stop.level() != StopLevel.ABORT:
+                group.failures.check()
+                self.write_verdicts(judges.verdicts(0.1), display)
+            self.writer.write(end)
+            self.writer.close()
+            display.update(group.progress.add())
+
+    def write_verdicts(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
+        """Journal and show what has been judged."""
+        entries: list[dict[str, Any]] = []
+        amounts = Counter[str]()
+        try:
+            for verdict in verdicts:
+                answer, score = verdict.answer, verdict.score
+                generation = answer.generation
+                entry = {"id": id_of(answer.item, generation.request), "at": answer.at}
+                amounts.update(done=1)
+                if generation.finish_reason == "error":
+                    entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
+                    continue
+                figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
+                line = generation_line(answer.item, generation, answer.text, score, token_ids)
+                if verdict.failure:
+                    entry |= {"unjudged": True}
+                    line |= {"correct": None, "unjudged": verdict.failure}
+                entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
+                amounts.update(tokens=figures.tokens, forwards=figures.forwards)
+                if figures.correct is not None:
+                    amounts.update(judged=1, right=int(figures.correct))
+        finally:  # also where judging one of them failed
+            if entries:
+                self.writer.write(*entries)
+                display.update(self.group.progress.add(**amounts))
+
+    def now(self) -> float:
+        """Seconds since generation began."""
+        return round(time.perf_counter() - self.start, 6)
+
+    def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
+        """Merge all attempts' results into input order and report on them."""
+        config, folder, statistics = self.config, self.folder, engine.statistics
+        merged = merge(self.attempt.journal, folder, self.input.ids, self.input.rejection, self.numbers)
+        figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(self.input.rejected)
+        complete = len(figures) + errors == len(self.input)
+        if not complete and not stopped:
+            raise RuntimeError(
+                f"{len(figures) + errors} result lines of {len(self.input)} requests in {folder}; "
+                "is it one folder for all ranks?"
+            )
+        if complete:
+            self.write_batch_output()
+        else:
+            (folder / BATCH_OUTPUT).unlink(missing_ok=True)  # of an earlier input
+        for replica in replicas:
+            if replica["attempt"] == self.attempt.number and replica["replica"] > 0:
+                statistics.absorb(replica["statistics"])
+        decode_s = generation_s(figures, replicas)
+        wall_s = time.perf_counter() - self.began
+        report = build_report(
+            config, figures, errors, merged.unjudged, merged.work, statistics, traffic, self.group, decode_s, wall_s
+        )
+        report |= {
+            "weights": self.attempt.settings["model"],
+            "attempts": self.attempt.number,
+            "input": self.digest(),
+            "whole_input": self.input_hash,
+            "expected": len(self.input),
+        }
+        write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
+        self.merged = merged
+        return report
+
+    def write_pages(self, report: dict[str, Any], engine: Engine | None) -> list[str]:
+        """What persons look at: plots, `report.md` and `report.html`; returns the plots' names.
+
+        Args:
+            engine: that has run; None where an earlier attempt left nothing to do, whose plots are kept.
+        """
+        folder = self.folder
+        plots = sorted(file.name for file in folder.glob("*.png"))
+        if engine is not None:
+            drawing = Extra("the plots could not be drawn", PAGES_LIMIT_S)
+            plots = (drawing.wait(lambda: self.draw(engine)) if self.config.logging.plots else None) or []
+            drawing.close()
+
+        def write() -> None:
+            with named(folder / "report.md"):
+                (folder / "report.md").write_text(encodable(report_markdown(report, plots)), encoding="utf-8")
+            write_run_page(folder, report, self.input.questions)
+
+        writing = Extra("report.md and report.html could not be written", PAGES_LIMIT_S)
+        writing.wait(write)
+        writing.close()
+        return plots
+
+    def draw(self, engine: Engine) -> list[str]:
+        """Draw the plots; returns their names."""
+        from lopa_dist.jobs.show.plots import run_plots  # matplotlib takes a second to import
+
+        seconds, branches = self.merged.figures["seconds"], self.config.decode.branches
+        return run_plots(self.folder, seconds, self.merged.work, engine.statistics, branches)
+
+    def digest(self) -> str:
+        """What the results are of: the settings, and every request and rejection, in order."""
+        return self.input.digest(f"{json.dumps(self.attempt.settings, sort_keys=True)}\n{self.input_hash}")
+
+    def write_batch_output(self) -> None:
+        """The answers in OpenAI's form too, if the input was; of a share of the input, what `merge` needs for it."""
+        if self.task.name != "batch":
+            return
+        if self.config.task.shards == 1:
+            write_batch_output(self.folder, lambda: map(line_of, self.input.items), self.config.model.path)
+        else:
+            write_lines(self.folder, map(line_of, self.input.items))
+
+    @property
+    def numbers(self) -> range:
+        """The place of every item in the whole input, of which this job may have a share."""
+        first, step = self.config.task.shard, self.config.task.shards
+        return range(first, first + step * len(self.input), step)
+
+
+def in_words(decode: DecodeConfig) -> str:
+    """Return how far decoding looks ahead, and in which context."""
+    if decode.causal:
+        drafts = "as many drafts as are fastest" if decode.drafts == "auto" else f"{decode.drafts or 'no'} drafts"
+        return f"{drafts}, context causal"
+    drafts = f" and {decode.drafts} drafts a branch" if decode.drafts else ""
+    where = f"context {decode.context} in blocks of {decode.block_size}"
+    return f"{decode.branches} lookahead branches{drafts}, {where}"
+
+
+def generation_s(figures: Columns, replicas: Sequence[dict[str, Any]]) -> float:
+    """Return the seconds of generation in all attempts, each up to the last entry that it wrote.
+
+    Args:
+        figures: of the finished requests.
+        replicas: the entries that replicas wrote at their ends.
+    """
+    seconds: dict[int, float] = {}  # by attempt
+    entries = chain(
+        zip(figures["attempt"].tolist(), figures["at"].tolist(), strict=True),
+        ((replica["attempt"], replica["at"]) for replica in replicas),
+    )
+    for attempt, at in entries:
+        seconds[attempt] = max(seconds.get(attempt, 0.0), at)
+    return sum(seconds.values())

@@ -1,0 +1,123 @@
+"""What a job has read: its items and requests on disk, and in memory a few bytes of each."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from lopa_dist.encodable import encodable
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.run.journal import request_id
+from lopa_dist.jobs.run.packed import RequestIds
+from lopa_dist.jobs.run.prompts import Encoder, Rejection
+from lopa_dist.jobs.run.results import error_line
+from lopa_dist.jobs.run.spool import Chosen, Spool
+from lopa_dist.jobs.setup.resolve import sequences_of_replica
+from lopa_dist.jobs.show.run_page import asked
+from lopa_dist.tasks.task import Item, Origin, RequestSampling
+
+AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
+
+
+class HashedItems:
+    """A task's items as they pass by, and a hash of all of them: jobs that have shares of one input have the same."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.items, self.sum = items, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[Item]:
+        for item in self.items:
+            self.sum.update(repr(item).encode("utf-8", "surrogatepass"))  # all of it: also what it is judged by
+            yield item
+
+    def digest(self) -> str:
+        """Return the hash, when all items have passed."""
+        return self.sum.hexdigest()[:24]
+
+
+class JobInput:
+    """Items and what became of them, in input order.
+
+    Args:
+        encoder: turns items into requests.
+        items: all of them. They are kept without their texts, which the requests hold as tokens.
+        named: whether the journal's names of all requests are kept; rank 0 reads the journal.
+
+    Raises:
+        ValueError: two requests are the same, name included: their results could not be told apart.
+    """
+
+    def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
+        self.items: Spool[Item] = Spool(Item, Origin, RequestSampling)
+        self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
+        self.rejected = bytearray()  # 1 for each item that was
+        self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
+        self.ids = RequestIds()
+        self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
+        items = iter(items)
+        while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
+            self.questions = self.questions or asked(some)
+            for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
+                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
+                self.encoded.append(request)
+                self.rejected.append(isinstance(request, Rejection))
+                self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
+                if named:
+                    self.ids.append(id_of(item, request))
+        if (again := self.ids.repeated()) is not None:
+            raise ValueError(f"{self.items[again].custom_id}: two requests of this task have this name; make it unique")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def left(self, done: bytearray, engine: EngineConfig, replicas: int) -> Sequence[Request]:
+        """The requests without those that are done, in the order in which they should begin.
+
+        Those go first whose answers may be longest. So no long answer begins when all others are done, and the ranks
+        wait for it. Where all may be equally long the order is that of the input.
+
+        Args:
+            done: 1 for each item that is.
+            engine: how many requests a replica takes to begin with.
+            replicas: that take requests.
+        """
+        numbers = np.flatnonzero(~(np.array(done, bool) | np.array(self.rejected, bool)))
+        limits = np.array(self.limits)[numbers]
+        if len(set(limits.tolist())) > 1:
+            numbers = numbers[np.argsort(-limits, kind="stable")]
+            # the first ones are dealt out: else one replica would take all the longest of them at once
+            first, rest = np.split(numbers, [replicas * sequences_of_replica(engine, len(numbers), replicas)])
+            numbers = np.concatenate([*(first[replica::replicas] for replica in range(replicas)), rest])
+        return Chosen(self.encoded, array("q", numbers))
+
+    def rejection(self, index: int) -> dict[str, Any]:
+        """The result line of an item that could not run."""
+        return error_line(self.items[index], self.reason(index))
+
+    def reason(self, index: int) -> str:
+        """Why an item could not run."""
+        rejection = self.encoded[index]
+        assert isinstance(rejection, Rejection)
+        return rejection.message
+
+    def digest(self, settings: str) -> str:
+        """What tells the results of these requests and rejections, in this order and with `settings`, from others."""
+        found = hashlib.sha256(settings.encode())
+        for index in range(len(self)):
+            name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
+            found.update(encodable(f"\n{name}").encode())
+        return found.hexdigest()[:24]
+
+
+def id_of(item: Item, request: Request | Rejection) -> str | None:
+    """The journal's name of a request; null for a rejected item."""
+    if isinstance(request, Rejection):
+        return None
+    return request_id(item.custom_id, request, item.stop, item.reference)

@@ -1,0 +1,275 @@
+"""The journal: finished requests, durable as they finish, from which a job that was stopped or killed goes on.
+
+`journal/` in the run folder holds one file a replica and attempt, appended line by line; a line that a kill tore is no
+line. What counts as done is decided by an id of each request, so that a restarted job repeats nothing, runs anew what
+has changed in its input, and puts the lines into today's order. `journal/settings.json` keeps what the texts depend
+on: an attempt with other settings is refused rather than mixed in.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from lopa_dist.encodable import json_line
+from lopa_dist.engine.request import Request
+from lopa_dist.engine.work import Work
+from lopa_dist.jobs.run.batch_output import LINES, NAME
+from lopa_dist.jobs.run.open_files import OpenFiles
+from lopa_dist.jobs.run.packed import Columns, RequestIds
+from lopa_dist.parallel.launcher import Start
+from lopa_dist.whole import named, whole
+
+RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", NAME, LINES)
+FORMAT = 2  # of the entries; those of another one lack figures, so a journal that has them is not gone on with
+ANEW = "give job.resume=new to start over (what there is is set aside)"
+PART = re.compile(r"(\d+)-(\d+)\.jsonl")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a finished request's entry stands."""
+
+    part: Path
+    offset: int
+    length: int
+
+
+def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), reference: Any = None) -> str:
+    """What makes a finished request the same one: its name, and all that its text and its verdict depend on but the
+    settings. `reference` is what the text is judged by.
+    """
+    parts: list[Any] = [custom_id, request.max_new_tokens, request.key]
+    if request.sampling is not None:
+        parts.append(asdict(request.sampling))
+    if stop:
+        parts.append(list(stop))
+    if reference is not None:
+        parts.append({"reference": reference})
+    return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
+
+
+class Journal:
+    """The journal of one run folder, as rank 0 reads it at the start and at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "journal"
+
+    def open(self, settings: dict[str, Any], resume: str, start: Start) -> None:
+        """Begin an attempt.
+
+        Args:
+            settings: what the texts depend on besides the requests.
+            resume: ``auto``, or ``new``, which sets earlier attempts and their results aside. A launcher that restarts
+                a job repeats its command line: then those since the first `start` are kept.
+            start: this attempt's.
+
+        Raises:
+            ValueError: earlier attempts ran under other settings; the message shows the difference.
+        """
+        if resume == "new" and self.folder.exists() and not start.again(self.first_start()):
+            old = free_name(self.folder)
+            self.folder.rename(old)
+            for result in filter(Path.exists, map(self.folder.with_name, RESULTS)):
+                result.rename(old / result.name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "settings.json"
+        if file.exists():
+            changes = difference(read(file), settings)
+            if changes:
+                raise ValueError(
+                    f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
+                    "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
+                )
+            return
+        for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
+            with whole(self.folder / name) as file:
+                file.write_text(json.dumps(content, indent=1) + "\n")
+
+    def first_start(self) -> Start:
+        """How the first attempt was started."""
+        try:
+            return Start(**read(self.folder / "start.json"))
+        except FileNotFoundError:
+            return Start()
+        except TypeError as error:
+            raise ValueError(f"{self.folder / 'start.json'}: damaged ({error}); {ANEW}") from error
+
+    def parts(self) -> list[Path]:
+        """The files of all attempts and replicas, oldest attempt first."""
+        found = [(match, path) for path in self.folder.iterdir() if (match := PART.fullmatch(path.name))]
+        return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
+
+    def next_attempt(self) -> int:
+        """The number of an attempt that begins now."""
+        return 1 + max((attempt_of(part) for part in self.parts()), default=0)
+
+    def entries(self) -> Iterator[tuple[dict[str, Any], Location]]:
+        """All whole entries, and where they stand; what a kill tore is passed over."""
+        for part in self.parts():
+            offset = 0
+            with part.open("rb") as lines:
+                for line in lines:
+                    location = Location(part, offset, len(line))
+                    offset += len(line)
+                    try:
+                        entry = json.loads(line) if line.endswith(b"\n") else None
+                    except ValueError:
+                        entry = None
+                    if isinstance(entry, dict):
+                        yield entry, location
+
+    def done(self, ids: RequestIds) -> bytearray:
+        """1 for each request whose id has an entry, 0 for the others (and for rejected ones).
+
+        An answer that could not be judged is not done: another attempt may be able to.
+        """
+        done = np.zeros(len(ids), np.uint8)
+        for found in self.found(ids):
+            done[[index for index, entry, _ in found if index >= 0 and "unjudged" not in entry]] = 1
+        return bytearray(done.tobytes())
+
+    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
+        """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
+        entries = self.entries()
+        while some := list(islice(entries, 256)):
+            indices = ids.find([str(entry.get("id", "")) for entry, _ in some])
+            yield [(index, *one) for index, one in zip(indices.tolist(), some, strict=True)]
+
+
+class Writer:
+    """One replica's file of one attempt."""
+
+    def __init__(self, folder: Path, attempt: int, replica: int) -> None:
+        try:
+            self.file = (folder / "journal" / f"{attempt:03d}-{replica}.jsonl").open("x", encoding="utf-8")
+        except FileExistsError as error:
+            raise ValueError(
+                f"{folder}: another job has begun in it at the same moment; wait for that one, or give another "
+                "hydra.run.dir"
+            ) from error
+
+    def write(self, *entries: dict[str, Any]) -> None:
+        """Append entries and make sure that they are on disk: once for all, for a sync takes milliseconds."""
+        with named(Path(self.file.name)):
+            self.file.writelines(map(json_line, entries))
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            if not os.fstat(self.file.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "the run folder was removed while the job ran")
+
+    def close(self) -> None:
+        """No more entries."""
+        self.file.close()
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What the journal's entries come to."""
+
+    figures: Columns  # of the finished requests, in input order
+    work: Work  # of these requests together
+    failed: int  # requests that ended with an error, of which there are no figures
+    unjudged: int  # requests whose answers could not be judged
+    replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
+
+
+def merge(
+    journal: Journal,
+    folder: Path,
+    ids: RequestIds,
+    rejected: Callable[[int], dict[str, Any]],
+    numbers: Sequence[int],
+) -> Merged:
+    """Write `results.jsonl` in input order, atomically, from what is done.
+
+    The texts stay on disk until their turn comes; in memory is only where they stand.
+
+    Args:
+        ids: by input index, the request's id, or null where the item was rejected.
+        rejected: the line of a rejected item, by its index.
+        numbers: by input index, the place in the whole input, which becomes the line's `index`.
+    """
+    parts = journal.parts()
+    part_numbers = {part: n for n, part in enumerate(parts)}
+    part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
+    replicas, unjudged = [], set[int]()
+    for found in journal.found(ids):
+        for index, entry, where in found:
+            if "statistics" in entry:
+                replicas.append(entry | {"attempt": attempt_of(where.part)})
+            # the first counts, and one with a verdict more than one without
+            if index >= 0 and (not length[index] or (index in unjudged and "unjudged" not in entry)):
+                unjudged.discard(index)
+                if "unjudged" in entry:
+                    unjudged.add(index)
+                part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
+    figures, work, failed = Columns(), Work(), 0
+    with OpenFiles() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
+        for index in range(len(ids)):
+            if length[index]:
+                entry = json.loads(files.read(parts[part_of[index]], offset[index], length[index]))
+                write_line(out, numbers[index], entry["line"])
+                if "figures" not in entry:
+                    failed += 1
+                    continue
+                attempt = attempt_of(parts[part_of[index]])
+                work.add(entry["work"])
+                figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
+            elif ids[index] is None:
+                write_line(out, numbers[index], rejected(index))
+    return Merged(figures, work, failed, len(unjudged), replicas)
+
+
+def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
+    """Write one line of `results.jsonl`, with its place in the input behind its name."""
+    numbered = {"custom_id": None, "index": None} | line | {"index": number}
+    out.write(json_line(numbered))
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A JSON file of the journal; a ValueError where it is damaged."""
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
+    return found
+
+
+def attempt_of(part: Path) -> int:
+    """The attempt's number in a part's name."""
+    return int(part.name.split("-")[0])
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """What changed, as ``key: was 1, is 2``."""
+    changes = []
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            changes += difference(was, now, f"{prefix}{key}.")
+        elif was != now:
+            changes.append(f"{prefix}{key} was {was!r}, is {now!r}")
+    return changes
+
+
+def free_name(folder: Path) -> Path:
+    """`folder.old`, or the first of `folder.old.2` ... that is free."""
+    number, name = 1, folder.with_name(folder.name + ".old")
+    while name.exists():
+        number += 1
+        name = folder.with_name(f"{folder.name}.old.{number}")
+    return name

@@ -1,0 +1,101 @@
+"""What a finished request comes to: its text, cut at its stop strings, and its line of `results.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.engine.request import Generation
+from lopa_dist.jobs.run.open_files import lines_of
+from lopa_dist.tasks.task import Item, Score
+
+
+def finished_text(
+    tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
+) -> tuple[Generation, str]:
+    """The text before the earliest stop string, and the generation as if it had ended there.
+
+    Its tokens are the shortest run whose text reaches the cut, so that tokens nobody gets are not counted; forwards
+    and seconds stay what they were.
+    """
+
+    def text_of(count: int) -> str:
+        return str(tokenizer.decode(generation.tokens[:count], skip_special_tokens=True))
+
+    whole = text_of(len(generation.tokens))
+    ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
+    if not ends:
+        return generation, whole
+    text = whole[: min(ends)]
+    count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_of(n)))
+    # a part of a character is as long as the character, but another one
+    while not text_of(count).startswith(text) and count < len(generation.tokens):
+        count += 1
+    while count and text_of(count - 1).startswith(text):
+        count -= 1
+    return replace(generation, tokens=generation.tokens[:count], finish_reason="stop"), text
+
+
+def generation_line(
+    item: Item, generation: Generation, text: str, score: Score | None, token_ids: bool
+) -> dict[str, Any]:
+    """The line of a finished request; `journal.merge` adds its place in the input."""
+    request, count = generation.request, len(generation.tokens)
+    line: dict[str, Any] = {
+        "custom_id": item.custom_id,
+        "text": text,
+        "finish_reason": generation.finish_reason,
+        "usage": {
+            "prompt_tokens": len(request.prompt),
+            "completion_tokens": count,
+            "forwards": generation.forwards,
+        },
+        "tpf": round(count / generation.forwards, 4),
+        "latency_s": round(generation.seconds, 6),
+    }
+    if token_ids:
+        line["token_ids"] = generation.tokens
+    if score is not None:
+        line |= {"correct": score.correct, "extracted": score.extracted}
+        line |= {f"correct_{rule}": right for rule, right in score.also.items()}
+        line |= {"reason": score.reason} if score.reason else {}
+    return line
+
+
+AGAIN = "start its job again with this run folder, which writes the file anew"
+NOT_NUMBERS = (
+    "the model's predictions are not numbers; fp16 overflows in many models: use model.dtype=bf16 or fp32, or shorten "
+    "or leave out this prompt"
+)
+
+
+def error_line(item: Item, message: str) -> dict[str, Any]:
+    """The line of a request that could not run, or not to its end."""
+    return {
+        "custom_id": item.custom_id,
+        "text": "",
+        "finish_reason": "error",
+        "error": message,
+    }
+
+
+def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a `results.jsonl`, as they are and read.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    for number, text in enumerate(lines_of(file), 1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: damaged ({error}); {AGAIN}") from error
+        if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
+            raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
+        yield text, line

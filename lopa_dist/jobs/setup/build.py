@@ -1,0 +1,120 @@
+"""The one way to an engine: a checkpoint found and read, loaded on this rank's device, and run with any decode options.
+
+Jobs, traces, profiles, lm-evaluation-harness, benchmarks and `lopa_dist.LLM` all build their engines here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+
+from lopa_dist.config import ModelOptions
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.jobs.setup.device import choose_dtype
+from lopa_dist.models.adapter import load_adapter
+from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
+from lopa_dist.models.families import training_pattern
+from lopa_dist.models.files import find, revision
+from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Relay, Solo
+from lopa_dist.parallel.group import Group
+
+log = logging.getLogger("lopa_dist")
+
+
+class EngineBuilder:
+    """A checkpoint on a device, and engines that run it.
+
+    Its configuration and tokenizer are read at once; its weights only by `load`, because a job may turn out to have
+    nothing left to generate.
+
+    Attributes:
+        folder: where the checkpoint is.
+        shape: its configuration.
+        pattern: how it was trained to see text, which decode options set to ``auto`` follow.
+        dtype: the name of the weights' precision.
+        tokenizer: its own.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it cannot be used.
+    """
+
+    def __init__(self, options: ModelOptions, device: torch.device) -> None:
+        self.options, self.device = options, device
+        self.folder = find(options.path)
+        mask_adapter = find(str(options.lora), "model.lora") if options.lora_rows == "masks" else None
+        self.shape = read_config(self.folder, mask_adapter)
+        self.pattern = training_pattern(self.shape, options.pattern)
+        self.dtype = choose_dtype(options, device)
+        self.tokenizer = load_tokenizer(self.folder)
+        self.model: Transformer | None = None
+        self._tensor = Relay(Solo())
+
+    @cached_property
+    def revision(self) -> str:
+        """What tells the checkpoint's content from others' (`models.files.revision`)."""
+        return revision(self.folder)
+
+    @cached_property
+    def adapter_revision(self) -> str | None:
+        """The same of its LoRA adapter, where there is one."""
+        lora = self.options.lora
+        return None if lora is None else revision(find(lora, "model.lora"))
+
+    def load(self, warn: bool = True, tensor: Communicator | None = None) -> Transformer:
+        """The model, adapted, split and quantised as the options say.
+
+        The first call loads the weights; a later one only gives them another `tensor` group, whose size and this rank's
+        place in it must stay as they were. `warn` of an adapter for another model, and of fp8 where it is emulated.
+        """
+        self._tensor.connect(tensor or Solo())
+        if self.model is not None:
+            return self.model
+        options = self.options
+        if warn and options.quantization == "fp8" and self.device.type != "cuda":
+            log.warning(
+                "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
+                "it shows what fp8 does to the texts, and nothing of its speed"
+            )
+        adapter = (
+            load_adapter(find(options.lora, "model.lora"), options.lora_rows) if options.lora is not None else None
+        )
+        if warn and adapter and (message := adapter.mismatch(options.path)):
+            log.warning("WARNING: %s", message)
+        dtype = DTYPES[self.dtype]
+        self.model = load_model(self.folder, dtype, self.device, adapter, self._tensor, options.quantization)
+        return self.model
+
+    def engine(
+        self,
+        decode: DecodeConfig,
+        options: EngineConfig,
+        group: Group | None = None,
+        on_step: Callable[[Engine], None] | None = None,
+    ) -> Engine:
+        """An engine on this rank of `group`, or on this process alone.
+
+        Args:
+            decode: how masks are filled, without any ``auto`` (see `resolve.resolve_decode`).
+            options: how the model is run.
+            group: the ranks that make the same call.
+            on_step: as for `Engine`.
+        """
+        if group is None:
+            return Engine(self.load(), decode, Solo(), options, on_step)
+        branch, branches = group.mesh.branch, decode.max_branches
+        if branch > branches and not decode.causal and group.world.rank == 0:
+            log.warning(
+                "with decode.branches=%d, %d of the %d branch ranks of a replica do nothing: write parallel.data=auto "
+                "parallel.branch=auto, which makes replicas of them, or decode.branches=%d",
+                decode.branches, branch - branches, branch, branch - 1,
+            )  # fmt: skip
+        model = self.load(tensor=group.tensor)
+        ranks = group.comm, options, on_step, group.stop.level, group.tensor
+        return Engine(model, decode, *ranks, group.failures.watched)

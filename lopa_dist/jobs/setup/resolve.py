@@ -1,0 +1,84 @@
+"""What ``auto`` stands for: from options as users write them to those of a job, and what each value follows."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from lopa_dist.config import Config
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.context import CONTEXTS
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.setup.device import choose_dtype
+from lopa_dist.kernels.attention import suited
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.families import FAMILIES, TrainingPattern, check_drafts, training_pattern
+
+Found = dict[str, tuple[Any, str]]
+"""By the key of an option that is ``auto``: what it stands for, and what that follows, in words."""
+
+
+def resolve(config: Config, shape: ModelConfig, device: torch.device) -> Config:
+    """Return the configuration with every ``auto`` of decode.* and engine.* replaced."""
+    found = by_model(config, shape, device)
+    decode = DecodeConfig(**vars(config.decode) | values_of(found, "decode"))
+    return replace(config, decode=decode, engine=replace(config.engine, **values_of(found, "engine")))
+
+
+def values_of(found: Found, section: str) -> dict[str, Any]:
+    """Return the values that were found for the options of a section, by their names in it."""
+    keys = [key.split(".") for key in found]
+    return {name: found[f"{section}.{name}"][0] for where, name in keys if where == section}
+
+
+def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConfig:
+    """Return the options with every ``auto`` replaced by the value of `pattern`, or of the context that was chosen.
+
+    Raises:
+        ValueError: a context for causal models and another kind of model, or the other way round.
+    """
+    values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
+    context = pattern.context if values["context"] == "auto" else values["context"]
+    if (context == "causal") != (pattern.context == "causal"):
+        kind = "causal" if pattern.context == "causal" else "not causal"
+        raise ValueError(f"decode.context={context}: the model is {kind}; leave it at auto")
+    found = vars(pattern) | {"context": context, "max_active_blocks": CONTEXTS[context].max_active_blocks}
+    if context != "blocks":
+        found["sub_block_size"] = None
+    return DecodeConfig(**{key: found[key] if v == "auto" and key in found else v for key, v in values.items()})
+
+
+def by_device(config: Config, device: torch.device) -> Found:
+    """Return what follows the device alone, which is that of `model.device`."""
+    found: Found = {}
+    if config.model.device == "auto":
+        found["model.device"] = device.type, "what this machine has"
+    if config.model.dtype == "auto":
+        found["model.dtype"] = choose_dtype(config.model, device), f"the device, {device.type}"
+    return found
+
+
+def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Found:
+    """Return what follows the model, whose configuration is `shape`: how it was trained, and the size of its heads."""
+    found: Found = {}
+    pattern, reason = config.model.pattern, f"model.pattern={config.model.pattern}"
+    if pattern == "auto":
+        pattern = FAMILIES[shape.family].pattern
+        reason = f"the pattern of its family {shape.family}, {pattern}"
+        found["model.pattern"] = pattern, f"the model's family, {shape.family}"
+    check_drafts(shape, config.decode.drafts)
+    decode = resolve_decode(config.decode, training_pattern(shape, pattern))
+    for entry in fields(DecodeConfig):
+        if getattr(config.decode, entry.name) == "auto" and entry.name != "drafts":  # chosen anew in every step
+            found[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
+    if config.engine.attention == "auto":
+        reason = f"the device, {device.type}, and the size of the model's heads"
+        found["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason
+    return found
+
+
+def sequences_of_replica(engine: EngineConfig, requests: int, replicas: int) -> int:
+    """Return how many sequences a data replica decodes at once: no more than its share of the requests."""
+    return max(1, min(engine.max_sequences, -(-requests // replicas)))

@@ -1,0 +1,130 @@
+"""The figures of a run, counted honestly, and the reference's way of counting beside them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from lopa_dist import __version__
+from lopa_dist.config import Config
+from lopa_dist.engine.request import Generation
+from lopa_dist.engine.statistics import Statistics
+from lopa_dist.engine.work import Work
+from lopa_dist.jobs.run.packed import Columns
+from lopa_dist.parallel.group import Group
+from lopa_dist.tasks.task import Score
+
+PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
+ALSO = "also."  # columns of `Figures.also`
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the report needs of one request."""
+
+    tokens: int
+    forwards: int
+    seconds: float
+    first_step_seconds: float
+    filled: int
+    correct: bool | None
+    also: dict[str, bool] = field(default_factory=dict)  # right or not by other rules of reading
+
+    @classmethod
+    def of(cls, g: Generation, score: Score | None) -> Figures:
+        """Of a finished request."""
+        judged = (None, {}) if score is None else (score.correct, dict(score.also))
+        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.filled, *judged)
+
+
+def build_report(
+    config: Config,
+    figures: Columns,
+    errors: int,
+    unjudged: int,
+    work: Work,
+    statistics: Statistics,
+    traffic: Mapping[str, int],
+    group: Group,
+    decode_s: float,
+    wall_s: float,
+) -> dict[str, Any]:
+    """Return `report.json`.
+
+    What is counted is of all attempts: of each finished request, the forwards of the attempt that finished it. What is
+    timed, and the steps, are of the last attempt (`statistics`, `traffic`, `wall_s`), but for `decode_s`.
+
+    `completion_tokens` end at the first EOS; a forward is every pass of a sequence through the model, prefill
+    included; `rows` are those computed for windows, with the rows of branches and drafts; time runs from admission to
+    finish. `reference_counting` counts as the LoPA code does: filler included, one more step a sample, the first
+    round's time left out.
+    """
+    tokens, forwards, seconds, filled = (figures[name] for name in ("tokens", "forwards", "seconds", "filled"))
+    later = seconds - figures["first_step_seconds"]
+    correct = figures.given("correct")
+    rules = sorted(name.removeprefix(ALSO) for name in figures.columns if name.startswith(ALSO))
+    rates = tokens / np.maximum(seconds, 1e-9)
+    wins = [work.wins.get(j, 0) for j in range(config.decode.max_branches)]
+    accepted, acceptance = work.accepted_per_forward(), work.acceptance()  # a forward; by depth, in shares
+    drafts = {
+        "m": config.decode.drafts,
+        "accepted_per_forward": accepted,
+        "accepted_share": work.accepted_share(),
+        "acceptance": acceptance,
+        "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards by drafts
+    }
+    steps, world = max(1, statistics.steps), group.world
+    own = {"python": platform.python_version(), "lopa_dist": __version__}
+    return {
+        "schema": 1,
+        "requests": len(figures) + errors,
+        "errors": errors,
+        **({"unjudged": unjudged} if unjudged else {}),
+        **({"accuracy": float(np.mean(correct)), "judged": len(correct)} if len(correct) else {}),
+        **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
+        "completion_tokens": int(tokens.sum()),
+        "prompt_tokens": {"total": work.prompt_tokens, "reused": work.prompt_reused},
+        "forwards": int(forwards.sum()),
+        "tpf": ratio(tokens.sum(), forwards.sum()),
+        "tokens_per_s": {
+            "mean": mean(rates),
+            "max": float(rates.max(initial=0.0)),
+            "top10": mean(np.sort(rates)[-10:]),
+            "job": ratio(tokens.sum(), decode_s),
+        },
+        "latency_s": {f"p{q}": float(np.percentile(seconds, q)) if len(seconds) else 0.0 for q in (50, 90, 99)},
+        "reference_counting": {
+            "tokens": int(filled.sum()),
+            "forwards": int(forwards.sum() + len(figures)),
+            "tpf": ratio(filled.sum(), forwards.sum() + len(figures)),
+            "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
+        },
+        "branch": {"k": config.decode.branches, "wins": wins},
+        **({"drafts": drafts} if work.proposed else {}),
+        "rows": work.rows,
+        "rows_per_token": ratio(work.rows, tokens.sum()),
+        "step_ms": statistics.milliseconds(),
+        "steps": statistics.steps,
+        "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},
+        "world": {"size": world.size, **asdict(group.mesh), "backend": group.backend, "launcher": world.launcher},
+        **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine")},
+        "seed": config.seed,
+        "versions": own | {package: version(package) for package in PACKAGES},
+        "decode_s": decode_s,
+        "wall_s": wall_s,
+    }
+
+
+def mean(values: Any) -> float:
+    """The mean, 0 of nothing."""
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def ratio(a: float, b: float) -> float:
+    """A / b, 0 where b is 0."""
+    return float(a / b) if b else 0.0

@@ -1,0 +1,220 @@
+"""A run as a page of its own, `report.html`: headline, figures, charts, some answers, settings and the command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lopa_dist.jobs.commands.explain import settings_of, shown
+from lopa_dist.jobs.run.packed import Columns
+from lopa_dist.jobs.run.results import result_lines
+from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
+from lopa_dist.jobs.show.report import accuracy_interval, drafts_sentence, figures, settings
+from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.task import Item
+
+NAME = "report.html"
+LOOKED_AT = 1000  # results, from the first on, of which some are shown
+OF_A_KIND = 3  # answers that are right, wrong, without a verdict, or errors
+LONGEST = 2000  # characters of a question or an answer
+VERDICTS = {True: "right", False: "wrong", None: ""}
+SECTIONS = ("model", "task", "decode", "engine", "seed")  # of a report
+LAUNCHERS = {
+    "python": "lopa-dist",
+    "torchrun": "torchrun --nproc-per-node {} -m lopa_dist",
+    "mpirun": "mpirun -n {} lopa-dist",
+    "srun": "srun --ntasks {} lopa-dist",
+}
+
+
+def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, str]) -> Path:
+    """Write the page of a run beside its `results.jsonl`; returns the file.
+
+    Args:
+        folder: of the run.
+        report: its `report.json`.
+        questions: by custom_id, those of the first requests.
+    """
+    try:
+        rows = list(setting_rows(report))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'report.json'}: {error}") from error
+    return write_page(
+        folder / NAME,
+        "run.html",
+        title=f"{report['task']['name']} with {report['model']['path']}",
+        headline=headline(report),
+        tiles=tiles(report),
+        drafts=drafts_sentence(report["drafts"]) if "drafts" in report else "",
+        acceptance=acceptance(report),
+        charts=list(charts(folder, report)),
+        figures=figures(report),
+        answers=some_answers(folder, questions),
+        looked_at=LOOKED_AT,
+        changed=[row for row in rows if row[1] != row[2]],
+        settings=rows,
+        command=command(folder, report),
+        versions=", ".join(f"{name} {version}" for name, version in report.get("versions", {}).items()),
+    )
+
+
+def asked(items: Iterable[Item]) -> dict[str, str]:
+    """By custom_id, the questions that a page may show; without few-shot examples, which all requests share."""
+    found = {}
+    for item in islice(items, LOOKED_AT):
+        text = item.messages[-1]["content"] if item.messages else item.prompt or ""
+        found[item.custom_id] = short(text.removeprefix(item.prefix))
+    return found
+
+
+def asked_again(report: dict[str, Any]) -> dict[str, str]:
+    """The questions of a finished run, read from its input once more; none where that is gone."""
+    task = report["task"]
+    if task["input"] == "-":
+        return {}
+    try:
+        items = make_task(settings(report).task).items()
+        # merged shards are no shard
+        return asked(islice(items, task["shard"], None, task["shards"]) if "shard" in task else items)
+    except (ValueError, OSError):
+        return {}
+
+
+def short(text: str) -> str:
+    """The beginning of a text, if it is long."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} [{len(text) - LONGEST} more characters]"
+
+
+def headline(report: dict[str, Any]) -> str:
+    """What ran and what came out, in words."""
+    failed = f" ({report['errors']} with errors)" if report["errors"] else ""
+    unjudged = f", of which {report['unjudged']} could not be judged" if report.get("unjudged") else ""
+    words = f"{report['requests']} requests{failed}{unjudged}, {way(report)}: "
+    if "accuracy" in report:
+        low, high = accuracy_interval(report)
+        words += f"{report['accuracy']:.1%} of the answers are right (95 % confidence: {low:.1%} to {high:.1%}), at "
+    words += f"{report['tpf']:.2f} tokens per forward pass"
+    if report.get("rows_per_token"):
+        words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
+    words += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
+    if report.get("attempts", 1) > 1:
+        words += f" in the last of {report['attempts']} attempts"
+    world = report.get("world")
+    if world:
+        ranks = f"on {world['size']} ranks, started by {world['launcher']}"
+        words += " in one process" if world["size"] == 1 else f" {ranks}"
+    return f"{words}."
+
+
+def way(report: dict[str, Any]) -> str:
+    """How the answers were decoded."""
+    decode = report["decode"]
+    branches = f"{decode['branches']} lookahead branch{'' if decode['branches'] == 1 else 'es'} beside the anchor"
+    if decode.get("context") == "causal":
+        if not decode["drafts"]:
+            return "decoded one token at a time"
+        many = "as many drafts as are fastest" if decode["drafts"] == "auto" else f"{decode['drafts']} drafts"
+        return f"decoded with exact lookahead ({many}): the text is that of one token at a time"
+    if decode["verify"] == "agreement":
+        beside = f", {branches}" if decode["branches"] else ""
+        return f"decoded with verified lookahead ({decode['drafts']} drafts a branch{beside})"
+    if not decode["branches"]:
+        return "decoded without lookahead"
+    rule = "" if decode["verify"] == "confidence" else f", decode.verify={decode['verify']}"
+    return f"decoded with {branches}{rule}"
+
+
+def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The figures that people ask for first."""
+    if "accuracy" in report:
+        yield "accuracy", f"{report['accuracy']:.1%}"
+    yield "tokens per forward", f"{report['tpf']:.2f}"
+    if report.get("rows_per_token"):
+        yield "rows per token", f"{report['rows_per_token']:.1f}"
+    yield "tokens a second", f"{report['tokens_per_s']['job']:.0f}"
+    yield "wall time", f"{report['wall_s']:.1f} s"
+
+
+def acceptance(report: dict[str, Any]) -> Bars | None:
+    """The share of drafts that were accepted, by depth; null where none were verified."""
+    shares = report.get("drafts", {}).get("acceptance")
+    if not shares:
+        return None
+    depths = [str(depth) for depth in range(1, len(shares) + 1)]
+    return bars("Drafts accepted with all before them", "depth in the chain of drafts", depths, shares, ".0%")
+
+
+def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
+    """The other bar charts, of what there is something to show of."""
+    done = Columns()
+    for line in results(folder):
+        if "tpf" in line:
+            done.append({name: line[name] for name in ("tpf", "latency_s")})
+    if len(done):
+        yield histogram("Requests by tokens per forward", "tokens per forward, from this number on", done["tpf"])
+        yield histogram("Requests by latency", "seconds, from this number on", done["latency_s"])
+    wins = report.get("branch", {}).get("wins", [])
+    if sum(wins):
+        names = ["anchor", *map(str, range(1, len(wins)))]
+        yield bars("Which branch won", "branch", names, [won / sum(wins) for won in wins], ".0%")
+    if "step_ms" in report:
+        phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
+        yield bars("Where a step's time goes", "milliseconds a step", list(phases), list(phases.values()), ".2f")
+
+
+def results(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of `results.jsonl`; none where the report alone was kept."""
+    file = folder / "results.jsonl"
+    if file.exists():
+        yield from (line for _, line in result_lines(file))
+
+
+def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:
+    """A few answers of each kind."""
+    kinds: dict[str, list[dict[str, str]]] = {"wrong": [], "right": [], "": [], "error": []}
+    for line in islice(results(folder), LOOKED_AT):
+        verdict = "error" if line["finish_reason"] == "error" else VERDICTS[line.get("correct")]
+        if len(kinds[verdict]) < OF_A_KIND:
+            kinds[verdict].append(answer(line, verdict, questions.get(line["custom_id"], "")))
+    return [one for some in kinds.values() for one in some]
+
+
+def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
+    """What the page shows of a line of results."""
+    details = []
+    if line.get("extracted") is not None:
+        details.append(f"read as {line['extracted']}")
+    if "usage" in line:
+        details.append(f"{line['usage']['completion_tokens']} tokens in {line['usage']['forwards']} forwards")
+    details += filter(None, [line.get("reason"), line.get("unjudged")])
+    text = line["error"] if verdict == "error" else line["text"]
+    return {
+        "custom_id": line["custom_id"],
+        "verdict": verdict,
+        "details": ", ".join(details),
+        "question": question,
+        "text": short(text),
+    }
+
+
+def setting_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Each setting with its value, its default and its meaning."""
+    config = settings(report)
+    for setting in settings_of():
+        if setting.key.split(".")[0] in SECTIONS:
+            yield setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning
+
+
+def command(folder: Path, report: dict[str, Any]) -> str:
+    """The command line of a run, for a shell; empty where Hydra did not start it, which writes down what was typed."""
+    file = folder / ".hydra" / "overrides.yaml"
+    if not file.exists():
+        return ""
+    start = LAUNCHERS[report["world"]["launcher"]].format(report["world"]["size"])
+    return f"{start} {shlex.join(yaml.safe_load(file.read_text(encoding='utf-8')))}".strip()

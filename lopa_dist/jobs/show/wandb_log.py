@@ -1,0 +1,216 @@
+"""Weights & Biases: one run per job, written by rank 0, and one for each other rank with logging.wandb.ranks=true.
+
+A job never needs it. Its service is another process, which may be killed, hang, or find its disk full, so all that
+talks to it is an `Extra`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import time
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lopa_dist.config import Config
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.statistics import PHASES, Statistics
+from lopa_dist.jobs.run.extra import Extra
+
+if TYPE_CHECKING:
+    import wandb
+
+log = logging.getLogger("lopa_dist")
+INIT_TIMEOUT_S = 30.0  # a compute node may have no network
+LIMIT_S = 30.0  # for an entry to be logged
+FINISH_LIMIT_S = 120.0  # for the results to be written, or sent
+STOP_LIMIT_S = 10.0  # the same where the job was asked to stop
+TABLE_ROWS = 1000  # of the results table
+ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
+
+
+class WandbLog:
+    """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
+
+    def __init__(self, config: Config, folder: Path, rank: int) -> None:
+        mode = config.logging.wandb.mode
+        if mode == "auto":
+            mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        self.every_s, self.folder = config.logging.every_s, folder
+        self.extra = Extra("W&B is lost", LIMIT_S, abandon_service)
+        run = self.extra.wait(lambda: self.begin_or_refusal(config, mode, rank), 2 * INIT_TIMEOUT_S + LIMIT_S)
+        if isinstance(run, ValueError):
+            raise run
+        self.run = run  # None where it is lost
+        self.last = time.perf_counter()
+        self.before = totals(Statistics(), {})
+
+    def begin_or_refusal(self, config: Config, mode: str, rank: int) -> wandb.Run | ValueError:
+        """W&B's run, offline where `auto` finds no way to W&B; where the user insists, what to tell them."""
+        import wandb
+
+        try:
+            return self.begin(config, mode, rank)
+        except wandb.Error as error:
+            why = f"W&B could not begin a run ({' '.join(str(error).split())})"
+            if config.logging.wandb.mode != "auto":
+                return ValueError(f"logging.wandb.mode={mode}: {why}; take offline, and wandb sync later, or disabled")
+            log.warning("%s: this run is kept offline, for wandb sync; logging.wandb.mode says what else there is", why)
+            return self.begin(config, "offline", rank)
+
+    def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:
+        """W&B's run; a wandb.Error where there is no key for it, or no network."""
+        import wandb
+
+        options, folder = config.logging.wandb, self.folder
+        return wandb.init(
+            project=options.project,
+            entity=options.entity,
+            group=options.group or (folder.name if options.ranks else None),
+            name=f"{folder.name}-rank{rank}" if rank else None,
+            job_type="rank" if rank else "job",
+            tags=list(options.tags),
+            dir=folder,
+            mode=mode,  # type: ignore[arg-type]  # checked by WandbConfig
+            config=asdict(config),
+            settings=wandb.Settings(
+                console="off", silent=True, x_disable_stats=mode != "online", init_timeout=INIT_TIMEOUT_S
+            ),
+        )
+
+    def observe(self, engine: Engine) -> None:
+        """Called after every step; logs when it is time to."""
+        if time.perf_counter() - self.last >= self.every_s:
+            self.flush(engine)
+
+    def flush(self, engine: Engine) -> None:
+        """Log the steps since the last entry."""
+        statistics = engine.statistics
+        now, reached = time.perf_counter(), totals(statistics, engine.comm.traffic.bytes)
+        change = {name: amount - self.before.get(name, 0) for name, amount in reached.items()}
+        if not change["steps"]:
+            return
+        steps, forwards = change["steps"], change["forwards"]
+        entry = {f"step_ms/{phase}": 1000 * change[phase] / steps for phase in PHASES}
+        entry["filled_per_forward"] = change["filled"] / forwards
+        entry["filled_per_s"] = change["filled"] / max(1e-9, now - self.last)
+        entry["sequences_in_flight"] = change["forwards"] / steps
+        wins = {name: amount for name, amount in change.items() if name.startswith("wins/")}
+        choices = sum(wins.values())
+        if choices:
+            entry |= {name: amount / choices for name, amount in wins.items()}
+            entry["lookahead_win_share"] = 1 - wins.get("wins/anchor", 0) / choices
+        drafted = change.get("drafted", 0)
+        if drafted:
+            entry["drafts/accepted_per_forward"] = change["accepted"] / drafted
+        entry |= {name: amount / steps for name, amount in change.items() if name.startswith("comm_bytes/")}
+        entry |= confidences(engine.winner and engine.winner.scores)
+        entry["memory_gib"] = memory_gib()
+        entry["requests_taken"] = statistics.admitted
+        self.last, self.before = now, reached
+        if (run := self.run) is not None:
+            self.extra.post(partial(run.log, entry, step=statistics.steps))
+
+    def close(self, engine: Engine, stopped: bool) -> None:
+        """The end, on other ranks than 0; `stopped`: the job was asked to stop, and there is little time."""
+        self.flush(engine)
+        if (run := self.run) is not None:
+            self.extra.wait(run.finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)
+        self.extra.close()
+
+    def finish(self, report: dict[str, Any], engine: Engine, plots: list[str], stopped: bool) -> None:
+        """The end, on rank 0: the final figures, plots and results."""
+        self.flush(engine)
+        if (run := self.run) is not None:
+            limit_s = STOP_LIMIT_S if stopped else FINISH_LIMIT_S
+            self.extra.wait(lambda: self.finish_run(run, report, plots), limit_s)
+        self.extra.close()
+
+    def finish_run(self, run: wandb.Run, report: dict[str, Any], plots: list[str]) -> None:
+        """Log what is left, and wait until it is written or sent."""
+        import wandb
+
+        run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
+        run.log({f"plots/{Path(name).stem}": wandb.Image(str(self.folder / name)) for name in plots})
+        results = self.folder / "results.jsonl"
+        run.log({"results": results_table(results)})
+        artifact = wandb.Artifact(f"results-{run.id}", "results")
+        for name in ("report.json", "report.md", *plots):
+            artifact.add_file(str(self.folder / name))
+        if results.stat().st_size <= ARTIFACT_BYTES:
+            artifact.add_file(str(results))
+        run.log_artifact(artifact)
+        run.finish()
+
+
+def abandon_service() -> None:
+    """End W&B's service, and what this process would do at its end to wait for it."""
+    import wandb
+
+    for process in children("wandb-core"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    with contextlib.suppress(Exception):  # it cannot be reached, but is not waited for any more
+        wandb.teardown()
+
+
+def children(name: str) -> list[int]:
+    """The running processes called `name` that this one started (Linux; none elsewhere)."""
+    found = []
+    for thread in Path("/proc/self/task").glob("*/children"):
+        for process in thread.read_text().split():
+            with contextlib.suppress(OSError):  # it has just ended
+                called, _, state = Path(f"/proc/{process}/stat").read_text().partition("(")[2].rpartition(")")
+                if called == name and not state.lstrip().startswith("Z"):
+                    found.append(int(process))
+    return found
+
+
+def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
+    """All that grows, by name."""
+    return {
+        "steps": statistics.steps,
+        "forwards": statistics.forwards,
+        "filled": statistics.tokens_filled,
+        "drafted": sum(statistics.accepted.values()),  # sequence forwards that had drafts
+        "accepted": sum(drafts * count for drafts, count in statistics.accepted.items()),
+        **{f"wins/{branch or 'anchor'}": count for branch, count in statistics.wins.items()},
+        **{f"comm_bytes/{what}": amount for what, amount in traffic.items()},
+        **statistics.seconds_counted,
+    }
+
+
+def confidences(scores: torch.Tensor | None) -> dict[str, float]:
+    """Mean score of the anchors and of the best branches in the last step, where there was a choice."""
+    if scores is None or scores.shape[1] < 2:
+        return {}
+    ran = scores[torch.isfinite(scores).sum(1) > 1]
+    if not len(ran):
+        return {}
+    return {"confidence/anchor": float(ran[:, 0].mean()), "confidence/best": float(ran.amax(1).mean())}
+
+
+def memory_gib() -> float:
+    """The most that this process held so far: on its GPU where it uses one, else in main memory."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def results_table(results: Path) -> Any:
+    """The first results as a W&B table."""
+    import wandb
+
+    columns = ["custom_id", "finish_reason", "tpf", "latency_s", "correct", "text"]
+    with results.open(encoding="utf-8") as lines:
+        rows = [[json.loads(line).get(column) for column in columns] for line in islice(lines, TABLE_ROWS)]
+    return wandb.Table(columns=columns, data=rows)

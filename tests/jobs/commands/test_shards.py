@@ -1,0 +1,152 @@
+"""The shards of an array become what one job would have given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.commands.shards import merge_shards, summed
+from lopa_dist.jobs.commands.trace import trace
+from lopa_dist.jobs.run.job import run
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_job import config, lines
+
+
+def without_times(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "latency_s"} for line in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One job and the same as three shards, a bad line among the requests."""
+    place = tmp_path_factory.mktemp("array")
+    source = place / "prompts.jsonl"
+    prompts = [f'{{"prompt": "Ann has {n} books . How many books does Ann have now ?"}}' for n in range(2, 8)]
+    source.write_text("\n".join([*prompts[:4], "not JSON", *prompts[4:]]))
+    for shard, shards, name in ((0, 1, "whole"), (0, 3, "array/a"), (1, 3, "array/b"), (2, 3, "array/c")):
+        task = TaskConfig("batch", None, str(source), shard=shard, shards=shards)
+        (place / name).mkdir(parents=True)
+        run(config(task, max_new_tokens=32), place / name, World("python"))
+    return place
+
+
+def test_merged_is_what_one_job_gives(folder: Path) -> None:
+    report = merge_shards(folder / "array")
+    assert without_times(lines(folder / "array")) == without_times(lines(folder / "whole"))
+    whole = json.loads((folder / "whole" / "report.json").read_text())
+    for key in ("requests", "errors", "completion_tokens", "forwards", "tpf"):
+        assert report[key] == whole[key]
+    assert report["shards"] == 3
+    assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
+
+
+def test_a_folder_of_another_shard_is_refused(folder: Path) -> None:
+    """Its results would be lost: the folder has one results.jsonl."""
+    task = TaskConfig("batch", None, str(folder / "prompts.jsonl"), shard=1, shards=3)
+    with pytest.raises(ValueError, match="shard was '0 of 3', is '1 of 3'"):
+        run(config(task, max_new_tokens=32), folder / "array" / "a", World("python"))
+
+
+def test_answers_in_openai_s_form_are_those_of_one_job(tmp_path: Path) -> None:
+    """Also of a line whose samples are in different shards."""
+    question = "Ann has 3 books . How many books does Ann have now ?"
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8}
+    raw = [
+        {"custom_id": "four", "method": "POST", "url": "/v1/chat/completions", "body": body | {"n": 4}},
+        {"prompt": question, "max_tokens": 8, "n": 2},
+        {"custom_id": "bad", "method": "POST", "url": "/v1/chat/completions", "body": body | {"n": 0}},
+        {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": {"prompt": question, "max_tokens": 8}},
+    ]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in raw))
+    for shard, shards, name in ((0, 1, "whole"), (0, 2, "array/a"), (1, 2, "array/b")):
+        (tmp_path / name).mkdir(parents=True)
+        task = TaskConfig("batch", None, str(source), shard=shard, shards=shards)
+        run(config(task, temperature=1.0), tmp_path / name, World("python"))
+    assert not list(tmp_path.glob("array/*/batch_output.jsonl"))
+    merge_shards(tmp_path / "array")
+
+    def answers(folder: Path) -> list[Any]:
+        found = [json.loads(line) for line in (folder / "batch_output.jsonl").read_text().splitlines()]
+        for answer in found:
+            if answer["response"]:
+                del answer["response"]["body"]["created"]
+        return found
+
+    whole = answers(tmp_path / "whole")
+    bodies = [answer["response"] and answer["response"]["body"] for answer in whole]
+    assert [body and len(body["choices"]) for body in bodies] == [4, 2, None, 1]
+    assert answers(tmp_path / "array") == whole
+
+
+def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "array", tmp_path / "array")
+    file = tmp_path / "array" / "b" / "report.json"
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps({**report, "seed": 5}))
+    with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 5"):
+        merge_shards(tmp_path / "array")
+    file.unlink()
+    with pytest.raises(ValueError, match="no finished run of shard 1 of 3"):
+        merge_shards(tmp_path / "array")
+    file.write_text(json.dumps(report))
+    results = file.with_name("results.jsonl")
+    results.write_text(results.read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match=r"b: 1 result lines of 2"):
+        merge_shards(tmp_path / "array")
+    with pytest.raises(ValueError, match="no finished shard"):
+        merge_shards(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"requests": 1}, r"b: shard 1 was stopped after 1 of its 2 requests; start it again with the same run folder"),
+        ({"whole_input": "x"}, r"b: of another input than .*a; it changed between their runs"),
+        ({"shard": 2}, r"shard 2 is in both .*b and .*c: remove one of them"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_nothing_is_written_before_all_is_known_to_fit(
+    folder: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(folder / "array", tmp_path / "array")
+    for name in ("results.jsonl", "report.json"):
+        (tmp_path / "array" / name).unlink(missing_ok=True)
+    file = tmp_path / "array" / "b" / "report.json"
+    report = json.loads(file.read_text())
+    if "requests" in change:
+        results = file.with_name("results.jsonl")
+        results.write_text(results.read_text().splitlines()[0] + "\n")
+    if "shard" in change:
+        change = {"task": report["task"] | change}
+    file.write_text(json.dumps(report | change))
+    with pytest.raises(ValueError, match=message):
+        merge_shards(tmp_path / "array")
+    assert not list(tmp_path.glob("array/*.json*"))
+
+
+def test_the_input_s_digest_tells_what_other_shards_have(tmp_path: Path) -> None:
+    """So a line that came or went, or that is another, is noticed by shards that do not have it."""
+    source = tmp_path / "in.jsonl"
+    found = []
+    for texts in (["a", "b", "c"], ["a", "x", "c"], ["a", "b"], ["a", "b", "c"]):
+        source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+        task = TaskConfig("batch", None, str(source), shard=0, shards=2)
+        run(config(task, max_new_tokens=16), tmp_path, World("python"))
+        found.append(json.loads((tmp_path / "report.json").read_text())["whole_input"])
+    assert found[0] == found[3]
+    assert len(set(found)) == 3
+
+
+def test_a_shard_without_verdicts_takes_none_from_the_others(folder: Path) -> None:
+    without = json.loads((folder / "whole" / "report.json").read_text())
+    judged = without | {"accuracy": 0.75}
+    for reports in ([without, judged], [judged, without]):
+        assert summed(reports)["accuracy"] == 0.75
+    assert "accuracy" not in summed([without, without])

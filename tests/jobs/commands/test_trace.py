@@ -1,0 +1,178 @@
+"""A trace shows the order in which the run's own text came about."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lopa_dist import cli
+from lopa_dist.config import TaskConfig
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.commands.trace import BONUS, LOOKAHEAD, Recorder, Trace, result, show, trace, write_trace_page
+from lopa_dist.jobs.run.job import run
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_job import config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    prompts = place / "prompts.jsonl"
+    prompts.write_text(
+        '{"custom_id": "one", "prompt": "Ann has 3 books . Ann gets 4 more . How many books does Ann have ?"}\n'
+        '{"custom_id": "<b>&", "prompt": "Ben has 12 pens . Ben gives 5 away . How many pens does Ben have now ?"}\n'
+        '{"custom_id": "bad", "prompt": ""}\n'
+        '{"custom_id": "0", "prompt": ""}\n'
+    )
+    run(config(TaskConfig("batch", None, str(prompts))), place, World("python"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Trace:
+    return trace(folder, "<b>&")
+
+
+def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> None:
+    """Where it begins the first block (context=blocks), positions of the answer still count from 0."""
+    recorder = Recorder()
+    decode = DecodeConfig(
+        verify="confidence",
+        drafts=0,
+        branches=3,
+        block_size=8,
+        max_new_tokens=20,
+        tau_conf=0.95,
+        context="blocks",
+    )
+    engine = Engine(small_model, decode, Solo(), EngineConfig(1), on_step=recorder)
+    [generation] = engine.generate([Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)])
+    assert recorder.tokens[: len(generation.tokens)] == generation.tokens
+    filled = [position for step in recorder.steps for position in step.filled]
+    assert sorted(filled) == list(range(len(filled)))
+    assert recorder.steps[0].end == 5 + 8  # what the prompt left of its last block, and the next one
+    assert any(step.winner for step in recorder.steps)
+    for step in recorder.steps:
+        assert list(step.filled.values()).count(LOOKAHEAD) == (1 if step.winner else 0)
+
+
+def test_accepted_drafts_rejected_ones_and_what_took_their_place(small_model: Transformer) -> None:
+    recorder = Recorder()
+    decode = DecodeConfig(
+        branches=1,
+        block_size=8,
+        max_new_tokens=20,
+        tau_conf=0.95,
+        verify="agreement",
+        drafts=2,
+        context="blocks",
+    )
+    [generation] = Engine(small_model, decode, Solo(), EngineConfig(1), on_step=recorder).generate(
+        [Request(0, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 20, 0)]
+    )
+    assert recorder.tokens[: len(generation.tokens)] == generation.tokens
+    assert sum(step.accepted for step in recorder.steps) > 0
+    for step in recorder.steps:
+        kinds = list(step.filled.values())
+        assert kinds.count(LOOKAHEAD) == step.accepted <= step.drafts
+        assert kinds.count(BONUS) == (1 if step.accepted < step.drafts else 0)
+        assert (step.rejected is None) == (step.accepted == step.drafts)
+        if step.rejected:
+            position, text = step.rejected
+            assert step.filled[position] == BONUS
+            assert text != str(recorder.tokens[position])
+
+
+def test_every_position_is_filled_once_and_gives_the_text(folder: Path, found: Trace) -> None:
+    line = json.loads((folder / "results.jsonl").read_text().splitlines()[1])
+    assert found.same
+    assert len(found.steps) == line["usage"]["forwards"]
+    assert "Ben has 12 pens" in found.prompt
+    filled = [position for step in found.steps for position in step.filled]
+    assert len(filled) == len(set(filled))
+    assert "".join(found.texts).split("\u00b6")[0].split() == line["text"].split()
+    for number, step in enumerate(found.steps, 1):
+        lookaheads = [p for p, kind in step.filled.items() if kind == LOOKAHEAD]
+        assert len(lookaheads) == (1 if step.winner else 0)
+        assert all(found.order[p] == number for p in step.filled)
+        assert max(step.filled) < step.end
+
+
+def test_index_and_custom_id_name_the_same(folder: Path, found: Trace) -> None:
+    assert trace(folder, "1") == found
+
+
+@pytest.mark.parametrize(
+    ("which", "message"), [("nobody", "no request 'nobody'"), ("bad", "has no answer to trace: line 3: prompt must be")]
+)
+def test_what_cannot_be_traced_says_why(folder: Path, which: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trace(folder, which)
+
+
+def test_a_custom_id_counts_before_an_index(folder: Path) -> None:
+    assert result(folder, "0")["index"] == 3
+    assert result(folder, "1")["custom_id"] == "<b>&"
+
+
+def test_an_input_of_the_same_name_elsewhere_is_reported(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    file, other = tmp_path / "run" / "report.json", tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "Ann has 3 books ."}\n')
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"task": report["task"] | {"input": str(other)}}))
+    with pytest.raises(ValueError, match=r"one: the task's input has changed .* task\.input=.*other\.jsonl is another"):
+        trace(tmp_path / "run", "one")
+
+
+def test_standard_input_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / "report.json"
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"task": report["task"] | {"input": "-"}}))
+    with pytest.raises(ValueError, match="standard input cannot be read again"):
+        trace(tmp_path / "run", "one")
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for page in (tmp_path / "nowhere" / "x.html", tmp_path):
+        monkeypatch.setattr("sys.argv", ["lopa-dist", "trace", str(folder), "one", "--html", str(page)])
+        with pytest.raises(SystemExit, match=r"--html .*: cannot be written; name a file"):
+            cli.main()
+    assert not capsys.readouterr().out
+
+
+def test_terminal_shows_every_step(found: Trace) -> None:
+    out = io.StringIO()
+    show(found, Console(file=out, width=200))
+    printed = out.getvalue()
+    assert "request <b>&" in printed
+    assert len(re.findall(r"^step \d+:", printed, re.M)) == len(found.steps)
+    assert f"{len(found.order)} tokens in {len(found.steps)} forwards" in printed
+    assert "not the text" not in printed
+    assert "coloured" not in printed, "there is no colour in a file"
+    out = io.StringIO()
+    show(found, Console(file=out, width=200, force_terminal=True, color_system="standard"))
+    assert "Tokens of the step are coloured" in out.getvalue()
+
+
+def test_page_holds_the_steps_and_nothing_that_breaks_it(found: Trace, tmp_path: Path) -> None:
+    write_trace_page(found, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<b>&</code>" not in page
+    data = json.loads(re.search(r"const data = (.*);\n", page).group(1))  # type: ignore[union-attr]
+    assert sum(step["filled"] for step in data["steps"]) == sum(1 for token in data["tokens"] if token["step"])
+    assert page.count("</script>") == 1

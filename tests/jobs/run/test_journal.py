@@ -1,0 +1,179 @@
+"""The journal: what is done stays done, once, in today's order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.run.journal import Journal, Writer, difference, merge, request_id
+from lopa_dist.parallel.launcher import Start
+from tests.jobs.run.test_packed import ids_of
+
+SETTINGS: dict[str, Any] = {"decode": {"branches": 3}, "seed": 0}
+
+
+def entry(name: str, text: str = "x") -> dict[str, Any]:
+    return {"id": name, "at": 1.0, "figures": {"tokens": 1}, "work": {}, "line": {"custom_id": name, "text": text}}
+
+
+def started(folder: Path) -> Journal:
+    journal = Journal(folder)
+    journal.open(SETTINGS, "auto", Start())
+    return journal
+
+
+def append(folder: Path, attempt: int, replica: int, *entries: dict[str, Any]) -> Path:
+    writer = Writer(folder, attempt, replica)
+    for one in entries:
+        writer.write(one)
+    writer.close()
+    return folder / "journal" / f"{attempt:03d}-{replica}.jsonl"
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().split("\n") if line]
+
+
+def test_lines_come_in_input_order_with_rejected_ones_between(tmp_path: Path) -> None:
+    journal = started(tmp_path)
+    failed = {name: content for name, content in entry("d").items() if name != "figures"}
+    append(tmp_path, 1, 0, entry("c"), failed, entry("a"))
+    append(tmp_path, 1, 1, entry("b"), {"statistics": {}, "replica": 1, "at": 2.0})
+    merged = merge(journal, tmp_path, ids_of("a", None, "b", "c", "d"), lambda i: {"custom_id": "bad"}, range(4, 14, 2))
+    assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [
+        ("a", 4), ("bad", 6), ("b", 8), ("c", 10), ("d", 12),
+    ]  # fmt: skip
+    assert list(results(tmp_path)[0]) == ["custom_id", "index", "text"]
+    assert (len(merged.figures), merged.failed) == (3, 1)
+    assert [replica["replica"] for replica in merged.replicas] == [1]
+    assert not (tmp_path / "results.partial").exists()
+
+
+@given(cut=st.integers(0, 200))
+def test_a_torn_line_is_no_line(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    journal = started(folder)
+    part = append(folder, 1, 0, entry("a", "ä\u2028b"), entry("b"))
+    whole = part.read_bytes()
+    kept = whole[: max(0, len(whole) - cut)]
+    part.write_bytes(kept)
+    assert journal.done(ids_of("a", "b", None)) == bytearray([kept.count(b"\n") >= 1, kept.count(b"\n") == 2, 0])
+    assert journal.next_attempt() == 2
+    append(
+        folder,
+        2,
+        0,
+        *(entry(n, "new") for n, d in zip("ab", journal.done(ids_of("a", "b")), strict=True) if not d),
+    )
+    merge(journal, folder, ids_of("a", "b"), lambda i: {}, range(2))
+    assert [r["custom_id"] for r in results(folder)] == ["a", "b"]
+
+
+def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
+    journal = started(tmp_path)
+    append(tmp_path, 1, 0, entry("a", "first"))
+    append(tmp_path, 10, 0, entry("a", "later"))
+    append(tmp_path, 2, 0, entry("a", "second"))
+    merge(journal, tmp_path, ids_of("a"), lambda i: {}, range(1))
+    assert [r["text"] for r in results(tmp_path)] == ["first"]
+    assert journal.next_attempt() == 11
+
+
+def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
+    started(tmp_path)
+    append(tmp_path, 1, 0, entry("a"))
+    changed = {"decode": {"branches": 7}, "seed": 0}
+    with pytest.raises(ValueError, match=r"decode\.branches was 3, is 7.*job\.resume=new"):
+        Journal(tmp_path).open(changed, "auto", Start())
+    started(tmp_path)  # the same ones go on
+    fresh = Journal(tmp_path)
+    fresh.open(changed, "new", Start())
+    assert fresh.done(ids_of("a")) == bytearray([0])
+    assert (tmp_path / "journal.old" / "001-0.jsonl").exists()
+    fresh.open(SETTINGS, "new", Start())
+    assert (tmp_path / "journal.old.2").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "again"),
+    [
+        (Start("host 1 2"), Start("host 1 2"), True),  # torchrun --max-restarts
+        (Start("host 1 2"), Start("host 1 3"), False),
+        (Start("", "7-0"), Start("", "7-0", 1), True),  # requeued
+        (Start("host 1 2", "7-0", 1), Start("host 5 9", "7-0", 2), True),
+        (Start("", "7-0", 1), Start("", "7-0", 1), False),  # twice in an allocation
+        (Start("", "7-0"), Start("", "8-0", 1), False),
+        (Start(), Start(), False),
+    ],
+)
+def test_a_restart_goes_on_whatever_its_command_line_says(
+    tmp_path: Path, first: Start, second: Start, again: bool
+) -> None:
+    started(tmp_path)
+    journal = Journal(tmp_path)
+    journal.open(SETTINGS, "new", first)
+    append(tmp_path, 1, 0, entry("a"))
+    journal.open(SETTINGS, "new", second)
+    assert journal.done(ids_of("a")) == bytearray([again])
+    assert len(list(tmp_path.glob("journal.old*"))) == (1 if again else 2)
+
+
+def test_a_request_is_the_same_when_its_text_would_be() -> None:
+    request = Request(4, [1, 2], 8, 77)
+    same = request_id("a", Request(0, [1, 2], 8, 77))
+    assert request_id("a", request) == same
+    others = [Request(4, [1, 3], 8, 77), Request(4, [1, 2], 9, 77), Request(4, [1, 2], 8, 78)]
+    assert len({same, request_id("b", request), *(request_id("a", o) for o in others)}) == 5
+
+
+def test_difference_names_nested_keys() -> None:
+    assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3, "d": 4}) == ["c was 2, is 3", "d was None, is 4"]
+
+
+def test_what_it_is_judged_by_makes_another_request() -> None:
+    request = Request(0, [1, 2], 5, 3)
+    assert len({request_id("a", request), request_id("a", request, reference="5")}) == 2
+    tests = ("def f():", "assert f() == 1")
+    assert request_id("a", request, (), tests) == request_id("a", request, reference=tests)
+    assert request_id("a", request, ["5"]) != request_id("a", request, reference=["5"])
+
+
+def test_other_stop_strings_make_another_request() -> None:
+    request = Request(0, [1, 2], 5, 3)
+    assert request_id("a", request) == request_id("a", request, ())
+    assert len({request_id("a", request), request_id("a", request, ["x"]), request_id("a", request, ["y"])}) == 3
+
+
+def test_a_run_folder_that_is_removed_is_noticed_at_once(tmp_path: Path) -> None:
+    """Not at the end, when all is generated and nothing is kept."""
+    (tmp_path / "journal").mkdir()
+    writer = Writer(tmp_path, 1, 0)
+    writer.write({"id": "a"})
+    shutil.rmtree(tmp_path / "journal")
+    with pytest.raises(FileNotFoundError, match="the run folder was removed while the job ran"):
+        writer.write({"id": "b"})
+
+
+def test_two_jobs_at_once_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    Writer(tmp_path, 1, 0).close()
+    with pytest.raises(ValueError, match="another job has begun in it at the same moment"):
+        Writer(tmp_path, 1, 0)
+
+
+def test_an_answer_with_a_verdict_counts_more_than_one_without(tmp_path: Path) -> None:
+    """And one without is not done."""
+    journal = started(tmp_path)
+    without = {"unjudged": True}
+    append(tmp_path, 1, 0, entry("a", "first") | without, entry("b", "first") | without, entry("c", "first"))
+    append(tmp_path, 2, 0, entry("a", "second"), entry("b", "second") | without)
+    assert [*journal.done(ids_of("a", "b", "c"))] == [1, 0, 1]
+    merged = merge(journal, tmp_path, ids_of("a", "b", "c"), lambda i: {}, range(3))
+    assert (merged.unjudged, [r["text"] for r in results(tmp_path)]) == (1, ["second", "first", "first"])

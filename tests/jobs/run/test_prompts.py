@@ -1,0 +1,67 @@
+"""From items to token ids: what a prompt may not contain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.config import Config, ModelOptions
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.run.prompts import Encoder, Rejection
+from lopa_dist.tasks.task import Item
+from tests.conftest import SMALL
+
+
+@pytest.mark.parametrize("called", [None, "<|mdm_mask|>"], ids=["LLaDA", "Dream"])
+def test_a_literal_mask_token_is_that_requests_error(called: str | None) -> None:
+    """Whether or not the tokenizer calls it its mask token; LLaDA's and iLLaDA's do not."""
+    raw = Tokenizer(models.WordLevel({"say": 0, "it": 1, "?": 2}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.add_special_tokens([AddedToken("<|mdm_mask|>", normalized=False, special=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, mask_token=called)
+    encoder = Encoder(Config(), replace(SMALL, mask_id=raw.token_to_id("<|mdm_mask|>")), tokenizer)
+    rejection = encoder.encode(4, Item("a", prompt="say <|mdm_mask|> it"))
+    assert rejection == Rejection(4, "the prompt contains the mask token '<|mdm_mask|>'; remove it")
+    accepted = encoder.encode(5, Item("b", prompt="say it", max_new_tokens=8))
+    assert isinstance(accepted, Request)
+    assert list(accepted.prompt) == [0, 1]
+
+
+TURNS = [
+    {"role": "user", "content": "Tom has 3 coins ."},
+    {"role": "assistant", "content": "3"},
+    {"role": "user", "content": "Ann has 4 coins ."},
+]
+
+
+@pytest.mark.parametrize(
+    ("item", "template", "begins"),
+    [
+        (Item("a", prompt="Tom has 3 coins . Ann has 4", prefix="Tom has 3 coins ."), "never", "Tom has 3 coins ."),
+        (Item("b", prompt="Tom has 31 coins", prefix="Tom has 3"), "never", "Tom has"),  # a token reaches over the end
+        (Item("c", prompt="Tom has 3 coins", prefix=""), "never", ""),
+        (Item("d", prompt="Tom has 3 coins", prefix="Ann"), "never", ""),
+        (Item("e", messages=TURNS), "auto", "<|user|> Tom has 3 coins .<|assistant|> 3<|endoftext|>"),
+        (Item("f", messages=TURNS[:1], prefix="Tom has"), "auto", "<|user|> Tom has"),
+        (Item("g", messages=TURNS[:1]), "auto", ""),
+        (Item("h", prompt="Tom has 3 coins"), "auto", ""),
+    ],
+    ids=lambda value: value.custom_id if isinstance(value, Item) else "",
+)
+def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, template: str, begins: str) -> None:
+    config = Config(model=ModelOptions(chat_template=template), engine=EngineConfig())
+    config = replace(config, decode=DecodeConfig(max_new_tokens=64, context="blocks"))
+    request = Encoder(config, SMALL, embedded_tokenizer).encode(0, item)
+    assert isinstance(request, Request)
+    prompt = list(request.prompt)
+    found = embedded_tokenizer.decode(prompt[: request.prefix])
+    assert found.startswith(begins)
+    assert bool(begins) == bool(found)
+    assert len(found) <= len(begins) + len("<|user|>")  # of the next turn's beginning, where the template has one
+    alone = replace(config, engine=EngineConfig(prefix_cache="none"))
+    assert Encoder(alone, SMALL, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)

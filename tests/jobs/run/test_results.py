@@ -1,0 +1,62 @@
+"""Stop strings cut text and tokens together."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.run.results import finished_text
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "reason"),
+    [
+        ([], "Tom has 3 apples . #### 3", "length"),
+        (["####", "apples"], "Tom has 3 ", "stop"),
+        (["3 apples", "apples"], "Tom has ", "stop"),
+        (["3"], "Tom has ", "stop"),
+        (["Tom"], "", "stop"),
+        (["pples ."], "Tom has 3 a", "stop"),
+        (["nothing"], "Tom has 3 apples . #### 3", "length"),
+    ],
+)
+def test_cut(embedded_tokenizer: PreTrainedTokenizerFast, stops: list[str], text: str, reason: str) -> None:
+    tokens = embedded_tokenizer("Tom has 3 apples . #### 3", add_special_tokens=False).input_ids
+    whole = Generation(Request(0, [1], 9, 0), tokens, "length", 5, 1.0, 0.1, 9)
+    generation, found = finished_text(embedded_tokenizer, whole, stops)
+    assert (found, generation.finish_reason) == (text, reason)
+    kept = generation.tokens
+    assert kept == tokens[: len(kept)]
+    assert embedded_tokenizer.decode(kept).startswith(text)
+    if text and reason == "stop":
+        assert len(embedded_tokenizer.decode(kept[:-1])) < len(text)  # no token more than the text needs
+    assert bool(kept) == bool(text)
+    assert (generation.forwards, generation.seconds, generation.filled) == (5, 1.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("answer", "stop", "text"),
+    [
+        ("👍\n\nQuestion: more", "\n\nQuestion:", "👍"),
+        ("é👍👍 €x", "x", "é👍👍 €"),
+        ("so: 漢字。Answer", "。", "so: 漢字"),
+        ("👍", "👍", ""),
+    ],
+)
+def test_no_token_of_a_character_of_several_is_lost(answer: str, stop: str, text: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise())
+    tokens = tokenizer(answer, add_special_tokens=False).input_ids
+    whole = Generation(Request(0, [1], 99, 0), tokens, "length", 5, 1.0, 0.1, 9)
+    generation, found = finished_text(tokenizer, whole, [stop])
+    assert found == text == tokenizer.decode(generation.tokens)
+    assert len(generation.tokens) == len(text.encode())
+
+
+def bytewise() -> Tokenizer:
+    """A tokenizer with a token a byte."""
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

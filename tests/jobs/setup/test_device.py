@@ -1,0 +1,61 @@
+"""How many threads a rank takes: as many as it was told to, wherever it was told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lopa_dist.config import Config, ParallelConfig
+from lopa_dist.jobs.setup import device
+from lopa_dist.jobs.setup.device import choose_device, cores, threads
+from lopa_dist.parallel.launcher import World
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "torch_has", "ranks", "slurm", "found"),
+    [
+        (0, 8, 1, "", (8, "the cores of this machine")),
+        (0, 8, 2, "", (4, "the share of a rank in 8 cores")),
+        (0, 8, 20, "", (1, "the share of a rank in 8 cores")),
+        (0, 8, 1, "2", (2, "Slurm's --cpus-per-task")),
+        (0, 8, 4, "6", (2, "the share of a rank in 8 cores")),
+        (0, 3, 1, "", (3, "torch.set_num_threads, or torch's own choice")),
+        (0, 3, 4, "", (2, "the share of a rank in 8 cores")),
+        (5, 1, 4, "2", (5, "parallel.threads")),
+    ],
+)
+def test_the_least_of_what_is_asked(
+    monkeypatch: pytest.MonkeyPatch, asked: int, torch_has: int, ranks: int, slurm: str, found: tuple[int, str]
+) -> None:
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(torch_has)
+    world = World("srun", size=ranks, local_size=ranks)
+    assert threads(Config(parallel=ParallelConfig(threads=asked)), world) == found
+    choose_device(Config(parallel=ParallelConfig(threads=asked)), world)
+    assert torch.get_num_threads() == found[0]
+    assert cores(world)[0] >= 1
+
+
+def test_omp_num_threads_holds_for_the_whole_process() -> None:
+    program = (
+        "import torch\nfrom lopa_dist import LLM\nLLM('embedded')\nprint(torch.get_num_threads())\n"
+        "torch.set_num_threads(1)\nLLM('embedded')\nprint(torch.get_num_threads())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert found.stdout.split() == ["1", "1"]

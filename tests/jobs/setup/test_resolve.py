@@ -1,0 +1,61 @@
+"""What is resolved before a job runs; test_config.py has what auto comes to by the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lopa_dist.config import Config, composed
+from lopa_dist.jobs.setup.resolve import by_model, resolve, sequences_of_replica
+from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.files import EMBEDDED
+
+CPU = torch.device("cpu")
+
+
+def config(*overrides: str) -> Config:
+    return composed([*overrides, "parallel.threads=1"])
+
+
+def test_no_auto_is_left_and_the_rest_stays() -> None:
+    asked = config("decode=verified", "decode.tau_conf=0.7", "engine.max_sequences=3")
+    shape = read_config(EMBEDDED)
+    resolved = resolve(asked, shape, CPU)
+    for section in (resolved.decode, resolved.engine):
+        assert (
+            "auto"
+            not in {key: value for key, value in vars(section).items() if key not in ("graphs", "kernels")}.values()
+        )
+    assert (resolved.decode.tau_conf, resolved.engine.max_sequences) == (0.7, 3)
+    for key, (value, reason) in by_model(asked, shape, CPU).items():
+        section, name = key.split(".")
+        assert reason
+        if section != "model":  # what the model is loaded with is resolved where it is loaded
+            assert getattr(getattr(resolved, section), name) == value
+
+
+def test_causal_models_are_not_decoded_as_masked_ones() -> None:
+    """And one without masks is not asked for drafts."""
+    shape = replace(read_config(EMBEDDED), family="qwen3")
+    shape = replace(shape, mask_id=shape.vocab_size)
+    plain = resolve(config("model=local", "model.path=x", "decode=lopa", "decode.branches=0"), shape, CPU)
+    assert plain.decode.causal
+    for name in ("qwen3_8b", "qwen2_5_7b", "llama_3_1_8b"):
+        asked = resolve(config(f"model={name}"), shape, CPU).decode
+        assert (asked.causal, asked.drafts) == (True, 0)
+    with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; leave it at auto"):
+        by_model(config("model=local", "model.path=x", "decode=vanilla"), shape, CPU)
+    with pytest.raises(ValueError, match=r"decode\.drafts=10 needs a mask token"):
+        by_model(config("decode=verified"), shape, CPU)
+    with pytest.raises(ValueError, match=r"model\.pattern=d2f: qwen3 models are causal"):
+        by_model(config("decode=vanilla"), shape, CPU)
+    unshifted = replace(read_config(EMBEDDED), family="llada", shift=False)
+    with pytest.raises(ValueError, match=r"model\.pattern=causal: in llada models a row predicts its own position"):
+        by_model(config("decode=vanilla", "model.pattern=causal"), unshifted, CPU)
+
+
+def test_a_replica_decodes_its_share_of_few_requests() -> None:
+    engine = config("engine.max_sequences=8").engine
+    assert [sequences_of_replica(engine, requests, 4) for requests in (0, 5, 32, 99)] == [1, 2, 8, 8]

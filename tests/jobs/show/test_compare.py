@@ -1,0 +1,128 @@
+"""The page of several runs has a point and a row for each, with its settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.compare import compare, curves_of, load_reports
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_job import config
+from tests.pages import Page
+
+RUNS = [(0, 0.9, 2.0, 0.98, 20.0), (3, 0.9, 3.0, 0.96, 40.0), (7, 0.9, 4.0, 0.90, 80.0), (7, 0.7, 3.5, 0.88, 85.0)]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(config(TaskConfig(limit=2)), tmp_path_factory.mktemp("run"), World("python"))
+
+
+def sweep(folder: Path, report: dict[str, Any], **more: Any) -> Page:
+    """A page of four runs that differ in two settings."""
+    for branches, tau, tpf, accuracy, rows in RUNS:
+        name = folder / f"decode.branches={branches},decode.tau_conf={tau}"
+        (name / ".hydra").mkdir(parents=True)
+        (name / ".hydra" / "overrides.yaml").write_text(f"- decode.branches={branches}\n- decode.tau_conf={tau}\n")
+        decode = report["decode"] | {"branches": branches, "tau_conf": tau}
+        figures = {"tpf": tpf, "accuracy": accuracy, "rows_per_token": rows, "requests": 100}
+        (name / "report.json").write_text(json.dumps(report | figures | {"decode": decode} | more))
+    compare(folder)
+    return Page(folder / "comparison.html")
+
+
+def test_a_run_s_name_is_no_markup(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name in ("a [", "b"):
+        (tmp_path / name / "x]").mkdir(parents=True)
+        (tmp_path / name / "x]" / "report.json").write_text(json.dumps(report))
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    assert "a [/x]" in console.export_text()
+
+
+def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report: dict[str, Any]) -> None:
+    page = sweep(tmp_path, report)
+    assert page.needs_nothing()
+    assert page.count("script") == 0
+    assert page.count("svg") == 3
+    assert page.count("circle") == 3 * len(RUNS)
+    for branches, tau, tpf, accuracy, rows in RUNS:
+        tooltip = f"branches {branches}, tau_conf {tau}, accuracy {accuracy:.1%}, TPF {tpf:.2f}, rows/token {rows:.1f}"
+        assert sum(tooltip in title for title in page.titles) == 3
+        assert f"lopa-dist decode.branches={branches} decode.tau_conf={tau}" in page.text
+    assert page.count("tr") == 1 + len(RUNS)
+    assert "The most accurate is number 1: 98.0% at 2.00." in page.text
+    assert "The most tokens per forward pass has number 4: 90.0% at 4.00." in page.text
+    # on the front of tokens per forward all but the last, of rows per token the first alone
+    on_front = [title.split(".")[0] for title, best in zip(page.titles[1:], fronts(page), strict=True) if best]
+    assert on_front[:4] == ["1", "2", "4", "1"]
+
+
+def fronts(page: Page) -> list[bool]:
+    """For each point, whether it is on the front."""
+    return [attributes.get("class") == "best" for tag, attributes in page.tags if tag == "g"]
+
+
+def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Runs of a sweep with these decode settings."""
+    return [
+        (",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of})
+        for of in settings
+    ]
+
+
+def test_along_a_curve_one_number_grows(report: dict[str, Any]) -> None:
+    """The branches where they differ, else what has the most values; what is no number makes no curve."""
+
+    def labels(*settings: dict[str, Any]) -> dict[str, list[str]]:
+        return {curve: [label for label, _ in runs] for curve, runs in curves_of(named(report, *settings)).items()}
+
+    assert labels(*({"branches": k, "tau_conf": 0.9 - k / 8} for k in (3, 0))) == {
+        "tau_conf=0.9": ["k=0"],
+        "tau_conf=0.525": ["k=3"],
+    }
+    swept = [{"drafts": m, "tau_conf": tau} for m in (16, 4, 8) for tau in (0.9, 0.8)]
+    assert labels(*swept) == {f"tau_conf={tau}": ["m=4", "m=8", "m=16"] for tau in (0.8, 0.9)}
+    assert labels(*({"max_active_blocks": n} for n in (None, 4, 1))) == {
+        "": ["max_active_blocks=1", "max_active_blocks=4", "max_active_blocks=null"]
+    }
+    assert labels({"force": "block"}, {"force": "leftmost"}) == {"force=block": [""], "force=leftmost": [""]}
+
+
+def test_merged_shards_are_one_run(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name in ("array", "array/0", "array/1", "alone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+    assert [name for name, _ in load_reports(tmp_path)] == ["alone", "array"]
+    assert [name for name, _ in load_reports(tmp_path / "array")] == ["."]
+
+
+def test_runs_without_a_verdict_have_a_table_alone(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        unjudged = {key: value for key, value in report.items() if key != "accuracy"}
+        (tmp_path / name / "report.json").write_text(json.dumps(unjudged | {"seed": len(name)}))
+    compare(tmp_path)
+    page = Page(tmp_path / "comparison.html")
+    assert page.count("svg") == 0
+    assert page.count("tr") == 3
+    assert "accuracy" not in page.text
+    assert "accuracy" not in (tmp_path / "comparison.md").read_text()
+
+
+def test_settings_of_all_sections_tell_runs_apart(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name, limit in (("<b>a", 10), ("b", 20)):
+        (tmp_path / name).mkdir()
+        changed = report | {"task": report["task"] | {"limit": limit}}
+        (tmp_path / name / "report.json").write_text(json.dumps(changed))
+    compare(tmp_path)
+    page = Page(tmp_path / "comparison.html")
+    assert "task.limit" in page.text
+    assert "<b>a" in page.text
+    assert any("task.limit 20" in title for title in page.titles)

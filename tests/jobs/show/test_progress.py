@@ -1,0 +1,48 @@
+"""The live line keeps its count and the time left, however narrow the terminal is."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from lopa_dist.engine.statistics import Statistics
+from lopa_dist.jobs.show.progress import ProgressDisplay
+
+
+class Closed(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_closed_terminal_ends_no_job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """rich would leave the program at a broken pipe."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", Closed())
+        with ProgressDisplay("always", 9, Statistics(), 5.0) as display:
+            for done in range(3):
+                display.update({"done": done, "tokens": 1, "forwards": 1, "judged": 0, "right": 0})
+    assert [record.message.split(" (")[0] for record in caplog.records] == ["WARNING: progress can no longer be shown"]
+
+
+@pytest.mark.parametrize("total", [200, 1_319, 1_000_000])
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_count_and_time_stay_whole(total: int, width: int) -> None:
+    statistics = Statistics()
+    statistics.wins.update({0: 5, 1: 6})
+    display = ProgressDisplay("always", total, statistics, 5.0)
+    for done in (total // 4, total // 2):  # two, for the time left
+        display.update({"done": done, "tokens": 12_345, "forwards": 3_210, "judged": 100, "right": 97})
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(display.progress.get_renderable())
+    (line,) = console.export_text().splitlines()
+    assert re.search(rf" {total // 2}/{total} \d+:\d\d:\d\d ", line), line
+    if width == 80:
+        assert re.search(r"\d tokens/s, TPF 3\.85", line)
+    if width == 200:
+        assert "97.0% right, lookahead won 55%" in line
+    assert ("\u2026" in line) == (width < 200)

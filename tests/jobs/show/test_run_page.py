@@ -1,0 +1,153 @@
+"""The page of a run is one file that says what its report says, whatever its texts hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.compare import compare
+from lopa_dist.jobs.show.report import accuracy_interval, figures, read_report
+from lopa_dist.jobs.show.run_page import LONGEST, asked, asked_again, short, write_run_page
+from lopa_dist.parallel.launcher import World
+from lopa_dist.tasks.task import Item
+from tests.jobs.run.test_job import config
+from tests.pages import Page
+
+HOSTILE = '</pre><script>alert("x")</script><img src=http://nowhere.test/a.png> & "'
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with drafts; as a job leaves it."""
+    folder = tmp_path_factory.mktemp("judged")
+    run(config(TaskConfig(limit=4), branches=0, verify="agreement", drafts=6), folder, World("python"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without drafts over own prompts, whose texts want to be markup."""
+    folder = tmp_path_factory.mktemp("hostile")
+    prompts = folder / "prompts.jsonl"
+    good = {"custom_id": HOSTILE, "prompt": f"Tom has 3 apples . {HOSTILE}", "max_tokens": 8}
+    prompts.write_text(json.dumps(good) + "\n" + json.dumps({"custom_id": "bad", "prompt": ""}) + "\n")
+    report = run(config(TaskConfig("batch", None, str(prompts))), folder, World("python"))
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    lines[0]["text"] = HOSTILE
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_run_page(folder, report, asked_again(report))
+    return folder
+
+
+def test_a_job_leaves_a_page_with_its_figures(judged: Path) -> None:
+    page, report = Page(judged / "report.html"), read_report(judged / "report.json")
+    assert page.needs_nothing()
+    assert page.count("script") == 0
+    assert page.titles[0] == "arithmetic with embedded"
+    for name, value in figures(report):
+        assert name in page.text
+        assert value in page.text
+    assert "4 requests, decoded with verified lookahead (6 drafts a branch)" in page.text
+    assert f"{report['accuracy']:.1%} of the answers are right" in page.text
+    lines = [json.loads(line) for line in (judged / "results.jsonl").read_text().splitlines()]
+    shown = [line for verdict in (True, False) for line in lines if line["correct"] is verdict][:3]
+    assert all(line["custom_id"] in page.text and line["text"] in page.text for line in shown)
+    assert "How many" in page.text, "the questions"
+
+
+def test_few_answers_that_are_all_right_prove_little() -> None:
+    low, high = accuracy_interval({"accuracy": 1.0, "requests": 12, "errors": 2})
+    assert (low, high) == (pytest.approx(0.722, abs=1e-3), 1.0)
+    low, high = accuracy_interval({"accuracy": 0.5, "requests": 10_000, "errors": 0})
+    assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.5098, abs=1e-4))
+
+
+def test_acceptance_is_shown_where_drafts_were_verified(judged: Path, hostile: Path) -> None:
+    page, report = Page(judged / "report.html"), read_report(judged / "report.json")
+    assert [attributes["id"] for tag, attributes in page.tags if tag == "section"] == ["drafts"]
+    assert f"{report['drafts']['accepted_per_forward']:.2f} accepted a forward" in page.text
+    for depth, share in enumerate(report["drafts"]["acceptance"], 1):
+        assert f"{depth}: {share:.0%}" in page.titles
+    assert Page(hostile / "report.html").count("section") == 0
+
+
+def test_texts_stay_texts(hostile: Path) -> None:
+    page = Page(hostile / "report.html")
+    assert page.needs_nothing()
+    assert page.count("script") == 0
+    assert page.text.count(HOSTILE) == 3, "as custom_id, question and answer"
+    assert "prompt must be a non-empty string" in page.text
+
+
+def test_settings_that_differ_come_first_and_all_are_there(judged: Path) -> None:
+    page = Page(judged / "report.html")
+    changed, others = page.text.split("All settings")
+    assert "decode.drafts=6 (default: 10)" in changed
+    assert "decode.tau_conf=0.9" not in changed
+    assert "decode.drafts=6 (default: 10)" in others
+    assert "decode.tau_conf=0.9" in others
+
+
+def test_the_command_is_what_was_typed(judged: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(judged, folder)
+    assert "How to repeat it" not in Page(folder / "report.html").text, "Hydra did not start it"
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "overrides.yaml").write_text("- task.limit=4\n- task.input='my prompts.jsonl'\n")
+    report = read_report(folder / "report.json")
+    report["world"] |= {"launcher": "mpirun", "size": 3}
+    write_run_page(folder, report, {})
+    text = Page(folder / "report.html").text
+    assert """mpirun -n 3 lopa-dist task.limit=4 'task.input='"'"'my prompts.jsonl'"'"''""" in text
+
+
+def test_the_report_command_makes_the_same_page_again(judged: Path, hostile: Path, tmp_path: Path) -> None:
+    for made in (judged, hostile):
+        folder = tmp_path / made.name
+        shutil.copytree(made, folder)
+        before = (folder / "report.html").read_text()
+        (folder / "report.html").unlink()
+        compare(folder)
+        assert (folder / "report.html").read_text() == before
+
+
+def test_an_input_that_is_gone_leaves_the_answers(hostile: Path, tmp_path: Path) -> None:
+    report = read_report(hostile / "report.json")
+    for source in ("-", str(tmp_path / "gone.jsonl")):
+        assert asked_again(report | {"task": report["task"] | {"input": source}}) == {}
+    folder = tmp_path / "run"
+    shutil.copytree(hostile, folder)
+    write_run_page(folder, report, {})
+    assert Page(folder / "report.html").text.count(HOSTILE) == 2
+
+
+def test_a_report_alone_makes_a_page_of_its_figures(judged: Path, tmp_path: Path) -> None:
+    shutil.copy(judged / "report.json", tmp_path)
+    compare(tmp_path)
+    page = Page(tmp_path / "report.html")
+    assert "4 requests" in page.text
+    assert page.count("article") == 0
+
+
+def test_questions_go_without_what_all_prompts_share_and_are_cut() -> None:
+    items = [
+        Item("a", prompt="Shared. Mine", prefix="Shared. "),
+        Item("b", messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]),
+        Item("c", error="no prompt"),
+    ]
+    assert asked(items) == {"a": "Mine", "b": "Why?", "c": ""}
+    assert short("x" * (LONGEST + 5)) == "x" * LONGEST + " [5 more characters]"
+
+
+def test_half_a_surrogate_pair_does_no_harm(judged: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(judged, folder)
+    line = json.loads((folder / "results.jsonl").read_text().splitlines()[0])
+    (folder / "results.jsonl").write_text(json.dumps(line | {"text": "a \ud800 b"}) + "\n")
+    write_run_page(folder, read_report(folder / "report.json"), {})
+    assert "a \ufffd b" in Page(folder / "report.html").text
