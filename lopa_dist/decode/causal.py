@@ -72,7 +72,8 @@ def advance(state: State, winner: Winner) -> None:
 def spawn(state: State, winner: Winner) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
-    Drafts stand in the canvas. None does that no row could verify before the answer's limit.
+    Drafts stand in the canvas. None does that no row could verify before the answer's limit, or that stands behind an
+    end-of-text. The end-of-text itself needs no row either: the last draft's row predicts it if it is right.
     """
     slots = arange(state.slots, state.canvas.device)
     groups = winner.records.drafts
@@ -80,7 +81,12 @@ def spawn(state: State, winner: Winner) -> None:
     state.branches.copy_(state.done == 0)
     assert winner.accepted is not None
     token = groups.token[slots, winner.accepted].long()  # [S, n]
-    count = (token >= 0).cumprod(1).sum(1)
+    there = token >= 0
+    if state.config.stop_at_eos:
+        ends = is_eos(state, token)
+        state.ends.copy_((ends & (there.cumprod(1) > 0)).any(1))
+        there &= ~ends
+    count = there.cumprod(1).sum(1)
     room = (state.limit - 1 - state.complete).clamp(min=0)
     state.drafts.copy_(torch.minimum(count, room)).masked_fill_(state.done != 0, 0)
     at = state.complete[:, None] + arange(token.shape[1], token.device)
