@@ -113,6 +113,8 @@ def speed(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
     masked.load(warn=False)
     ways = {name: (builder, replace(CAUSAL, **setting)) for name, setting in LOOKAHEADS.items()}
     ways |= {name: (masked, replace(MASKED, **setting)) for name, setting in MASKED_SETTINGS.items()}
+    if arguments.decoding:
+        ways = {name: way for name, way in ways.items() if name in ("one token at a time", *arguments.decoding)}
     rows = []
     for in_flight in arguments.in_flight or IN_FLIGHT:
         problems = max(arguments.problems if in_flight > 1 else arguments.problems // 4, in_flight)
@@ -154,7 +156,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight", type=int, action="append", help=f"may be repeated ({IN_FLIGHT}; 64 for texts)")
-    parser.add_argument("--decoding", action="append", help="compare with one token at a time; may be repeated (all)")
+    parser.add_argument("--decoding", action="append", help="beside one token at a time; may be repeated (all)")
     parser.add_argument("--temperature", type=float, action="append", help=f"may be repeated ({TEMPERATURES})")
     arguments = parser.parse_args()
     arguments.problems = arguments.problems or {"texts": 2000, "speed": 256}[arguments.part]
