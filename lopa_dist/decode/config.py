@@ -118,9 +118,12 @@ class DecodeConfig:
 
     def _check_verification(self) -> None:
         if self.causal:
-            if self.branches or self.extra_fill:
+            if self.extra_fill:
+                raise ValueError("causal models need decode.extra_fill=0: what is written is verified")
+            if self.branches and not self.drafts:
                 raise ValueError(
-                    "causal models need decode.branches=0 and decode.extra_fill=0: what is written is verified"
+                    f"decode.branches={self.branches} needs decode.drafts of 1 or more, of which branches hold second "
+                    "choices; decode.branches=0 decode.drafts=0 writes one token a forward"
                 )
             return
         if self.verify != "agreement" and self.drafts:
@@ -193,7 +196,12 @@ class DecodeConfig:
     @property
     def max_chain(self) -> int:
         """Drafts of a sequence at most, those of all its branches together: (k + 1) * m."""
-        return MOST_DRAFTS if isinstance(self.drafts, str) else self.max_branches * self.drafts
+        return self.max_branches * self.max_drafts
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafts that a branch verifies at most: m."""
+        return MOST_DRAFTS if isinstance(self.drafts, str) else self.drafts
 
     @property
     def extra_drafts(self) -> int:
@@ -203,7 +211,7 @@ class DecodeConfig:
     @property
     def second_choices(self) -> bool:
         """Whether branches hold second choices of drafts (`tree`), so that records need them."""
-        return self.verify == "agreement" and self.branches > 0 and not self.causal
+        return (self.verify == "agreement" or self.causal) and self.branches > 0
 
     @property
     def record_size(self) -> int:
@@ -213,4 +221,4 @@ class DecodeConfig:
     @property
     def max_edits(self) -> int:
         """Tokens in which a branch differs from the anchor at most: 1, or the depth of a tree of drafts."""
-        return max(self.drafts, self.branches) if self.second_choices else 1
+        return max(self.max_drafts, self.branches) if self.second_choices and not self.causal else 1

@@ -173,7 +173,7 @@ class State:
         most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
         columns = 2 * -(-most // config.block_size) * config.block_size
         if config.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
-            columns = most + config.max_chain + 2
+            columns = most + config.max_drafts + 2
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
