@@ -95,7 +95,9 @@ def advance(state: State, winner: Winner) -> None:
 def spawn(state: State, winner: Winner) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
-    The anchor's drafts stand in the canvas, too. None does that no row could verify before the answer's limit.
+    The anchor's drafts stand in the canvas, too. None does that no row could verify before the answer's limit, or that
+    stands behind an end-of-text. The end-of-text itself needs no row either: the last draft's row predicts it if it is
+    right.
     """
     config, slots = state.config, arange(state.slots, state.canvas.device)
     groups = winner.records.drafts
@@ -103,10 +105,14 @@ def spawn(state: State, winner: Winner) -> None:
     assert winner.accepted is not None
     found = Records(groups.packed[:, slots, winner.accepted])  # [S, n]
     n = found.packed.shape[2]
-    count = (found.token >= 0).cumprod(1).sum(1)
+    token, there = found.token.long(), found.token >= 0
+    if config.stop_at_eos:
+        ends = is_eos(state, token)
+        state.ends.copy_((ends & (there.cumprod(1) > 0)).any(1))
+        there &= ~ends
+    count = there.cumprod(1).sum(1)
     room = (state.limit - 1 - state.complete).clamp(min=0)
     state.drafts.copy_(torch.minimum(count, room)).masked_fill_(state.done != 0, 0)
-    token = found.token.long()
     at = state.complete[:, None] + arange(n, token.device)
     drafted = arange(n, token.device) < state.drafts[:, None]
     state.answers.scatter_(1, at, torch.where(drafted, token, state.answers.gather(1, at)))

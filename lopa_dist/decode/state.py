@@ -103,6 +103,7 @@ class HostState(NamedTuple):
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
     first_masked: Ints  # 1 if position `complete` is masked
     drafts: Ints  # drafts that the next forward may accept at most, along the deepest branch (verify=agreement)
+    ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
     done: Ints  # 1 if the slot is empty or its sequence is finished, FAILED if its predictions were not numbers
@@ -153,7 +154,7 @@ class State:
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
         self.masked, self.first_masked = rows["masked"], rows["first_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
-        self.drafts, self.accepted = rows["drafts"], rows["accepted"]
+        self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0

@@ -42,7 +42,8 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
 
     Args:
         host: of the step.
-        lookahead: what it asks for. Masks whose predictions nothing could verify before the limit are left out.
+        lookahead: what it asks for. Masks are left out where nothing could verify their predictions before the limit,
+            and behind an end-of-text.
 
     Returns:
         Masks ``[S, D]``; rows ``[S]`` of the chain and its groups, those of prompts not included; and rows ``[S]`` of
@@ -52,7 +53,7 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
     depth = np.arange(int((host.drafts * running).max(initial=0)) + 1)
     last = depth == host.drafts[:, None]
     wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
-    wanted &= (depth <= host.drafts[:, None]) & running[:, None]
+    wanted &= (depth <= (host.drafts - host.ends)[:, None]) & running[:, None]
     # the mask at place p predicts p + 1, which is verified by the row at p + 1 if that is not the answer's last
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.clip(most, 0, lookahead.masks) * wanted
