@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import Lines
+from tests.system import slurm
+from tests.system.conftest import ROOT, Lines
 
-ROOT = Path(__file__).parents[2]
-MISSING = [tool for tool in ("slurmctld", "slurmd", "sbatch") if shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(MISSING), reason=f"needs Slurm ({', '.join(MISSING)}): apt-get install slurmctld slurmd"),
+    pytest.mark.skipif(
+        bool(slurm.MISSING), reason=f"needs Slurm ({', '.join(slurm.MISSING)}): apt-get install slurmctld slurmd"
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="the throw-away cluster needs root"),
 ]
 OVERRIDES = ["task.limit=12", "decode.branches=3", "logging.wandb.mode=disabled", "logging.plots=false"]
@@ -29,13 +30,8 @@ OVERRIDES = ["task.limit=12", "decode.branches=3", "logging.wandb.mode=disabled"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of commands on a running 2-node cluster."""
-    folder = tmp_path_factory.mktemp("slurm") / "cluster"
-    bins = str(Path(sys.executable).parent)
-    environment = {**os.environ, "LOPA_SLURM_DIR": str(folder), "BIN": bins, "SLURM_CONF": str(folder / "slurm.conf")}
-    script = str(ROOT / "slurm" / "dev-cluster.sh")
-    subprocess.run([script, "start"], env=environment, check=True, timeout=60)
-    yield environment
-    subprocess.run([script, "stop"], env=environment, check=True, timeout=60)
+    with slurm.cluster(tmp_path_factory.mktemp("slurm") / "cluster") as environment:
+        yield environment
 
 
 def texts(folder: Path) -> list[str]:
