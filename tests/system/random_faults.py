@@ -76,7 +76,7 @@ def launchers(folder: Path) -> Iterator[list[str]]:
             os.environ.update(before)
 
 
-def start(launcher: str, module: list[str], folder: Path, mesh: str) -> subprocess.Popen[str]:
+def start(launcher: str, module: list[str], folder: Path, mesh: str, *more: str) -> subprocess.Popen[str]:
     """A job of two ranks."""
     two = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
@@ -87,7 +87,7 @@ def start(launcher: str, module: list[str], folder: Path, mesh: str) -> subproce
     }  # fmt: skip
     overrides = [
         *QUIET, f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1",
-        "engine.max_sequences=4", f"parallel.{mesh}=2", f"parallel.timeout_s={TIMEOUT_S}", "job.grace_s=1",
+        "engine.max_sequences=4", f"parallel.{mesh}=2", f"parallel.timeout_s={TIMEOUT_S}", "job.grace_s=1", *more,
     ]  # fmt: skip
     return subprocess.Popen(
         [*two[launcher], *module, *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
