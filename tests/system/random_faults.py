@@ -234,10 +234,10 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
-        from lopa_dist import cli
+        from lopa_dist.__main__ import main as command_line
 
         planted(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])
         sys.argv[1:6] = []
-        cli.main()
+        command_line()
     else:
         main()
