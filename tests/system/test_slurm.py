@@ -134,7 +134,9 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
         assert json.loads((folder / "report.json").read_text())["shards"] == 2
         shutil.rmtree(folder / "shard-1")
         refused = subprocess.run(merged, timeout=60, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "no finished run of shard 1 of 2" in refused.stderr
+        assert "1 of 2 shards are complete; shard 1 is missing" in refused.stderr
+        again = f"RANKS=1 sbatch --array=1 launch/job.sh {' '.join(OVERRIDES)} task.shards=2 hydra.run.dir={folder}"
+        assert again.replace(f"{ROOT}/", "") in refused.stderr, refused.stderr
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
