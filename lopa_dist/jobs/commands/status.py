@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -93,12 +93,17 @@ def rest(runs: Sequence[RunState]) -> list[str]:
     stopped = sorted({run.shard[0] for run in runs} - complete - running)
     lines = [f"{len(complete)} of {shards} shards are complete"]
     if running:
-        lines.append(f"shard {spans([*running])} runs")
-    kinds = ((absent, "is missing"), (stopped, "was stopped"))
-    if parts := [f"shard {spans(some)} {what}" for some, what in kinds if some]:
+        lines.append(some(running, "runs", "run"))
+    kinds = ((absent, "is missing", "are missing"), (stopped, "was stopped", "were stopped"))
+    if parts := [some(*kind) for kind in kinds if kind[0]]:
         again = shards_again(runs, sorted([*absent, *stopped]))
         lines.append(f"{' and '.join(parts)}; run the rest with:\n{again}")
     return lines
+
+
+def some(shards: Collection[int], one: str, more: str) -> str:
+    """What is so of some shards, in words."""
+    return f"shard {spans([*shards])} {one}" if len(shards) == 1 else f"shards {spans([*shards])} {more}"
 
 
 def merged(folder: Path, runs: Sequence[RunState]) -> bool:

@@ -135,7 +135,7 @@ def test_a_job_that_runs_is_known_by_its_lock(array: Path, tmp_path: Path) -> No
     process.communicate()
     assert cells(text)[0][1] == "running"
     assert "shard 1 runs" in text
-    assert "shard 0,2-3 is missing; run" in text
+    assert "shards 0,2-3 are missing; run" in text
 
 
 def test_a_whole_run_that_was_stopped_goes_on_by_its_command(array: Path, tmp_path: Path) -> None:
