@@ -1,4 +1,4 @@
-"""The commands of `lopa-dist` beside the job itself: `report`, `merge`, `trace`, `lm-eval`, `explain`, `doctor`."""
+"""The commands of `lopa-dist` beside the job itself, such as `report` and `merge`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def report(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.show.compare import compare
 
     compare(options.folder)
+
+
+def status(options: argparse.Namespace) -> None:
+    """`lopa-dist status FOLDER...`."""
+    from rich.console import Console
+
+    from lopa_dist.jobs.commands.status import status as look
+
+    look(options.folders, Console())
 
 
 def merge(options: argparse.Namespace) -> None:
@@ -98,6 +107,13 @@ def argument_parsers() -> dict[str, Parser]:
         "folder", type=Path, metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
     )
 
+    parser = command(
+        status, "Tell how far runs are, which shards of an array are missing, and what to type for the rest."
+    )
+    parser.add_argument(
+        "folders", type=Path, nargs="+", metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
+    )
+
     parser = command(merge, "Join the shards of a job array into one result.")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that has the runs of the array")
 
@@ -116,7 +132,7 @@ def argument_parsers() -> dict[str, Parser]:
     return made
 
 
-COMMANDS = ("report", "merge", "trace", "lm-eval", "explain", "doctor")
+COMMANDS = ("report", "status", "merge", "trace", "lm-eval", "explain", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:

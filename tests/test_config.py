@@ -315,7 +315,7 @@ def test_right_keys_pass() -> None:
         ),
         (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are a2d_qwen3_0_6b, "),
         (["trce", "r", "1"], "trce: no such command; did you mean trace"),
-        (["frobnicate"], r"no such command\. Commands: report, merge"),
+        (["frobnicate"], r"no such command\. Commands: report, status, merge"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
         (["lm-eval"], r"needs lm_eval: pip install 'lopa_dist\[eval\]'"),

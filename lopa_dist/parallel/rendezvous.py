@@ -23,9 +23,11 @@ POLL_S = 0.02
 REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
 WORD_S = 30.0  # between lines that say who is awaited
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
+SLURM_START = (  # of a job step
+    "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT",
+)  # fmt: skip
 ENVIRONMENT = (  # that tells where the ranks meet
-    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_SUBMIT_DIR",
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "SLURM_SUBMIT_DIR", *SLURM_START,
 )  # fmt: skip
 
 
@@ -170,10 +172,18 @@ def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -
 
 
 def rendezvous_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """One name for every start of every job step."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    job = "-".join(environment.get(n, "0") for n in names)
-    return Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{job}"
+    """Return a name that no other start of a job step has: a job that was killed while joining leaves its file.
+
+    Numbers of jobs are those of one cluster, and begin anew where a cluster is set up again.
+    """
+    start = "-".join(environment.get(name, "0") for name in SLURM_START)
+    return Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{start}"
+
+
+def all_are_here(world: World) -> None:
+    """Remove what the ranks have found each other by; all of them have joined."""
+    if world.launcher == "srun" and world.rank == 0:
+        rendezvous_file().unlink(missing_ok=True)
 
 
 def own_address(world: World) -> str:

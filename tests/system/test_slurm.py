@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import Lines
+from tests.system import slurm
+from tests.system.conftest import ROOT, Lines
 
-ROOT = Path(__file__).parents[2]
-MISSING = [tool for tool in ("slurmctld", "slurmd", "sbatch") if shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(MISSING), reason=f"needs Slurm ({', '.join(MISSING)}): apt-get install slurmctld slurmd"),
+    pytest.mark.skipif(
+        bool(slurm.MISSING), reason=f"needs Slurm ({', '.join(slurm.MISSING)}): apt-get install slurmctld slurmd"
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="the throw-away cluster needs root"),
 ]
 OVERRIDES = ["task.limit=12", "decode.branches=3", "logging.wandb.mode=disabled", "logging.plots=false"]
@@ -29,13 +30,8 @@ OVERRIDES = ["task.limit=12", "decode.branches=3", "logging.wandb.mode=disabled"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of commands on a running 2-node cluster."""
-    folder = tmp_path_factory.mktemp("slurm") / "cluster"
-    bins = str(Path(sys.executable).parent)
-    environment = {**os.environ, "LOPA_SLURM_DIR": str(folder), "BIN": bins, "SLURM_CONF": str(folder / "slurm.conf")}
-    script = str(ROOT / "slurm" / "dev-cluster.sh")
-    subprocess.run([script, "start"], env=environment, check=True, timeout=60)
-    yield environment
-    subprocess.run([script, "stop"], env=environment, check=True, timeout=60)
+    with slurm.cluster(tmp_path_factory.mktemp("slurm") / "cluster") as environment:
+        yield environment
 
 
 def texts(folder: Path) -> list[str]:
@@ -138,7 +134,9 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
         assert json.loads((folder / "report.json").read_text())["shards"] == 2
         shutil.rmtree(folder / "shard-1")
         refused = subprocess.run(merged, timeout=60, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "no finished run of shard 1 of 2" in refused.stderr
+        assert "1 of 2 shards are complete; shard 1 is missing" in refused.stderr
+        again = f"RANKS=1 sbatch --array=1 launch/job.sh {' '.join(OVERRIDES)} task.shards=2 hydra.run.dir={folder}"
+        assert again.replace(f"{ROOT}/", "") in refused.stderr, refused.stderr
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,11 +8,13 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.jobs.commands.status import rest
 from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
 from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.metrics import mean, ratio
 from lopa_dist.jobs.show.report import judged, read_report, write_report
+from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.whole import whole
 
 
@@ -39,19 +41,9 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         if shard in parts:
             raise ValueError(f"shard {shard} is in both {parts[shard]} and {part}: remove one of them")
         parts[shard] = part
-    missing = sorted(set(range(total)) - set(parts))
-    if missing:
-        numbers = ",".join(map(str, missing))
-        raise ValueError(
-            f"{folder}: no finished run of shard {numbers} of {total}; run what is missing with "
-            f"sbatch --array={numbers}, the same script and overrides, task.shards={total} hydra.run.dir={folder}"
-        )
+    if len(parts) < total or any(report["requests"] < report["expected"] for report in reports.values()):
+        raise ValueError(f"{folder}: {'; '.join(rest(runs_below(folder)))}")
     for part, report in reports.items():
-        if report["requests"] < report["expected"]:
-            raise ValueError(
-                f"{part}: shard {report['task']['shard']} was stopped after {report['requests']} of its "
-                f"{report['expected']} requests; start it again with the same run folder to finish it"
-            )
         if report["whole_input"] != first["whole_input"]:
             raise ValueError(
                 f"{part}: of another input than {origin}; it changed between their runs, run the older again"

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -27,6 +28,7 @@ from lopa_dist.jobs.run.extra import Extra
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.run.journal import Merged, Writer, merge
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
+from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.results import NOT_NUMBERS, error_line, finished_text, generation_line
@@ -42,7 +44,7 @@ from lopa_dist.jobs.show.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.rows.sizes import usual_rows
@@ -88,13 +90,14 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         # its name holds the time, and clocks tick between ranks
         folder = Path(group.store.broadcast("folder", str(folder)))
         try:
-            builder = EngineBuilder(config.model, device)
-            config = resolve(config, builder.shape, device)
-            encoder = Encoder(config, builder.shape, builder.tokenizer)
-            job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-            input_hash = whole_input.digest()
-            attempt = begin_attempt(config, folder, builder, job_input.ids, input_hash, group)
-            return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
+            with only_job(folder, Start.read()) if world.rank == 0 else nullcontext():
+                builder = EngineBuilder(config.model, device)
+                config = resolve(config, builder.shape, device)
+                encoder = Encoder(config, builder.shape, builder.tokenizer)
+                job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+                input_hash = whole_input.digest()
+                attempt = begin_attempt(config, folder, builder, job_input, input_hash, group)
+                return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
         except OSError as error:  # on this rank's own disk, perhaps: only here it knows the folder
             if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
                 raise UserError(full) from error

@@ -130,15 +130,17 @@ class Journal:
                     if isinstance(entry, dict):
                         yield entry, location
 
-    def done(self, ids: RequestIds) -> bytearray:
-        """1 for each request whose id has an entry, 0 for the others (and for rejected ones).
+    def done(self, ids: RequestIds) -> tuple[bytearray, int]:
+        """1 for each request whose id has an entry, 0 for the others (and for rejected ones); how many ended in errors.
 
         An answer that could not be judged is not done: another attempt may be able to.
         """
         done = np.zeros(len(ids), np.uint8)
+        failed = set[int]()
         for found in self.found(ids):
             done[[index for index, entry, _ in found if index >= 0 and "unjudged" not in entry]] = 1
-        return bytearray(done.tobytes())
+            failed.update(index for index, entry, _ in found if index >= 0 and "figures" not in entry)
+        return bytearray(done.tobytes()), len(failed)
 
     def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
         """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
