@@ -26,6 +26,7 @@ from lopa_dist.config import CONF, Config, check_keys, composition, plain, typed
 from lopa_dist.parallel.failures import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.tasks.rows import check_ending
 from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
@@ -57,11 +58,13 @@ def job(raw: DictConfig) -> Any:
         )
     try:
         config = OmegaConf.to_object(raw)
+        assert isinstance(config, Config)
+        if config.task.input:
+            check_ending(config.task.input)
     except OmegaConfBaseException as error:
         raise UserError(plain(error)) from error
     except ValueError as error:
         raise UserError(str(error)) from error
-    assert isinstance(config, Config)
     if world.rank:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("httpx", "httpcore", "filelock", "matplotlib"):
@@ -103,7 +106,7 @@ def end(error: Exception) -> NoReturn:
 def summary(report: dict[str, Any], folder: Path) -> float:
     """Tell what came out; returns tokens per forward, for sweepers that optimise."""
     accuracy = f"accuracy {report['accuracy']:.1%}, " if "accuracy" in report else ""
-    errors = f", {report['errors']} with errors (see results.jsonl)" if report["errors"] else ""
+    errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     log.info(
         "%d requests%s%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy, report["tpf"],

@@ -1,4 +1,4 @@
-"""The commands of `lopa-dist` beside the job itself: `report`, `merge`, `trace`, `lm-eval`, `explain`, `doctor`."""
+"""The commands of `lopa-dist` beside the job itself, from `report` to `doctor`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def report(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.show.compare import compare
 
     compare(options.folder)
+
+
+def table(options: argparse.Namespace) -> None:
+    """`lopa-dist table RUN [--out FILE]`."""
+    from lopa_dist.jobs.commands.table import write_table
+
+    file = options.out or options.run / "results.csv"
+    count, columns, missing = write_table(options.run, file)
+    print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
 
 
 def merge(options: argparse.Namespace) -> None:
@@ -98,6 +107,10 @@ def argument_parsers() -> dict[str, Parser]:
         "folder", type=Path, metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
     )
 
+    parser = command(table, "Write a run's results as a table with plain columns.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a .csv or .parquet file (RUN/results.csv)")
+
     parser = command(merge, "Join the shards of a job array into one result.")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that has the runs of the array")
 
@@ -116,7 +129,7 @@ def argument_parsers() -> dict[str, Parser]:
     return made
 
 
-COMMANDS = ("report", "merge", "trace", "lm-eval", "explain", "doctor")
+COMMANDS = ("report", "table", "merge", "trace", "lm-eval", "explain", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:

@@ -116,7 +116,10 @@ class TaskConfig:
     harness: str | None = option(
         None, "task=harness: a generation task of lm-evaluation-harness by its name, or a YAML file of one"
     )
-    column: str | None = option(None, "task=batch: which column of a dataset holds the prompts")
+    column: str | None = option(
+        None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
+    )
+    samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0")
     fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
     fewshot_as_multiturn: bool = option(
@@ -139,6 +142,7 @@ class TaskConfig:
         if self.limit is not None:
             require_count("task.limit", self.limit)
         require_count("task.shards", self.shards)
+        require_count("task.samples", self.samples)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.fewshot is not None:

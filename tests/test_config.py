@@ -315,7 +315,7 @@ def test_right_keys_pass() -> None:
         ),
         (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are a2d_qwen3_0_6b, "),
         (["trce", "r", "1"], "trce: no such command; did you mean trace"),
-        (["frobnicate"], r"no such command\. Commands: report, merge"),
+        (["frobnicate"], r"no such command\. Commands: report, table, merge"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
         (["lm-eval"], r"needs lm_eval: pip install 'lopa_dist\[eval\]'"),
@@ -453,7 +453,7 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     report = {"requests": 3, "errors": 2, "tpf": 1.0, "tokens_per_s": {"job": 0.0}}
     with caplog.at_level("INFO", "lopa_dist"):
         assert cli.summary(report, tmp_path) == 1.0
-    assert "2 with errors (see results.jsonl)" in caplog.messages[0]
+    assert "2 with errors (see errors.jsonl)" in caplog.messages[0]
     assert caplog.messages[1] == "the first error: line 2: bad"
     with pytest.raises(cli.UserError, match=r"^no request could run; the first error: line 2: bad$"):
         cli.summary(report | {"requests": 2}, tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
-from lopa_dist.jobs.run.results import result_lines
+from lopa_dist.jobs.run.results import result_lines, write_errors
 from lopa_dist.jobs.show.metrics import mean, ratio
 from lopa_dist.jobs.show.report import judged, read_report, write_report
 from lopa_dist.whole import whole
@@ -62,6 +62,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
     with whole(folder / "results.jsonl") as partial, partial.open("w", encoding="utf-8") as out:
         out.writelines(line for _, line in merge(*map(numbered, reports)))  # each has them in order
+    write_errors(folder, sum(report["errors"] for report in reports.values()))
     shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
     report = summed(list(reports.values()))
