@@ -26,6 +26,7 @@ from lopa_dist.config import CONF, Config, check_keys, composition, plain, typed
 from lopa_dist.parallel.failures import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.sweep import check_points
 from lopa_dist.tasks.rows import check_ending
 from lopa_dist.whole import no_room
 
@@ -131,6 +132,12 @@ def first_error(folder: Path) -> str:
         return str(next(found, {"error": f"see {folder / 'results.jsonl'}"})["error"])
 
 
+def hint(arguments: list[str]) -> str:
+    """What to type where Slurm does not answer."""
+    slurm = any("slurm" in a for a in arguments if a.startswith(("launcher=", "hydra/launcher=")))
+    return "; launcher=local runs them on this machine, one after the other" if slurm else ""
+
+
 def check_command(arguments: list[str]) -> None:
     """Meet a misspelt command with a UserError: nothing else that may come first is a bare word."""
     word = arguments[0] if arguments else ""
@@ -162,6 +169,8 @@ def main() -> None:
         check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
+        if {"-m", "--multirun"} & {*arguments}:
+            check_points(sys.argv[1:])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         began = process_start(os.getppid()) if detect().launcher == "torchrun" else None
         if began and not any(a.startswith("hydra.run.dir=") for a in arguments):
@@ -184,6 +193,8 @@ def main() -> None:
     except RuntimeError as error:
         if type(error).__name__ != "FailedJobError":  # submitit's, which takes a second to import
             raise
-        sys.exit(f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}")
+        sys.exit(
+            f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}{hint(arguments)}"
+        )
     except KeyboardInterrupt:
         sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")
