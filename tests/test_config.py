@@ -386,9 +386,11 @@ def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
 
 
 def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", "task.input=nowhere", "seed=0,1"]
+    (tmp_path / "none.jsonl").write_text("")
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", f"task.input={tmp_path}/none.jsonl", "seed=0,1"]
+    sweep += ["logging.wandb.mode=disabled", "logging.plots=false"]
     monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
-    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*task\.input=nowhere: no such file$"):
+    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*nothing to run: .*none\.jsonl has no lines$"):
         cli.main()
 
 

@@ -13,7 +13,7 @@ from lopa_dist.sweep import check_points
 
 def test_points_that_can_run_are_let_through(tmp_path: Path) -> None:
     folder = f"hydra.sweep.dir={tmp_path}"
-    check_points(["-m", "launcher=local", folder, "decode.drafts=0,4", "decode=embedded,embedded_plain", "seed=1,2"])
+    check_points(["-m", "launcher=local", folder, "decode.drafts=0,4", "decode=embedded,verified", "seed=1,2"])
     check_points(["-m", "hydra/sweeper=other", "decode.drafts=x,y"])
 
 
