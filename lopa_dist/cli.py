@@ -106,7 +106,9 @@ def end(error: Exception) -> NoReturn:
 
 def summary(report: dict[str, Any], folder: Path) -> float:
     """Tell what came out; returns tokens per forward, for sweepers that optimise."""
-    accuracy = f"accuracy {report['accuracy']:.1%}, " if "accuracy" in report else ""
+    from lopa_dist.jobs.show.report import with_interval
+
+    accuracy = f"accuracy {with_interval(report)}, " if "accuracy" in report else ""
     errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     log.info(

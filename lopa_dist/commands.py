@@ -23,7 +23,7 @@ def report(options: argparse.Namespace) -> None:
     """`lopa-dist report FOLDER`."""
     from lopa_dist.jobs.show.compare import compare
 
-    compare(options.folder)
+    compare(options.folder, baseline=options.baseline)
 
 
 def table(options: argparse.Namespace) -> None:
@@ -39,11 +39,13 @@ def merge(options: argparse.Namespace) -> None:
     """`lopa-dist merge FOLDER`."""
     from lopa_dist.jobs.commands.shards import merge_shards
     from lopa_dist.jobs.run.batch_output import NAME
+    from lopa_dist.jobs.show.compare import compare
 
     found = merge_shards(options.folder)
     print(f"{found['shards']} shards, {found['requests']} requests: {options.folder / 'results.jsonl'}")
     if (options.folder / NAME).exists():
         print(f"in OpenAI's form: {options.folder / NAME}")
+    compare(options.folder)
 
 
 def trace(options: argparse.Namespace) -> None:
@@ -105,6 +107,9 @@ def argument_parsers() -> dict[str, Parser]:
     )
     parser.add_argument(
         "folder", type=Path, metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
+    )
+    parser.add_argument(
+        "--baseline", metavar="RUN", help="compare with this run, by its name or settings: --baseline decode.drafts=0"
     )
 
     parser = command(table, "Write a run's results as a table with plain columns.")
