@@ -18,7 +18,7 @@ from rich.table import Table
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.show.page import Point, Scatter, front, place_labels, write_page
 from lopa_dist.jobs.show.paired import Paired
-from lopa_dist.jobs.show.report import accuracy_interval, judged, table, with_interval
+from lopa_dist.jobs.show.report import accuracy_interval, judged, table
 from lopa_dist.jobs.show.run_page import asked_again, command, write_run_page
 from lopa_dist.jobs.show.sweep import (
     Group,
@@ -33,7 +33,7 @@ from lopa_dist.jobs.show.sweep import (
 from lopa_dist.whole import named as naming
 
 FRONT = "front: no run beats these in both"
-ACCURACY = "accuracy (95 %)"
+ACCURACY = "accuracy %"  # with the 95 % confidence interval
 FAILED = "not finished"
 
 
@@ -55,12 +55,12 @@ def rows_of(groups: Sequence[Group], pairs: Sequence[Paired | None] | None = Non
     judged_any = any("accuracy" in report for report in reports)
     several = any("seeds" in report for report in reports)
     head = ["run", *keys, *([ACCURACY] if judged_any else []), *(["seeds"] if several else [])]
-    head += [*(["difference (95 %)", "p"] if pairs else []), "TPF", "rows/token", "tokens/s", "requests"]
+    head += [*(["difference", "p"] if pairs else []), "TPF", "rows/token", "tokens/s", "requests"]
     rows = []
     for i, (group, report) in enumerate(zip(groups, reports, strict=True)):
         row = [group.name, *(shown(settings_by_name(report).get(k)) for k in keys)]
         if judged_any:
-            row.append(with_interval(report) if "accuracy" in report else "-")
+            row.append(accuracy_cell(report) if "accuracy" in report else "-")
         if several:
             spread = f", sd {report['accuracy_sd']:.1%}" if "accuracy_sd" in report else ""
             row.append(f"{report.get('seeds', 1)}{spread}")
@@ -72,12 +72,18 @@ def rows_of(groups: Sequence[Group], pairs: Sequence[Paired | None] | None = Non
     return head, rows
 
 
+def accuracy_cell(report: dict[str, Any]) -> str:
+    """The accuracy with its interval, as short as a narrow terminal needs it."""
+    low, high = accuracy_interval(report)
+    return f"{100 * report['accuracy']:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+
+
 def difference_cells(pair: Paired | None) -> list[str]:
     """The difference to the baseline with its interval, and the p of McNemar's test."""
     if pair is None:
         return ["-", "-"]
     low, high = 100 * pair.low, 100 * pair.high
-    return [f"{100 * pair.difference:+.1f} ({low:+.1f} to {high:+.1f})", f"{pair.p:.2g}"]
+    return [f"{100 * pair.difference:+.1f} ({low:+.1f},{high:+.1f})", f"{pair.p:.2g}"]
 
 
 def compare(folder: Path, console: Console | None = None, baseline: str | None = None) -> None:
@@ -137,7 +143,8 @@ def print_table(
         columns.remove(len(head) - 1)
     printed = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i in columns:
-        printed.add_column(head[i], justify="left" if i == 0 else "right", overflow="fold")
+        name = "rows" if head[i] == "rows/token" and console.width < 100 else head[i]
+        printed.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         printed.add_row(*(escape(row[i]) for i in columns))
     console.print(printed)
@@ -310,7 +317,7 @@ def annotate(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
     pixel = 72 / axes.figure.dpi  # in points
     dots = [tuple(pixel * axes.transData.transform((x, y))) for _, x, y in points]
     window = axes.get_window_extent()
-    places = place_labels(dots, [3.8 * len(name) for name, _, _ in points], pixel * window.x0, pixel * window.x1, 8.0)
+    places = place_labels(dots, [4.5 * len(name) for name, _, _ in points], pixel * window.x0, pixel * window.x1, 8.0)
     for (name, x, y), dot, place in zip(points, dots, places, strict=True):
         offset = (place[0] - dot[0], place[1] - dot[1])
         axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=7, ha="center", va="center")

@@ -20,7 +20,7 @@ class Paired:
     """How a run compares with a baseline on the problems that both answered."""
 
     difference: float  # of the accuracies
-    low: float  # its 95 % confidence interval
+    low: float  # its 95 % confidence interval (Agresti and Min, Statistics in Medicine 2005)
     high: float
     better: int  # problems that the run gets right and the baseline wrong
     worse: int  # the other way round
@@ -50,5 +50,12 @@ def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
         return None
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     tail = sum(comb(better + worse, i) for i in range(min(better, worse) + 1)) / 2 ** (better + worse)
-    middle, half = fmean(differences), 1.96 * pstdev(differences) / sqrt(len(differences))
-    return Paired(middle, middle - half, middle + half, better, worse, min(1.0, 2 * tail), len(differences))
+    count = len(differences)
+    added = [
+        1 / sqrt(2),
+        -1 / sqrt(2),
+        *differences,
+    ]  # half a problem in each of the four cells: two, with squares of 1
+    middle, half = fmean(added), 1.96 * pstdev(added) / sqrt(count + 2)
+    low, high = max(-1.0, middle - half), min(1.0, middle + half)
+    return Paired(fmean(differences), low, high, better, worse, min(1.0, 2 * tail), count)

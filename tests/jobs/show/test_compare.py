@@ -56,7 +56,7 @@ def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report:
     assert page.count("svg") == 3
     assert page.count("circle") == 3 * len(RUNS)
     for branches, tau, tpf, accuracy, rows in RUNS:
-        tooltip = f"branches {branches}, tau_conf {tau}, accuracy (95 %) {accuracy:.1%} ("
+        tooltip = f"branches {branches}, tau_conf {tau}, accuracy % {100 * accuracy:.1f} ("
         figures = f"), TPF {tpf:.2f}, rows/token {rows:.1f}"
         assert sum(tooltip in title and figures in title for title in page.titles) == 3
         assert f"lopa-dist decode.branches={branches} decode.tau_conf={tau}" in page.text

@@ -27,7 +27,11 @@ def test_mcnemar_s_exact_test_is_that_of_all_coin_tosses(answers: list[tuple[boo
     p = sum(abs(heads - middle) >= abs(better - middle) for heads in tosses) / len(tosses)
     assert found.p == pytest.approx(p)
     assert found.difference == pytest.approx((better - worse) / len(answers))
-    assert found.low <= found.difference <= found.high
+    # half a problem in each of the four cells (Agresti and Min)
+    n, b, c = len(answers) + 2, better + 0.5, worse + 0.5
+    half = 1.96 * ((b + c) - (b - c) ** 2 / n) ** 0.5 / n
+    assert found.low == pytest.approx(max(-1, (b - c) / n - half))
+    assert found.high == pytest.approx(min(1, (b - c) / n + half))
 
 
 def test_only_problems_that_both_have_count() -> None:
