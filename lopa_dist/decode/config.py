@@ -192,7 +192,7 @@ class DecodeConfig:
 
     @property
     def max_chain(self) -> int:
-        """Drafts of a sequence at most, of all its branches: (k + 1) * m."""
+        """Drafts of a sequence at most, those of all its branches together: (k + 1) * m."""
         return MOST_DRAFTS if isinstance(self.drafts, str) else self.max_branches * self.drafts
 
     @property
@@ -201,6 +201,16 @@ class DecodeConfig:
         return 0 if self.causal else max(0, self.drafts - 1)
 
     @property
+    def second_choices(self) -> bool:
+        """Whether branches hold second choices of drafts (`tree`), so that records need them."""
+        return self.verify == "agreement" and self.branches > 0 and not self.causal
+
+    @property
+    def record_size(self) -> int:
+        """Numbers of a record (`Records`)."""
+        return 5 if self.second_choices else 3
+
+    @property
     def max_edits(self) -> int:
-        """Tokens in which a branch differs from the anchor at most."""
-        return 1 if self.causal else max(1, self.branches * self.drafts)
+        """Tokens in which a branch differs from the anchor at most: 1, or the depth of a tree of drafts."""
+        return max(self.drafts, self.branches) if self.second_choices else 1

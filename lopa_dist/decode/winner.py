@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lopa_dist.decode.state import Records
+from lopa_dist.decode.state import Records, State
 
 
 class Winner(NamedTuple):
@@ -19,3 +19,14 @@ class Winner(NamedTuple):
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
     # [S] drafts that were accepted (by_agreement); where the winner brings tokens, none is forced
     accepted: Tensor | None = None
+
+
+def anchor_alone(state: State, records: Records) -> Winner:
+    """Return the anchor as the winner, where there are no other branches: it brings nothing.
+
+    Args:
+        state: as it was laid out for the forward.
+        records: ``[S, K, W]``.
+    """
+    position, token = state.edits[:, :, 0]
+    return Winner(state.branches.new_zeros(state.slots), Records(records.packed[:, :, 0]), position, token)

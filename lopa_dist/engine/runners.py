@@ -104,7 +104,10 @@ class Runners:
         if not self.static:
             if scratch is not None:
                 pool.reserve(padded(scratch), padded(scratch))
-            return Runner(self.model, pool, sampling, self.attention, self.network, self.tensor, self.plain)
+            return Runner(
+                self.model, pool, sampling, self.attention, self.network, self.tensor, self.plain,
+                self.config.second_choices,
+            )  # fmt: skip
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
         longest = longest_sequence(self.config, longest_prompt)
@@ -114,4 +117,5 @@ class Runners:
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
             scratch, not self.options.reproducible, self.options.graphs == "always", self.plain,
+            self.config.second_choices,
         )  # fmt: skip
