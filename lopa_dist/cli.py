@@ -22,12 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist import __version__
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_keys, composition, plain, typed, with_own_model
+from lopa_dist.config import CONF, Config, check_files, check_keys, composition, plain, typed, with_own_model
 from lopa_dist.parallel.failures import RankError, die
 from lopa_dist.parallel.launcher import LaunchError, detect, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.sweep import check_points
-from lopa_dist.tasks.rows import check_ending
 from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
@@ -60,8 +59,7 @@ def job(raw: DictConfig) -> Any:
     try:
         config = OmegaConf.to_object(raw)
         assert isinstance(config, Config)
-        if config.task.input:
-            check_ending(config.task.input)
+        check_files(config)
     except OmegaConfBaseException as error:
         raise UserError(plain(error)) from error
     except ValueError as error:

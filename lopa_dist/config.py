@@ -29,9 +29,11 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
+from lopa_dist.own_code import is_own, load
 from lopa_dist.removed import instead
 from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.rows import check_ending
 
 HERE = Path(__file__).parent
 LONGEST_NAME = 200  # bytes; file systems take 255
@@ -125,6 +127,11 @@ class TaskConfig:
     fewshot_as_multiturn: bool = option(
         True, "in a chat, every example is a turn of its own; false: all are in the user's one"
     )
+    score: str | None = option(
+        None,
+        "task=batch: how answers are judged: exact compares them with each line's reference, FILE.py:FUNCTION calls a "
+        "function of your own (docs/inputs.md#own-problems); null: not at all",
+    )
     allow_code_execution: bool | str | None = option(
         None,
         "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate; unconfined: "
@@ -145,6 +152,8 @@ class TaskConfig:
         require_count("task.samples", self.samples)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
+        if self.score is not None and self.score != "exact" and not is_own(self.score):
+            raise ValueError(f"task.score={self.score}: must be exact or FILE.py:FUNCTION")
         if self.fewshot is not None:
             require_count("task.fewshot", self.fewshot, 0)
         require_seconds("task.code_timeout_s", self.code_timeout_s)
@@ -272,6 +281,15 @@ class Config:
                 "engine.reproducible=true with model.quantization=fp8: the library multiplies fp8, in bits that depend "
                 "on the batch; use int8 or none"
             )
+
+
+def check_files(config: Config) -> None:
+    """Raise a ValueError where a file that the configuration names is seen to be of no use before anything is read."""
+    if config.task.input:
+        check_ending(config.task.input)
+    for key, text in (("task.score", config.task.score), ("decode.fill", config.decode.fill)):
+        if is_own(text):
+            load(str(text), key)
 
 
 def short(name: str) -> str:

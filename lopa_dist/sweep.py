@@ -8,7 +8,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import composed
+from lopa_dist.config import check_files, composed
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # points that a message names
@@ -31,6 +31,7 @@ def check_points(arguments: Sequence[str]) -> None:
     for point in points:
         try:
             config = composed(list(point))
+            check_files(config)
             if config.task.input:
                 check(config.task.input)
         except ValueError as error:

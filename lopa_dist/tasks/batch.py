@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.own_code import is_own, load
 from lopa_dist.tasks.batch_line import ENVELOPE, LIMITS, PROMPTS, SAMPLING, bad_line, items_of
 from lopa_dist.tasks.rows import Row, ending, is_table, rows
-from lopa_dist.tasks.task import Item, Score
+from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 
 class Batch:
@@ -23,13 +25,24 @@ class Batch:
         column: the field that holds the prompt, or the messages if it is a list; all others pass through to the
             results. None: fields mean what they are called.
         samples: of a line that does not say how many.
+        score: how answers are judged: ``exact`` compares them with the field `reference`, ``FILE.py:FUNCTION`` calls a
+            function with the text and the fields that pass through. None: they are not judged.
     """
 
     name = "batch"
-    options = ("input", "column", "samples")
+    options = ("input", "column", "samples", "score")
 
-    def __init__(self, input: str, limit: int | None = None, column: str | None = None, samples: int = 1) -> None:
+    def __init__(
+        self,
+        input: str,
+        limit: int | None = None,
+        column: str | None = None,
+        samples: int = 1,
+        score: str | None = None,
+    ) -> None:
         self.source, self.limit, self.column, self.samples = input, limit, column, samples
+        self.rule = score
+        self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
         """The items of at most `limit` lines, in order; blank lines are passed over.
@@ -60,7 +73,17 @@ class Batch:
             value = {key: value.get(key) for key in ENVELOPE}
         if ending(Path(self.source)) in (".csv", ".tsv"):
             value = {key: read_cell(key, content) for key, content in value.items()}
-        return items_of(value, row.number, self.samples, self.column)
+        items = items_of(value, row.number, self.samples, self.column)
+        return items if self.rule is None else [self.judged(item, row.number) for item in items]
+
+    def judged(self, item: Item, number: int) -> Item:
+        """The item with what it is judged by, or with an error where that is missing."""
+        fields = item.metadata or {}
+        if self.rule == "exact" and "reference" not in fields and not item.error:
+            there = ", ".join(fields) or "nothing else"
+            reason = f"task.score=exact needs a field reference; besides the prompt there is {there}"
+            return replace(item, error=f"line {number}: {reason}")
+        return replace(item, reference=fields)
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:
         """The items, or one with an error if an id was used before: the line's own, or one of its samples'."""
@@ -80,8 +103,26 @@ class Batch:
         return items
 
     def score(self, item: Item, text: str) -> Score | None:
-        """No right answers are known."""
-        return None
+        """What `task.score` says of the text; None without it.
+
+        Raises:
+            CannotJudge: the user's function returned something else than it should.
+        """
+        if self.rule is None:
+            return None
+        found = self.judge(text, item.reference)
+        right, extracted = found if isinstance(found, tuple) and len(found) == 2 else (found, text.strip())
+        if right not in (True, False):
+            raise CannotJudge(
+                f"task.score={self.rule} returned {right!r}: return True or False, or a pair of that and what was read "
+                "from the text"
+            )
+        return Score(bool(right), None if extracted is None else str(extracted))
+
+
+def exact(text: str, fields: dict[str, Any]) -> bool:
+    """Whether a text is the reference, spaces around it aside."""
+    return text.strip() == str(fields["reference"]).strip()
 
 
 def read_cell(column: str, text: str | None) -> Any:
