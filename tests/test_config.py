@@ -498,7 +498,7 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] FOLDER$"),
+        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] FOLDER$"),
         (["report", "a", "b"], "unrecognized arguments: b; usage: lopa-dist report"),
         (["trace", "run"], "required: ID; usage: lopa-dist trace"),
         (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),
