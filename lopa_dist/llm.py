@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, read_request
 from lopa_dist.tasks.task import Item, Origin
+
+log = logging.getLogger("lopa_dist")
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
@@ -95,7 +98,7 @@ class LLM:
 
     Example:
         >>> llm = LLM("embedded")
-        >>> llm.generate(["Tom has 3 apples and buys 4. How many apples does Tom have?"])[0].finish_reason
+        >>> llm.generate(["Sam has 3 books . Sam buys 4 more . How many books does Sam have now ?"])[0].finish_reason
         'stop'
     """
 
@@ -108,6 +111,7 @@ class LLM:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
         self.world = detect()
+        self.warned = False  # of words that the model does not know
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
         if self.config.parallel.tensor in ("auto", 1):  # else its share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
@@ -150,7 +154,11 @@ class LLM:
         builder = self.builder
         # before the ranks meet: after a call that is refused, there may be another
         resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
-        requests = encoded(Encoder(resolved, builder.shape, builder.tokenizer), items)
+        encoder = Encoder(resolved, builder.shape, builder.tokenizer)
+        requests = encoded(encoder, items)
+        if self.world.rank == 0 and (warning := encoder.warning()) and not self.warned:
+            self.warned = True
+            log.warning(warning)
         parallel, size = config.parallel, self.world.size
         axes = parallel.data, parallel.branch, parallel.tensor
         mesh = choose_mesh(*axes, size, len(items), config.decode.max_branches)
