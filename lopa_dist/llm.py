@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from itertools import count
 from typing import Any
@@ -27,7 +29,9 @@ from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, read_request
-from lopa_dist.tasks.task import Item
+from lopa_dist.tasks.task import Item, Origin
+
+log = logging.getLogger("lopa_dist")
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
@@ -46,12 +50,26 @@ class SamplingParams:
     seed: int | None = None  # the same text for the same prompt, wherever it stands in the batch
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()  # the text ends before the earliest of these
+    n: int = 1  # answers to the prompt, each an output
+
+    def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
+        """Raise a ValueError that says what there is, where an argument is called otherwise."""
+        known = [entry.name for entry in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise ValueError(f"SamplingParams has no {name}: {hint}")
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True)
 class Output:
-    """The answer to one prompt."""
+    """An answer to a prompt."""
 
+    id: str  # of the prompt, as a job calls it: line-1 is the first
+    sample: int  # which of the prompt's answers, from 0
+    prompt: Prompt
     text: str
     tokens: list[int]  # of the text, up to the first end-of-text, which is left out
     finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as were allowed; or "error"
@@ -60,16 +78,8 @@ class Output:
     drafts: int  # tokens that its forwards verified (decode.verify=agreement)
     accepted: int  # of those
     seconds: float  # from admission to the end, with others beside it
-
-    @property
-    def tokens_per_forward(self) -> float:
-        """TPF: what lookahead is there to raise."""
-        return len(self.tokens) / self.forwards
-
-    @property
-    def acceptance(self) -> float | None:
-        """The share of the drafts that was accepted; None where nothing was drafted."""
-        return self.accepted / self.drafts if self.drafts else None
+    tokens_per_forward: float  # TPF: what lookahead is there to raise
+    acceptance: float | None  # the share of the drafts that was accepted; None where nothing was drafted
 
 
 class LLM:
@@ -88,7 +98,7 @@ class LLM:
 
     Example:
         >>> llm = LLM("embedded")
-        >>> llm.generate(["Tom has 3 apples and buys 4. How many apples does Tom have?"])[0].finish_reason
+        >>> llm.generate(["Sam has 3 books . Sam buys 4 more . How many books does Sam have now ?"])[0].finish_reason
         'stop'
     """
 
@@ -101,6 +111,7 @@ class LLM:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
         self.world = detect()
+        self.warned = False  # of words that the model does not know
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
         if self.config.parallel.tensor in ("auto", 1):  # else its share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
@@ -113,7 +124,7 @@ class LLM:
         progress: bool = True,
         **overrides: Any,
     ) -> list[Output]:
-        """Answer any number of prompts; returns one output for each, in their order.
+        """Answer any number of prompts; returns an output for each, or `SamplingParams.n` of them, in their order.
 
         The text of a prompt does not depend on the others. The same call gives the same texts, also where tokens are
         drawn at random: for other ones, give another seed.
@@ -143,7 +154,11 @@ class LLM:
         builder = self.builder
         # before the ranks meet: after a call that is refused, there may be another
         resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
-        requests = encoded(Encoder(resolved, builder.shape, builder.tokenizer), items)
+        encoder = Encoder(resolved, builder.shape, builder.tokenizer)
+        requests = encoded(encoder, items)
+        if self.world.rank == 0 and (warning := encoder.warning()) and not self.warned:
+            self.warned = True
+            log.warning(warning)
         parallel, size = config.parallel, self.world.size
         axes = parallel.data, parallel.branch, parallel.tensor
         mesh = choose_mesh(*axes, size, len(items), config.decode.max_branches)
@@ -181,7 +196,7 @@ class LLM:
             for generation in engine.generate(requests, partial(group.queue.take, total=len(requests))):
                 if group.is_leader:
                     index = generation.request.index
-                    own[index] = output = self.output(generation, items[index].stop)
+                    own[index] = output = self.output(generation, items[index])
                     display.update(group.progress.add(done=1, tokens=len(output.tokens), forwards=output.forwards))
             if group.is_leader:
                 display.update(group.progress.add())
@@ -194,10 +209,14 @@ class LLM:
             own = {index: Output(**output) for text in texts for index, output in json.loads(text)}
         return [own[index] for index in range(len(items))]
 
-    def output(self, generation: Generation, stop: Sequence[str]) -> Output:
+    def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""
-        generation, text = finished_text(self.builder.tokenizer, generation, stop)
+        generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
+        assert item.origin
         return Output(
+            id=item.origin.custom_id,
+            sample=item.origin.sample,
+            prompt=item.messages or item.prompt or "",
             text=text,
             tokens=generation.tokens,
             finish_reason=generation.finish_reason,
@@ -206,6 +225,8 @@ class LLM:
             drafts=generation.drafts,
             accepted=generation.accepted,
             seconds=generation.seconds,
+            tokens_per_forward=len(generation.tokens) / max(1, generation.forwards),
+            acceptance=generation.accepted / generation.drafts if generation.drafts else None,
         )
 
 
@@ -259,8 +280,11 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
             request = read_request(given)
         except BadLine as error:
             raise ValueError(f"prompts[{index}]: {error}") from error
-        request.pop("samples")
-        items.append(Item(f"line-{index + 1}", **request))
+        name, count = f"line-{index + 1}", request.pop("samples")
+        items += [
+            Item(name if count == 1 else f"{name}#{sample}", origin=Origin(index + 1, name, sample=sample), **request)
+            for sample in range(count)
+        ]
     return items
 
 
@@ -270,7 +294,10 @@ def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     refused = [one for one in found if isinstance(one, Rejection)]
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise ValueError(f"prompts[{refused[0].index}]: {refused[0].message}{more}")
+        origin = items[refused[0].index].origin
+        assert origin
+        reason = refused[0].message.removeprefix(f"line {origin.line}: ")
+        raise ValueError(f"prompts[{origin.line - 1}]: {reason}{more}")
     return [one for one in found if isinstance(one, Request)]
 
 

@@ -149,3 +149,16 @@ def test_a_sweep_of_which_a_job_fails_ends_with_a_table_and_its_status(tmp_path:
         env=OUTSIDE | {"BIN": str(tmp_path), "FOLDER": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ran.returncode, ran.stdout.split()) == (3, ["--multirun", "report"])
+
+
+@pytest.mark.parametrize(("sinfo", "launcher"), [("exit 0", " launcher=slurm "), ("exit 1", " ")])
+def test_a_sweep_goes_through_slurm_where_a_cluster_answers(tmp_path: Path, sinfo: str, launcher: str) -> None:
+    """A machine may have Slurm's programs and no cluster."""
+    (tmp_path / "sinfo").write_text(f"#!/bin/bash\n{sinfo}\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    ran = subprocess.run(
+        ["bash", str(ROOT / "launch" / "sweep.sh"), "--dry-run", "decode.drafts=4,8"],
+        env=OUTSIDE | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert f"--multirun{launcher}hydra.sweep.dir=" in ran.stdout
+    assert ("one after the other" in ran.stderr) == (launcher == " ")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,20 @@ def test_each_prompt_may_be_sampled_in_its_own_way(llm: LLM, tmp_path: Path) -> 
     assert outputs[2].finish_reason == "length"
     alone = llm.generate([prompts[1]], "embedded_lopa", sampling[1], branches=3)[0]
     assert alone.text == outputs[1].text, "a seed of its own means the same text anywhere"
+
+
+def test_samples_are_those_of_a_job(llm: LLM, tmp_path: Path) -> None:
+    """With their prompts and numbers, and all of it in `asdict`, as a data frame wants it."""
+    sampling = [SamplingParams(temperature=0.9, n=2), SamplingParams(temperature=0.9, seed=3, n=2), SamplingParams()]
+    outputs = llm.generate(PROBLEMS[:3], sampling=sampling)
+    lines = [{"n": 2, "temperature": 0.9}, {"n": 2, "temperature": 0.9, "seed": 3}, {}]
+    found = job(tmp_path, [{"prompt": p} | line for p, line in zip(PROBLEMS, lines, strict=False)], composed([]))
+    compare(outputs, found)
+    assert [(output.id, output.sample) for output in outputs] == [
+        ("line-1", 0), ("line-1", 1), ("line-2", 0), ("line-2", 1), ("line-3", 0)
+    ]  # fmt: skip
+    assert [output.prompt for output in outputs] == [PROBLEMS[i] for i in (0, 0, 1, 1, 2)]
+    assert asdict(outputs[0])["tokens_per_forward"] == outputs[0].tokens_per_forward > 0
 
 
 def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,3 +202,12 @@ def test_the_package_is_light_until_it_is_used() -> None:
     assert set(dir(lopa_dist)) == set(lopa_dist.__all__)
     with pytest.raises(AttributeError, match="no attribute 'LLm'"):
         lopa_dist.LLm  # noqa: B018 - a typing error
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("max_new_tokens", "did you mean max_tokens?"), ("best_of", "there are temperature, top_p,")]
+)
+def test_an_argument_that_sampling_does_not_have_is_told_with_the_right_one(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"SamplingParams has no {name}: {hint}")):
+        SamplingParams(**{name: 1})
+    assert replace(SamplingParams(n=2), n=3) == SamplingParams(n=3)

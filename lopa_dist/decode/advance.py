@@ -9,6 +9,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.winner import Winner
+from lopa_dist.own_code import load
 
 
 def advance(state: State, winner: Winner) -> None:
@@ -127,7 +128,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
-        config: `tau_conf`, `force` and `extra_fill` are read.
+        config: `tau_conf` or `fill`, `force` and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled where none passes.
@@ -135,7 +136,10 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """
     slots, width = masked.shape
     size = config.block_size
-    passed = masked & (records.probability > config.tau_conf)
+    if config.fill is None:
+        passed = masked & (records.probability > config.tau_conf)
+    else:
+        passed = masked & load(config.fill, "decode.fill")(records.probability, records.confidence, masked)
     ranked = torch.where(masked, records.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)

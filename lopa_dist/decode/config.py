@@ -62,6 +62,9 @@ class DecodeConfig:
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
     tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
+    fill: str | None = option(
+        None, "a rule of your own instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)"
+    )
     confidence: str = option(
         "neg_entropy",
         "what positions are ranked by and branches are scored by",
@@ -109,6 +112,9 @@ class DecodeConfig:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
             raise ValueError("decode.top_p=0: must be above 0; 1 switches it off")
+        if self.fill is not None and (":" not in self.fill or self.causal):
+            reason = "causal models fill nothing unverified" if ":" in self.fill else "write FILE.py:FUNCTION"
+            raise ValueError(f"decode.fill={self.fill}: {reason}, or leave it out")
         self._check_verification()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
             raise ValueError(

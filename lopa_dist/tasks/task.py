@@ -51,6 +51,7 @@ class Item:
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these
     sampling: RequestSampling = DEFAULT
     origin: Origin | None = None
+    metadata: dict[str, Any] | None = None  # what the input says besides, which passes through to the results
 
 
 @dataclass(frozen=True)

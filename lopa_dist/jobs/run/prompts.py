@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -17,7 +18,10 @@ from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
+
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,11 @@ class Encoder:
         self.words = tokenizer.backend_tokenizer  # without what transformers makes of each text besides its tokens
         self.words.no_truncation()
         self.words.no_padding()
+        # a model of the package knows a few hundred words, and spells all others in bytes that say nothing to it
+        shipped = config.model.path in SHIPPED
+        self.bytes = {i for word, i in tokenizer.get_vocab().items() if shipped and BYTE.fullmatch(word)}
+        self.strange: list[str] = []  # the first words that the model does not know, one of a prompt
+        self.strange_prompts = 0
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
@@ -120,6 +129,8 @@ class Encoder:
 
     def request(self, index: int, item: Item, ids: list[int], prefix: int) -> Request | Rejection:
         """A tokenized item, checked against the model."""
+        if self.bytes and not self.bytes.isdisjoint(ids):
+            self.note_strange(ids)
         if not ids:
             return rejected(index, item, "the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
@@ -141,6 +152,24 @@ class Encoder:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
         return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
+
+    def note_strange(self, ids: list[int]) -> None:
+        """Count a prompt with words that the model does not know."""
+        self.strange_prompts += 1
+        if len(self.strange) < 3:
+            spelt = takewhile(self.bytes.__contains__, dropwhile(lambda i: i not in self.bytes, ids))
+            self.strange.append(str(self.tokenizer.decode(list(spelt))))
+
+    def warning(self) -> str:
+        """What to say of prompts with words that a model of the package does not know; empty where there are none."""
+        if not self.strange_prompts:
+            return ""
+        words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
+        return (
+            f"prompts with words that model={self.config.model.path} does not know ({words}): {self.strange_prompts}. "
+            "Its answers to them mean nothing: it is a small model for trying things out. examples/prompts.jsonl has "
+            "prompts that it reads; model=... or model.path=... takes another model"
+        )
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""

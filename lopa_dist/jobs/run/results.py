@@ -14,6 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.tasks.task import Item, Score
+from lopa_dist.whole import whole
+
+ERRORS = "errors.jsonl"
 
 
 def finished_text(
@@ -99,3 +102,13 @@ def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
             raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
         yield text, line
+
+
+def write_errors(folder: Path, count: int) -> None:
+    """Write the result lines of the `count` requests that could not run into `errors.jsonl`; no file if all could."""
+    (folder / ERRORS).unlink(missing_ok=True)
+    if not count:
+        return
+    failed = (text for text, line in result_lines(folder / "results.jsonl") if line["finish_reason"] == "error")
+    with whole(folder / ERRORS) as partial, partial.open("w", encoding="utf-8") as out:
+        out.writelines(failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -87,6 +88,7 @@ def build_report(
         **({"unjudged": unjudged} if unjudged else {}),
         **({"accuracy": float(np.mean(correct)), "judged": len(correct)} if len(correct) else {}),
         **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
+        **({"accuracy_95": [*wilson(float(np.mean(correct)), len(correct))]} if len(correct) else {}),
         "completion_tokens": int(tokens.sum()),
         "prompt_tokens": {"total": work.prompt_tokens, "reused": work.prompt_reused},
         "forwards": int(forwards.sum()),
@@ -118,6 +120,15 @@ def build_report(
         "decode_s": decode_s,
         "wall_s": wall_s,
     }
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share of `count`: Wilson's, which also holds for few that are all right."""
+    z, count = 1.96, max(1, count)
+    middle = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 1 + z**2 / count
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 def mean(values: Any) -> float:

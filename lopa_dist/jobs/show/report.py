@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from lopa_dist import __version__
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.whole import whole
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
@@ -73,7 +73,8 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
         *([("not judged", UNJUDGED.format(report["unjudged"]))] if report.get("unjudged") else []),
-        *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
+        *([("accuracy (95 % confidence)", with_interval(report))] if "accuracy" in report else []),
+        *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key)),
         ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
     ]
     if "prompt_tokens" in report:
@@ -93,18 +94,25 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("wall time", seconds)]
 
 
+def is_rule(key: str) -> bool:
+    """Whether a figure is the accuracy by another rule of reading answers."""
+    return key.startswith("accuracy_") and key != "accuracy_95"
+
+
 def judged(report: dict[str, Any]) -> int:
     """Answers that the accuracy is of; reports of older versions do not say."""
     return int(report.get("judged", report["requests"] - report["errors"]))
 
 
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
-    """The 95 % confidence interval of the accuracy: Wilson's, which also holds for few answers that are all right."""
-    z, share, count = 1.96, report["accuracy"], max(1, judged(report))
-    middle = share + z**2 / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    scale = 1 + z**2 / count
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    """The 95 % confidence interval of the accuracy."""
+    return wilson(report["accuracy"], judged(report))
+
+
+def with_interval(report: dict[str, Any]) -> str:
+    """The accuracy and its 95 % confidence interval, in percent."""
+    low, high = accuracy_interval(report)
+    return f"{report['accuracy']:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:

@@ -68,22 +68,36 @@ def asked(items: Iterable[Item]) -> dict[str, str]:
     """By custom_id, the questions that a page may show; without few-shot examples, which all requests share."""
     found = {}
     for item in islice(items, LOOKED_AT):
-        text = item.messages[-1]["content"] if item.messages else item.prompt or ""
-        found[item.custom_id] = short(text.removeprefix(item.prefix))
+        found[item.custom_id] = short(question(item))
     return found
+
+
+def question(item: Item) -> str:
+    """The prompt, or the last message of a chat, without few-shot examples."""
+    return (item.messages[-1]["content"] if item.messages else item.prompt or "").removeprefix(item.prefix)
 
 
 def asked_again(report: dict[str, Any]) -> dict[str, str]:
     """The questions of a finished run, read from its input once more; none where that is gone."""
-    task = report["task"]
-    if task["input"] == "-":
-        return {}
     try:
-        items = make_task(settings(report).task).items()
-        # merged shards are no shard
-        return asked(islice(items, task["shard"], None, task["shards"]) if "shard" in task else items)
+        return asked(items_again(report))
     except (ValueError, OSError):
         return {}
+
+
+def items_again(report: dict[str, Any]) -> Iterable[Item]:
+    """The items of a finished run, read from its input once more.
+
+    Raises:
+        ValueError: the input cannot be read again.
+        OSError: likewise.
+    """
+    task = report["task"]
+    if task["input"] == "-":
+        raise ValueError("standard input cannot be read again")
+    items = make_task(settings(report).task).items()
+    # merged shards are no shard
+    return islice(items, task["shard"], None, task["shards"]) if "shard" in task else items
 
 
 def short(text: str) -> str:
