@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.winner import Winner
+from lopa_dist.decode.written import note
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -41,8 +42,8 @@ def verify(state: State, records: Records) -> Winner:
     if state.config.stop_at_eos:
         ends = (is_eos(state, records.token) & brought).long()
         brought &= ends.cumsum(1) - ends == 0
-    branch = state.branches.new_zeros(state.slots)
-    return Winner(branch, records, torch.where(brought, position, -1), records.token.long(), accepted=accepted)
+    branch, position = state.branches.new_zeros(state.slots), torch.where(brought, position, -1)
+    return Winner(branch, records, position, records.token.long(), accepted=accepted, probability=records.packed[1])
 
 
 def is_eos(state: State, token: Tensor) -> Tensor:
@@ -67,6 +68,7 @@ def advance(state: State, winner: Winner) -> None:
     state.step += running
     assert winner.accepted is not None
     state.accepted.copy_(torch.minimum(winner.accepted, count))
+    note(state, winner)
 
 
 def spawn(state: State, winner: Winner) -> None:

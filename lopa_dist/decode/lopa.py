@@ -73,7 +73,8 @@ def by_agreement(state: State, records: Records) -> Winner:
     token = torch.where(index < accepted[:, None], draft, predicted)
     brought = (index <= torch.minimum(accepted, state.drafts - 1)[:, None]) & valid
     winner = Records(records.packed[:, slots, branch])
-    return Winner(branch, winner, torch.where(brought, position, -1), token, accepted=accepted)
+    position, probability = torch.where(brought, position, -1), records.drafts.packed[1]
+    return Winner(branch, winner, position, token, accepted=accepted, probability=probability)
 
 
 VERIFY: dict[str, Callable[[State, Records], Winner]] = {
