@@ -17,7 +17,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import finished_text
+from lopa_dist.jobs.run.results import finished_text, logprob
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
@@ -46,6 +46,7 @@ class SamplingParams:
     seed: int | None = None  # the same text for the same prompt, wherever it stands in the batch
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()  # the text ends before the earliest of these
+    logprobs: bool = False  # tell each token's log probability, step and way
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class Output:
     drafts: int  # tokens that its forwards verified (decode.verify=agreement)
     accepted: int  # of those
     seconds: float  # from admission to the end, with others beside it
+    logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
+    steps: list[int] | None = None  # forward that wrote each token, from 1
+    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed) or "bonus" (instead of one that failed)
 
     @property
     def tokens_per_forward(self) -> float:
@@ -197,6 +201,7 @@ class LLM:
     def output(self, generation: Generation, stop: Sequence[str]) -> Output:
         """The answer of a finished request."""
         generation, text = finished_text(self.builder.tokenizer, generation, stop)
+        told = generation.written
         return Output(
             text=text,
             tokens=generation.tokens,
@@ -206,12 +211,15 @@ class LLM:
             drafts=generation.drafts,
             accepted=generation.accepted,
             seconds=generation.seconds,
+            logprobs=None if told is None else [logprob(one) for one in told],
+            steps=None if told is None else [one.step for one in told],
+            ways=None if told is None else [one.way for one in told],
         )
 
 
 def hash_of(requests: Sequence[Request]) -> str:
     """Return what tells a call's requests from others."""
-    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling) for r in requests]
+    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
 
 

@@ -70,6 +70,18 @@ def test_the_answers_are_those_of_a_job(llm: LLM, tmp_path: Path) -> None:
     assert sum(output.drafts for output in outputs) > sum(output.accepted for output in outputs) > 0
 
 
+def test_outputs_tell_how_tokens_were_written(llm: LLM) -> None:
+    asked, other = llm.generate(PROBLEMS[:2], sampling=[SamplingParams(logprobs=True), SamplingParams()])
+    assert other.logprobs is other.steps is other.ways is None
+    assert asked.logprobs is not None
+    assert asked.steps is not None
+    assert asked.ways is not None
+    assert len(asked.logprobs) == len(asked.steps) == len(asked.ways) == len(asked.tokens)
+    assert all(logprob <= 0 for logprob in asked.logprobs)
+    assert 0 < asked.ways.count("accepted") <= asked.accepted
+    assert 1 <= min(asked.steps) < max(asked.steps) <= asked.forwards
+
+
 def test_each_prompt_may_be_sampled_in_its_own_way(llm: LLM, tmp_path: Path) -> None:
     asked = [
         {"temperature": 0.9, "top_p": 0.9},

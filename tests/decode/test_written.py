@@ -78,8 +78,10 @@ def test_masked_as_the_naive_engine_saw_it(small_model: Transformer, config: Dec
         tokens, wins = naive.generate()
         if naive.near_tie:
             continue
-        assert generation.forwards == len(wins) and generation.tokens == tokens[: len(generation.tokens)]
-        assert generation.written is not None and len(generation.written) == len(generation.tokens)
+        assert generation.forwards == len(wins)
+        assert generation.tokens == tokens[: len(generation.tokens)]
+        assert generation.written is not None
+        assert len(generation.written) == len(generation.tokens)
         for position, found in enumerate(generation.written, naive.oracle.known):
             probability, step, way = told[position]
             assert found[1:] == (step, way), position
@@ -92,7 +94,8 @@ def test_causal_is_the_probability_of_a_plain_forward(small_model: Transformer, 
     found = generated(small_model, causal(drafts=drafts), requests, max_sequences=3)
     for request in requests:
         generation = found[request.index]
-        assert generation.written is not None and len(generation.written) == len(generation.tokens)
+        assert generation.written is not None
+        assert len(generation.written) == len(generation.tokens)
         tokens = torch.tensor([*request.prompt, *generation.tokens])
         with torch.no_grad():
             logits = small_model(tokens, torch.arange(len(tokens)), attend_causally) @ small_model.head_weight.T
@@ -100,12 +103,14 @@ def test_causal_is_the_probability_of_a_plain_forward(small_model: Transformer, 
         wanted = logits.softmax(1)[len(request.prompt) - 1 : -1].gather(1, tokens[len(request.prompt) :, None])[:, 0]
         assert [one.probability for one in generation.written] == pytest.approx(wanted.tolist(), rel=1e-4)
         ways, steps = [one.way for one in generation.written], [one.step for one in generation.written]
-        assert steps == sorted(steps) and steps[0] == 1
+        assert steps == sorted(steps)
+        assert steps[0] == 1
         ended = len(generation.tokens) < request.max_new_tokens  # its end-of-text may be a draft, too
         assert 0 <= generation.accepted - ways.count("accepted") <= ended
         for step in set(steps):
             *before, last = [one.way for one in generation.written if one.step == step]
-            assert set(before) <= {"accepted"} and (drafts != 0 or last == "filled")
+            assert set(before) <= {"accepted"}
+            assert drafts != 0 or last == "filled"
             assert last != "accepted" or step == max(steps)
     assert drafts == 0 or any(one.way == "bonus" for g in found.values() for one in g.written or ())
 
@@ -137,4 +142,5 @@ def test_nothing_is_kept_when_nobody_asks(small_model: Transformer) -> None:
 
     asked = [replace(requests[0], token_steps=True), requests[1]]
     list(Engine(small_model, BASE, Solo(), EngineConfig(1), on_step=look).generate(asked))
-    assert kept[0] and not kept[-1]
+    assert kept[0]
+    assert not kept[-1]

@@ -140,7 +140,8 @@ class Encoder:
         if space is not None and self.config.decode.stores_kv and len(ids) + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
-        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
+        told = item.token_steps or self.config.logging.token_steps
+        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix, told)
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""
