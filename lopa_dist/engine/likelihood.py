@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.request import request_key
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
@@ -47,6 +48,11 @@ class Given:
     prompt: Sequence[int]
     answer: Sequence[int]
     key: int
+
+    @classmethod
+    def seeded(cls, prompt: Sequence[int], answer: Sequence[int], seed: int) -> Given:
+        """Return an answer whose masks follow from it, its prompt and a seed alone."""
+        return cls(prompt, answer, request_key(seed, f"{list(prompt)} {list(answer)}"))
 
 
 class Likelihood(NamedTuple):
@@ -107,7 +113,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, given: Sequence[Given]) -> list[Likelihood]:
-        """Return the likelihoods of some answers, none of which is empty; with the logit shift no prompt is, either."""
+        """Return the likelihoods of some answers; with the logit shift, no prompt is empty."""
         views: list[View] = []
         weights: list[float] = []  # of the views in their part's sum
         drawn: set[tuple[int, Part]] = set()  # parts some of whose masks are left out
@@ -134,6 +140,8 @@ class Scorer:
     def parts(self, given: Given) -> list[Part]:
         """Return the parts of an answer: the whole of it, or its blocks where none sees those behind it."""
         prompt, end, size = len(given.prompt), len(given.prompt) + len(given.answer), self.config.block_size
+        if not given.answer:
+            return []
         if self.config.window_attention != "block_causal":
             joint = self.config.prompt_attention == "joint"
             # the row that predicts the first token sees the masks, too, as in decoding (boundary=fresh)
