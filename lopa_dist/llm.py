@@ -16,10 +16,11 @@ from typing import Any
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.likelihood import SAMPLES, Given, Likelihood, Scorer
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import finished_text
+from lopa_dist.jobs.run.results import finished_text, logprob
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
@@ -37,6 +38,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
 
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
+AT_ONCE = 64  # continuations that are scored before a rank looks for a stop
 MEETINGS = count()  # of this process with the other ranks, of all `LLM` objects together
 
 
@@ -51,6 +53,7 @@ class SamplingParams:
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()  # the text ends before the earliest of these
     n: int = 1  # answers to the prompt, each an output
+    logprobs: bool = False  # tell each token's log probability, step and way
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
         """Raise a ValueError that says what there is, where an argument is called otherwise."""
@@ -80,6 +83,9 @@ class Output:
     seconds: float  # from admission to the end, with others beside it
     tokens_per_forward: float  # TPF: what lookahead is there to raise
     acceptance: float | None  # the share of the drafts that was accepted; None where nothing was drafted
+    logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
+    steps: list[int] | None = None  # forward that wrote each token, from 1
+    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed) or "bonus" (instead of one that failed)
 
 
 class LLM:
@@ -159,14 +165,55 @@ class LLM:
         if self.world.rank == 0 and (warning := encoder.warning()) and not self.warned:
             self.warned = True
             log.warning(warning)
+        with self.joined(config, len(items), config.decode.max_branches) as group:
+            return self.answers(config, items, requests, group, progress)
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        continuations: Sequence[str],
+        decode: str | DecodeConfig | None = None,
+        samples: int = SAMPLES,
+        **overrides: Any,
+    ) -> list[Likelihood]:
+        """How likely the model finds each prompt's continuation; of a masked model, a lower bound.
+
+        Args:
+            prompts: as for `generate`.
+            continuations: one for each prompt; a word begins with the space before it.
+            decode: what rows see (`decode.context`); other options have no effect.
+            samples: masks of a continuation that a bound is worked out from, or of each block of it.
+            overrides: as for `generate`.
+
+        Raises:
+            ValueError: a prompt, a continuation or an option that cannot be used; the message says which and why.
+            RankError: another rank failed or was lost.
+            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+        """
+        config, builder = self.configured(decode, overrides), self.builder
+        config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+        if isinstance(continuations, str) or len(continuations) != len(prompts):
+            raise ValueError("continuations: give a list with one text for each prompt")
+        encoder = Encoder(config, builder.shape, builder.tokenizer)
+        given = []
+        for index, (item, continuation) in enumerate(zip(items_of(prompts, None), continuations, strict=True)):
+            found = encoder.encode_pair(index, item, continuation)
+            if isinstance(found, Rejection):
+                raise ValueError(f"prompts[{index}]: {found.message}")
+            given.append(Given.seeded(*found, config.seed))
+        with self.joined(config, max(len(given), self.world.size), 1) as group:
+            return self.likelihoods(config, given, samples, group)
+
+    @contextmanager
+    def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
+        """The ranks of a call, joined; any number of calls may follow one another."""
         parallel, size = config.parallel, self.world.size
-        axes = parallel.data, parallel.branch, parallel.tensor
-        mesh = choose_mesh(*axes, size, len(items), config.decode.max_branches)
-        ends = parallel.timeout_s, builder.device, Stop(grace_s=0.0)
+        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, size, requests, branches)
+        ends = parallel.timeout_s, self.builder.device, Stop(grace_s=0.0)
         with handlers_kept():
             group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
             with group.failures.guard():
-                return self.answers(config, items, requests, group, progress)
+                yield group
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """The settings with a call's decode options."""
@@ -209,9 +256,33 @@ class LLM:
             own = {index: Output(**output) for text in texts for index, output in json.loads(text)}
         return [own[index] for index in range(len(items))]
 
+    def likelihoods(self, config: Config, given: Sequence[Given], samples: int, group: Group) -> list[Likelihood]:
+        """What all ranks of a group score, of which each has a share, on every rank."""
+        builder, tensor = self.builder, group.mesh.tensor
+        group.store.agree("call", work(config, builder) | {"samples": samples, "the prompts": hash_of_given(given)})
+        scorer = Scorer(builder.load(group.world.rank == 0, group.tensor), config.decode, samples, tensor=group.tensor)
+        group.ready()
+        share, shares = group.world.rank // tensor, group.world.size // tensor
+        own: list[Likelihood] = []
+        mine = given[share::shares]
+        for begin in range(0, len(mine), AT_ONCE):
+            if tensor == 1 and group.stop.asked:  # tensor ranks hear of it at different moments, and go on to the end
+                break
+            group.failures.check()
+            own += scorer.score(mine[begin : begin + AT_ONCE])
+        group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
+        if group.stop.asked:
+            raise Stopped(f"stopped by {group.stop.signal}")
+        if shares == 1:
+            return own
+        texts = group.store.gather(json.dumps(own) if group.tensor_rank == 0 else None, share, shares)
+        several = [[Likelihood(*one) for one in json.loads(text)] for text in texts]
+        return [several[index % shares][index // shares] for index in range(len(given))]
+
     def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""
         generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
+        told = generation.written
         assert item.origin
         return Output(
             id=item.origin.custom_id,
@@ -227,13 +298,21 @@ class LLM:
             seconds=generation.seconds,
             tokens_per_forward=len(generation.tokens) / max(1, generation.forwards),
             acceptance=generation.accepted / generation.drafts if generation.drafts else None,
+            logprobs=None if told is None else [logprob(one) for one in told],
+            steps=None if told is None else [one.step for one in told],
+            ways=None if told is None else [one.way for one in told],
         )
 
 
 def hash_of(requests: Sequence[Request]) -> str:
     """Return what tells a call's requests from others."""
-    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling) for r in requests]
+    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
+
+
+def hash_of_given(given: Sequence[Given]) -> str:
+    """Return what tells a call's prompts and continuations from others'."""
+    return hashlib.sha256(repr([one.key for one in given]).encode()).hexdigest()[:24]
 
 
 def model_settings(model: str) -> list[str]:

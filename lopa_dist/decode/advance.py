@@ -9,6 +9,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.winner import Winner
+from lopa_dist.decode.written import note
 from lopa_dist.own_code import load
 
 
@@ -49,6 +50,7 @@ def advance(state: State, winner: Winner) -> None:
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
     window = torch.where(chosen, records.token, window)
     state.answers.scatter_(1, span, window)
+    at = None if state.written is None else span.masked_fill(~masked, -1)
     masked ^= chosen  # all that is chosen was masked
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
     if config.prompt_attention == "blocks":
@@ -77,6 +79,7 @@ def advance(state: State, winner: Winner) -> None:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
+    note(state, winner, at, chosen)
     # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.first_masked)
     state.first_masked &= complete < new_end

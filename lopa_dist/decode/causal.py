@@ -24,6 +24,7 @@ from torch import Tensor
 from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
+from lopa_dist.decode.written import note
 
 NEVER = 1 << 20  # drafts after which a branch would go on behind another: each has all of them
 
@@ -52,7 +53,8 @@ def verify(state: State, records: Records) -> Winner:
     if state.config.stop_at_eos:
         ends = (is_eos(state, records.token) & brought).long()
         brought &= ends.cumsum(1) - ends == 0
-    return Winner(branch, records, torch.where(brought, position, -1), records.token.long(), accepted=accepted)
+    position = torch.where(brought, position, -1)
+    return Winner(branch, records, position, records.token.long(), accepted=accepted, probability=records.packed[1])
 
 
 def chains(state: State) -> Tensor:
@@ -90,6 +92,7 @@ def advance(state: State, winner: Winner) -> None:
     assert winner.accepted is not None
     state.accepted.copy_(torch.minimum(winner.accepted, count))
     state.winner.copy_(winner.branch)
+    note(state, winner)
 
 
 def spawn(state: State, winner: Winner) -> None:

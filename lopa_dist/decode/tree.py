@@ -59,14 +59,17 @@ def by_agreement(state: State, records: Records) -> Winner:
     branch = end_of_walk(state, predicted, accepted) if config.branches else depth.new_zeros(slots)
 
     at = arange(slots, branch.device)
-    accepted, valid = accepted[at, branch], valid[at, branch]
+    accepted, valid, probability = accepted[at, branch], valid[at, branch], sure[at, branch]
     token = torch.where(number < accepted[:, None], draft[at, branch], predicted[at, branch])
     position = torch.where((number <= accepted[:, None]) & valid, position[at, branch], -1)
     if config.branches:
         path_position, path_token = state.edits[:, at, branch]
         position, token = torch.cat([path_position, position], 1), torch.cat([path_token, token], 1)
+        if state.written is not None:
+            probability = torch.cat([of_path(state, sure, branch), probability], 1)
         accepted = accepted + depth[at, branch]
-    return Winner(branch, Records(records.packed[:, at, branch]), position, token, accepted=accepted)
+    winner = Records(records.packed[:, at, branch])
+    return Winner(branch, winner, position, token, accepted=accepted, probability=probability.view(torch.int32))
 
 
 def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
@@ -88,6 +91,26 @@ def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
         reached = reached & reached.gather(1, parent)
         parent = parent.gather(1, parent)
     return torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
+
+
+def of_path(state: State, sure: Tensor, branch: Tensor) -> Tensor:
+    """Return the probabilities with which verification said the tokens of a branch's path, ``[S, E]``.
+
+    Args:
+        state: as it was laid out for the forward.
+        sure: ``[S, K, m]`` probabilities of what was predicted at each branch's drafts.
+        branch: ``[S]``.
+    """
+    slots, number = arange(state.slots, branch.device), arange(state.config.max_edits, branch.device)
+    depth, parent, _, _ = state.paths
+    found = sure.new_zeros(state.slots, len(number))
+    for _ in range(state.config.branches):  # from a branch to the one that verified the end of its path
+        before = parent[slots, branch]
+        begin, end = depth[slots, before, None], depth[slots, branch, None]
+        said = sure[slots, before].gather(1, (number - begin).clamp(0, sure.shape[2] - 1))
+        found = torch.where((number >= begin) & (number < end), said, found)
+        branch = before
+    return found
 
 
 def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:

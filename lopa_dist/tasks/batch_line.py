@@ -18,7 +18,7 @@ from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
 PROMPTS = ("prompt", "messages")
 LIMITS = ("max_tokens", "max_completion_tokens")
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n")
+KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n", "logprobs")
 NAMES = ("custom_id", "id")
 ENVELOPE = ("custom_id", "method", "url", "body")
 URLS: dict[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -27,7 +27,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # fields of the API that are only accep
     "stream": (False,),
     "echo": (False,),
     "best_of": (1,),
-    "logprobs": (False,),
+    "top_logprobs": (0,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -184,6 +184,7 @@ def read_request(request: dict[str, Any]) -> dict[str, Any]:
         "max_new_tokens": most[0] if most else None,
         "stop": read_stop(request.get("stop", [])),
         "samples": whole(request, "n", 1, MOST_SAMPLES) or 1,
+        "token_steps": read_logprobs(request.get("logprobs", False), messages is not None),
         "sampling": read_sampling(request) if any(key in request for key in SAMPLING) else DEFAULT,
     }
 
@@ -196,6 +197,16 @@ def read_sampling(request: dict[str, Any]) -> RequestSampling:
         top_k=whole(request, "top_k", 0),
         seed=whole(request, "seed", -(2**63), 2**63 - 1),
     )
+
+
+def read_logprobs(value: Any, chat: bool) -> bool:
+    """Whether the tokens' probabilities are asked for: by true, or by completions' 0."""
+    if isinstance(value, bool):
+        return value
+    if value != 0 or chat:
+        zero = "" if chat else ", or 0"
+        raise BadLine(f"logprobs={shown(value)} must be true or false{zero}: other tokens' probabilities are not kept")
+    return True
 
 
 def whole(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:

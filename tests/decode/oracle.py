@@ -98,6 +98,7 @@ class Oracle:
         self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
         self.paths: list[tuple[int, ...]] = [()]  # of each branch: its choices for the first drafts, 1 for a second one
         self.accepted: list[int] = []  # drafts accepted, by step
+        self.proofs: dict[int, Record] = {}  # what verification last predicted at a draft's position
         self.wins: list[int] = []
         self.last_scores: list[float] = []
         self.last_filled: list[tuple[int, int]] = []
@@ -243,8 +244,8 @@ class Oracle:
         for number, (pos, draft) in enumerate(self.chain):
             if nth == self.config.drafts:
                 break
-            predicted = (verified[branch, nth] if (branch, nth) in verified else seen[branch][pos])[0]
-            brought[pos] = predicted
+            self.proofs[pos] = verified[branch, nth] if (branch, nth) in verified else seen[branch][pos]
+            predicted = brought[pos] = self.proofs[pos][0]
             if brought in self.edits:  # a path goes on with this token
                 branch, nth = self.edits.index(brought), 0
             elif predicted == draft:

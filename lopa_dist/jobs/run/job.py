@@ -31,7 +31,7 @@ from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.results import NOT_NUMBERS, error_line, finished_text, generation_line, write_errors
+from lopa_dist.jobs.run.results import NOT_NUMBERS, Pieces, error_line, finished_text, generation_line, write_errors
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
@@ -133,6 +133,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
+        self.pieces = Pieces(self.builder.tokenizer)
         self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data)
 
     def run(self) -> dict[str, Any]:
@@ -259,7 +260,7 @@ class Job:
                     entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
                     continue
                 figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
-                line = generation_line(answer.item, generation, answer.text, score, token_ids)
+                line = generation_line(answer.item, generation, answer.text, score, token_ids, self.pieces)
                 if verdict.failure:
                     entry |= {"unjudged": True}
                     line |= {"correct": None, "unjudged": verdict.failure}

@@ -56,6 +56,8 @@ def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), refer
         parts.append(asdict(request.sampling))
     if stop:
         parts.append(list(stop))
+    if request.token_steps:  # a line without them is not what is asked for
+        parts.append("token_steps")
     if reference is not None:
         parts.append({"reference": reference})
     return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import dropwhile, takewhile
 from typing import Any
 
@@ -85,6 +85,25 @@ class Encoder:
                     encoded.append(self.request(first + i, items[i], tokens, prefix))
         return sorted(encoded, key=lambda one: one.index)
 
+    def encode_pair(self, index: int, item: Item, continuation: str) -> tuple[list[int], list[int]] | Rejection:
+        """The tokens of a prompt and of a text behind it."""
+        item = self.choose(item)
+        text, special = self.render(index, item), not self.is_chat(item)
+        if isinstance(text, Rejection):
+            return text
+        if not continuation or encodable(continuation) != continuation:
+            return rejected(index, item, f"continuation {continuation!r}: must be a text of at least one character")
+        tokenize = partial(self.words.encode, add_special_tokens=special)
+        prompt, answer = pair_of(lambda text: list(tokenize(text).ids), text, continuation)
+        if not prompt and (self.model.shift or self.config.decode.causal):
+            return rejected(index, item, "no token is before the continuation, and this model predicts from one")
+        if self.model.mask_id in (*prompt, *answer):
+            return rejected(index, item, "the text contains the mask token; remove it")
+        if len(prompt) + len(answer) > self.model.max_positions:
+            size = f"prompt and continuation have {len(prompt) + len(answer)} tokens, but the model has"
+            return rejected(index, item, f"{size} {self.model.max_positions} positions; shorten the prompt")
+        return prompt, answer
+
     def is_chat(self, item: Item) -> bool:
         """Whether the item goes through the chat template."""
         return item.messages is not None or self.wrap
@@ -151,7 +170,8 @@ class Encoder:
         if space is not None and self.config.decode.stores_kv and len(ids) + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
-        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
+        told = item.token_steps or self.config.logging.token_steps
+        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix, told)
 
     def note_strange(self, ids: list[int]) -> None:
         """Count a prompt with words that the model does not know."""
@@ -187,6 +207,16 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def pair_of(tokens: Callable[[str], list[int]], prompt: str, continuation: str) -> tuple[list[int], list[int]]:
+    """The tokens of a prompt, and those of its continuation.
+
+    Both are tokenized together, and spaces between them belong to the continuation, as in lm-evaluation-harness.
+    """
+    both = tokens(prompt + continuation)
+    count = max(0, min(len(tokens(prompt.rstrip())), len(both) - 1))
+    return both[:count], both[count:]
 
 
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

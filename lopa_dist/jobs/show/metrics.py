@@ -17,11 +17,13 @@ from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.packed import Columns
+from lopa_dist.jobs.run.results import logprob
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Score
 
 PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
 ALSO = "also."  # columns of `Figures.also`
+LEAST = 5  # answers of a group whose accuracy is told
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,15 @@ class Figures:
     filled: int
     correct: bool | None
     also: dict[str, bool] = field(default_factory=dict)  # right or not by other rules of reading
+    probability: float | None = None  # geometric mean of its tokens', where they were asked for
 
     @classmethod
     def of(cls, g: Generation, score: Score | None) -> Figures:
         """Of a finished request."""
-        judged = (None, {}) if score is None else (score.correct, dict(score.also))
-        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.filled, *judged)
+        correct, also = (None, {}) if score is None else (score.correct, dict(score.also))
+        probability = math.exp(mean([logprob(one) for one in g.written])) if g.written else None
+        times = g.seconds, g.first_step_seconds
+        return cls(len(g.tokens), g.forwards, *times, g.filled, correct, also, probability)
 
 
 def build_report(
@@ -89,6 +94,7 @@ def build_report(
         **({"accuracy": float(np.mean(correct)), "judged": len(correct)} if len(correct) else {}),
         **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
         **({"accuracy_95": [*wilson(float(np.mean(correct)), len(correct))]} if len(correct) else {}),
+        **({"reliability": groups} if (groups := reliability(figures)) else {}),
         "completion_tokens": int(tokens.sum()),
         "prompt_tokens": {"total": work.prompt_tokens, "reused": work.prompt_reused},
         "forwards": int(forwards.sum()),
@@ -129,6 +135,15 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 1 + z**2 / count
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def reliability(figures: Columns) -> list[dict[str, float]]:
+    """Return how many answers are right, in up to ten equal groups by their probability; none where it is not known."""
+    probability, correct = figures["probability"], figures["correct"]
+    judged = np.flatnonzero(~np.isnan(probability + correct))
+    ranked = judged[np.argsort(probability[judged], kind="stable")]
+    groups = np.array_split(ranked, min(10, len(ranked) // LEAST)) if len(ranked) >= LEAST else []
+    return [{"probability": mean(probability[g]), "accuracy": mean(correct[g]), "answers": len(g)} for g in groups]
 
 
 def mean(values: Any) -> float:

@@ -166,6 +166,11 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     """The other bar charts, of what there is something to show of."""
+    groups = report.get("reliability", [])
+    if groups:
+        sure, right = ([group[name] for group in groups] for name in ("probability", "accuracy"))
+        which = "geometric mean of the tokens' probabilities, in groups of equally many answers"
+        yield bars("Answers that are right, by how sure the model was", which, [f"{p:.3f}" for p in sure], right, ".0%")
     done = Columns()
     for line in results(folder):
         if "tpf" in line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import math
 import os
 import shutil
 import signal
@@ -96,6 +97,28 @@ def test_report_adds_up(finished: tuple[Path, dict[str, Any]]) -> None:
     assert report["world"] == {
         "size": 1, "data": 1, "branch": 1, "tensor": 1, "backend": "solo", "launcher": "python",
     }  # fmt: skip
+
+
+def test_how_tokens_were_written_is_told_on_request(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """The text stays; a run folder whose lines lack it has them made again."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    job = config(TaskConfig(limit=12))
+    report = run(replace(job, logging=replace(job.logging, token_steps=True)), folder, World("python"))
+    found = lines(folder)
+    for line, before in zip(found, lines(finished[0]), strict=True):
+        steps = line["token_steps"]
+        assert len(steps) == len(line["token_ids"])
+        assert line["text"] == before["text"] == "".join(one["token"] for one in steps)
+        assert max(one["step"] for one in steps) <= line["usage"]["forwards"]
+        assert all(one["logprob"] <= 0 and one["way"] in ("filled", "accepted", "bonus") for one in steps)
+    means = sorted(sum(one["logprob"] for one in line["token_steps"]) / len(line["token_steps"]) for line in found)
+    groups = report["reliability"]
+    assert [group["answers"] for group in groups] == [6, 6]
+    assert groups[0]["probability"] == pytest.approx(sum(math.exp(mean) for mean in means[:6]) / 6, abs=1e-4)
+    assert sum(group["accuracy"] * 6 for group in groups) == pytest.approx(report["accuracy"] * 12)
+    assert "by how sure the model was" in (folder / "report.html").read_text()
+    assert "reliability" not in finished[1]
 
 
 def test_page_and_plots(finished: tuple[Path, dict[str, Any]]) -> None:
