@@ -135,11 +135,11 @@ def print_table(
     """Print the columns that fit: a number of requests that all runs have stands in the title."""
     knobs = range(1, 1 + len(differing([group.report for group in groups])))
     counts = {group.report["requests"] for group in groups}
-    if len(counts) == 1:
-        title += f", {counts.pop()} requests each"
+    if one := len(counts) == 1:
+        title += f", {counts.pop()} requests{' each' if len(groups) > 1 else ''}"
     # names that a person gave say more than settings, which are left out on a narrow terminal
     columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
-    if "requests each" in title:
+    if one:
         columns.remove(len(head) - 1)
     printed = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i in columns:
