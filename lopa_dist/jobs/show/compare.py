@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.encodable import encodable
+from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.page import Point, Scatter, front, place_labels, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.report import accuracy_interval, judged, table
@@ -27,7 +28,6 @@ from lopa_dist.jobs.show.sweep import (
     grouped,
     load_reports,
     settings_by_name,
-    shown,
     unfinished,
 )
 from lopa_dist.whole import named as naming
