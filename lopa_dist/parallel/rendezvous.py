@@ -129,10 +129,8 @@ def wait_until(
         if now - looked > LOOK_S:
             before, ended, looked = ended, {*ended_here()}, now
             if gone := sorted(before & ended):  # not only for a moment; what it announced was seen by `reached`
-                names = " and ".join(f"rank {rank}" for rank in gone)
-                raise LaunchError(
-                    f"{names} of {world.size} ended before all had joined: killed, or it says why ({state()})"
-                )
+                names = f"{' and '.join(f'rank {rank}' for rank in gone)} of {world.size}"
+                raise LaunchError(f"{names} ended before all had joined: killed, or it says why itself ({state()})")
         if now - began > limit_s:
             raise LaunchError(f"{state()}, after {limit_s:.0f} s")
         if now - said > WORD_S and world.local_rank == 0:
