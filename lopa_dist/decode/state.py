@@ -124,7 +124,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "chain_context")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "chain_context", "written")  # tensors that begin with S
 
 
 @dataclass
@@ -145,6 +145,7 @@ class State:
     paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
+    written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: nobody asks
     structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
 
     def __post_init__(self) -> None:
@@ -174,7 +175,7 @@ class State:
         most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
         columns = 2 * -(-most // config.block_size) * config.block_size
         if config.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
-            columns = most + config.max_chain + 2
+            columns = most + config.max_drafts + 2
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
@@ -287,7 +288,7 @@ class State:
     def take(self, slots: Ints) -> State:
         """Return a copy that holds some slots: for a step in which the others wait."""
         at = to_device(slots, self.canvas.device)
-        parts = {name: getattr(self, name)[at] for name in BY_SLOT}
+        parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
         return replace(
             self,
             **parts,
@@ -303,7 +304,8 @@ class State:
         """Write back what `take` returned, after its step."""
         at = to_device(slots, self.canvas.device)
         for name in BY_SLOT:
-            getattr(self, name)[at] = getattr(part, name)
+            if (tensor := getattr(self, name)) is not None:
+                tensor[at] = getattr(part, name)
         self.integers[:, at], self.edits[:, at] = part.integers, part.edits
         self.chain[:, at], self.paths[:, at] = part.chain, part.paths
         self.boundary.packed[:, at] = part.boundary.packed

@@ -5,9 +5,9 @@ first m of them: a draft is accepted if all before it are and the forward, in th
 
 Most chains of drafts fail before their end, and where one fails the model most often says its second choice. So the
 other branches are *paths*: choices for the first drafts, of which some are second choices. A branch holds the tokens of
-its path filled, and verifies the m drafts behind it. Its weight is the product of its choices' probabilities, which is
-how probable it is that verification comes this way; the k paths of largest weight run. Paths with up to two second
-choices count, and those that go on behind m drafts of another branch, if all of these are accepted.
+its path filled, and verifies the m drafts behind it. Its weight is how probable it is that verification comes this way
+(`chances`); the k paths of largest weight run. Paths with up to two second choices count, and those that go on behind m
+drafts of another branch, if all of these are accepted.
 
 Verification walks from the anchor. Where the drafts of a branch end, or one is rejected, and a path goes on with the
 token that the model says there, the walk goes on in its branch. Where the walk ends, the model's own token is filled,
@@ -18,8 +18,10 @@ into.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
@@ -27,6 +29,7 @@ from lopa_dist.decode.state import Records, State, arange
 from lopa_dist.decode.winner import Winner, anchor_alone
 
 LEAST = -1e3  # of the logarithm of a probability, so that sums and differences of them are numbers
+ACCEPTED, SECOND = 0.3, 0.5  # exponents of `chances`
 TIE = 1e-9  # of log weights: of paths as good as equal the less deep comes first, and the one with the first choice
 
 
@@ -57,14 +60,17 @@ def by_agreement(state: State, records: Records) -> Winner:
     branch = end_of_walk(state, predicted, accepted) if config.branches else depth.new_zeros(slots)
 
     at = arange(slots, branch.device)
-    accepted, valid = accepted[at, branch], valid[at, branch]
+    accepted, valid, probability = accepted[at, branch], valid[at, branch], sure[at, branch]
     token = torch.where(number < accepted[:, None], draft[at, branch], predicted[at, branch])
     position = torch.where((number <= accepted[:, None]) & valid, position[at, branch], -1)
     if config.branches:
         path_position, path_token = state.edits[:, at, branch]
         position, token = torch.cat([path_position, position], 1), torch.cat([path_token, token], 1)
+        if state.written is not None:
+            probability = torch.cat([of_path(state, sure, branch), probability], 1)
         accepted = accepted + depth[at, branch]
-    return Winner(branch, Records(records.packed[:, at, branch]), position, token, accepted=accepted)
+    winner = Records(records.packed[:, at, branch])
+    return Winner(branch, winner, position, token, accepted=accepted, probability=probability.view(torch.int32))
 
 
 def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
@@ -86,6 +92,26 @@ def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
         reached = reached & reached.gather(1, parent)
         parent = parent.gather(1, parent)
     return torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
+
+
+def of_path(state: State, sure: Tensor, branch: Tensor) -> Tensor:
+    """Return the probabilities with which verification said the tokens of a branch's path, ``[S, E]``.
+
+    Args:
+        state: as it was laid out for the forward.
+        sure: ``[S, K, m]`` probabilities of what was predicted at each branch's drafts.
+        branch: ``[S]``.
+    """
+    slots, number = arange(state.slots, branch.device), arange(state.config.max_edits, branch.device)
+    depth, parent, _, _ = state.paths
+    found = sure.new_zeros(state.slots, len(number))
+    for _ in range(state.config.branches):  # from a branch to the one that verified the end of its path
+        before = parent[slots, branch]
+        begin, end = depth[slots, before, None], depth[slots, branch, None]
+        said = sure[slots, before].gather(1, (number - begin).clamp(0, sure.shape[2] - 1))
+        found = torch.where((number >= begin) & (number < end), said, found)
+        branch = before
+    return found
 
 
 def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
@@ -122,61 +148,105 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
 
 
 def choose_paths(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
-    """Choose the k paths of largest weight.
-
-    A path ends with a choice for draft j: the second one, or the first where it goes on behind all drafts of another
-    branch. Before that it may have another second choice, for draft i. So one table of i (or none) by j and choice has
-    the weights of all paths.
+    """Choose the paths of the next forward.
 
     Args:
-        state, records, rank, made: as of `spawn_tree`.
-        count: ``[S]`` at most n.
+        state: gets the branches' paths and edits.
+        records, rank, made: as of `spawn_tree`.
+        count: ``[S]`` candidates, at most n.
 
     Returns:
         ``[S]`` branches to run, the anchor included.
     """
-    config, slots, device = state.config, state.slots, rank.device
-    m, length = config.drafts, min(config.max_edits, rank.shape[1])
+    config, m, length = state.config, state.config.drafts, min(state.config.max_edits, rank.shape[1])
     rank, position, token = rank[:, :length], made[0, :, :length], made[1, :, :length]
+    probability, second_probability = (p.gather(1, rank) for p in (records.probability, records.second_probability))
+    paths = best_paths(probability, second_probability, count, config.branches, m)
     second = records.second_token.gather(1, rank)
-    first_log, second_log = (
-        p.gather(1, rank).double().log().clamp(min=LEAST).nan_to_num(LEAST)
-        for p in (records.probability, records.second_probability)
-    )
-    before = first_log.cumsum(1) - first_log
-    last = torch.stack([before + first_log, before + second_log], 2).view(slots, 1, -1)  # [S, 1, 2 length]
-    other = torch.cat([first_log.new_zeros(slots, 1), second_log - first_log], 1)  # [S, 1 + length]
-    there = (arange(length, device) < count[:, None]).repeat_interleave(2, 1)
-    weight = other[..., None] + last + table(m, length, device)  # [S, 1 + length, 2 length]
-    weight = weight.masked_fill(~there[:, None], -torch.inf).flatten(1)
-    best = weight.topk(min(config.branches, weight.shape[1]), dim=1)
-
-    number = arange(length, device)
-    earlier = best.indices // (2 * length) - 1  # [S, k'] draft i; -1 for none
-    final = best.indices % (2 * length)
-    j, takes_second = final // 2, final % 2
-    is_second = (number == earlier[..., None]) | (number == j[..., None]) & (takes_second[..., None] == 1)
-    on_path = number <= j[..., None]  # [S, k', length]
-    tokens = torch.where(is_second, second[:, None], token[:, None])
-    k = best.indices.shape[1]
+    tokens = torch.where(paths.second, second[:, None], token[:, None])
+    k, last = paths.last.shape[1], paths.last[..., None]
     state.edits[0, :, 1:].fill_(-1)
-    state.edits[0, :, 1 : k + 1, :length] = torch.where(on_path, position[:, None], -1)
+    state.edits[0, :, 1 : k + 1, :length] = torch.where(arange(length, rank.device) <= last, position[:, None], -1)
     state.edits[1, :, 1 : k + 1, :length] = tokens
 
-    # the parent verifies draft j: it goes on from i, or from the beginning, by as many times m drafts as fit
-    begin = earlier + 1
-    covers = begin + (j - begin) // m * m  # depth of the parent
-    of_second = (covers == begin) & (earlier >= 0)
-    row = torch.where(of_second, 0, begin)
-    parent = torch.where(of_second, 2 * earlier + 1, row * 2 * length + 2 * (covers - 1))
-    match = (parent[:, :, None] == best.indices[:, None]).long()  # [S, k', k'], at most one
-    has_parent = covers > 0
-    depth, of, last_token, _ = state.paths
+    depth, parent, last_token, _ = state.paths
     depth.zero_()
-    depth[:, 1 : k + 1] = j + 1
-    of[:, 1 : k + 1] = (match.argmax(2) + 1) * has_parent
-    last_token[:, 1 : k + 1] = tokens.gather(2, j[..., None])[..., 0]
-    return (best.values > -torch.inf).sum(1) + 1
+    depth[:, 1 : k + 1] = paths.last + 1
+    parent[:, 1 : k + 1] = parents(paths, m, length)
+    last_token[:, 1 : k + 1] = tokens.gather(2, last)[..., 0]
+    return paths.found + 1
+
+
+class Paths(NamedTuple):
+    """The k' paths of largest weight, of each sequence; k' is k, or less where there are few drafts."""
+
+    found: Tensor  # [S] how many there are
+    number: Tensor  # [S, k'] in the table of all paths
+    earlier: Tensor  # [S, k'] draft for which a path takes the second choice before its end; -1: none
+    last: Tensor  # [S, k'] draft for which it makes its last choice
+    second: Tensor  # [S, k', n] bool: drafts for which it takes the second choice
+
+
+def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> Paths:
+    """Choose the paths of largest weight.
+
+    A path ends with a choice for draft j: the second one, or the first where it goes on behind all m drafts of another
+    branch. Before that it may have another second choice, for draft i. So one table of i (or none) by j and choice has
+    the weights of all paths.
+
+    Args:
+        first, second: ``[S, n]`` probabilities of the drafts' first and second choices.
+        count: ``[S]`` how many drafts there are.
+        k: paths wanted.
+        m: drafts that a branch verifies.
+    """
+    slots, n = first.shape
+    both = (
+        torch.stack(chances(first.double(), second.double()), 2).log().clamp(min=LEAST).nan_to_num(LEAST)
+    )  # [S, n, 2]
+    first = both[..., 0]
+    number = arange(n, first.device)
+    before = torch.where(number < count[:, None], first.cumsum(1) - first, -torch.inf)
+    final = (before[..., None] + both).view(slots, 1, -1)  # [S, 1, 2 n]
+    other = F.pad(both[..., 1] - first, (1, 0))  # [S, 1 + n]
+    weight = other[..., None] + final + table(m, n, first.device)
+    best = weight.flatten(1).topk(min(k, weight[0].numel()), dim=1)
+    earlier, at = best.indices // (2 * n) - 1, best.indices % (2 * n)
+    last = at // 2
+    takes_second = (number == earlier[..., None]) | (number == last[..., None]) & (at % 2 == 1)[..., None]
+    return Paths((best.values > -torch.inf).sum(1), best.indices, earlier, last, takes_second)
+
+
+def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how probable it is that verification says a draft's first choice, and that it says the second one.
+
+    Both are more probable than the model said of them, the less probable ones by more: verification sees the drafts
+    before, which were confirmed. The exponents were measured (docs/embedded-model.md).
+
+    Args:
+        first, second: probabilities of the choices, where they were predicted.
+    """
+    accepted = first**ACCEPTED
+    of_the_rest = (second / (1 - first).clamp(min=TIE)).clamp(0, 1)
+    return accepted, (1 - accepted) * of_the_rest**SECOND
+
+
+def parents(paths: Paths, m: int, n: int) -> Tensor:
+    """Return of each path the branch that verifies its last draft, ``[S, k']``; 0: the anchor.
+
+    It goes on from draft i, or from the beginning, by as many times m drafts as fit.
+
+    Args:
+        paths: from `best_paths` of n drafts.
+        m: drafts that a branch verifies.
+        n: as said.
+    """
+    begin = paths.earlier + 1
+    depth = begin + (paths.last - begin) // m * m
+    of_second = (depth == begin) & (paths.earlier >= 0)  # it ends with that second choice
+    wanted = torch.where(of_second, 2 * paths.earlier + 1, begin * 2 * n + 2 * (depth - 1))
+    match = (wanted[:, :, None] == paths.number[:, None]).long()  # [S, k', k'], at most one
+    return (match.argmax(2) + 1) * (depth > 0)
 
 
 @lru_cache(64)

@@ -17,8 +17,9 @@ class Winner(NamedTuple):
     position: Tensor  # [S, F] where it brings tokens; -1: nothing
     token: Tensor  # [S, F] the tokens there
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
-    # [S] drafts that were accepted (by_agreement); where the winner brings tokens, none is forced
+    # [S] drafts that were accepted (by_agreement), whose tokens come first; where it brings tokens, none is forced
     accepted: Tensor | None = None
+    probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities (by_agreement)
 
 
 def anchor_alone(state: State, records: Records) -> Winner:

@@ -98,15 +98,16 @@ class LookaheadPolicy:
     so each rank makes a proposal, and all follow that of the first (`Lockstep`).
 
     Args:
-        config: `drafts` and `groups` are read.
+        config: `drafts`, `groups` and `branches` are read.
+        ranks: of the branch group, which share the branches.
         clock: returns seconds. On a CPU those of this process, which other work beside it hardly changes.
     """
 
-    def __init__(self, config: DecodeConfig, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
+    def __init__(self, config: DecodeConfig, ranks: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
-        self.choice: Choice = FIRST[0] if self.auto else (config.max_chain * config.causal, config.groups)
-        self.acceptance, self.times = Acceptance(config.max_chain), StepTimes()
+        self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, config.groups)
+        self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
@@ -137,7 +138,8 @@ class LookaheadPolicy:
             now = self.clock()
             if self.began is not None and not chunk:
                 self.times.measured(self.rows, now - self.began)
-            self.began, self.rows = now, int(row_counts(host, ahead)[1].sum())
+            _, common, of_path = row_counts(host, ahead)
+            self.began, self.rows = now, int((common + of_path * -(-(host.branches - 1) // self.ranks)).sum())
             if prefixes is not None:
                 self.rows += prompt_rows(host, prefixes)
         return ahead
@@ -189,7 +191,7 @@ class LookaheadPolicy:
         brought = 1 + sum(depth * p for depth, p in enumerate(ends)) + 1 - covered
         length = self.lengths[1] / self.lengths[0]
         rounds = (length - 1) / brought + (1 - 1 / brought) / 2
-        chain = self.times.of(sequences * (1 + masks + groups * masks))
+        chain = self.times.of(sequences * (1 + masks + groups * masks + self.paths * 2 * masks))
         bare = self.times.of(sequences * (1 + masks))  # a first step or a last one
         seconds = bare + min(rounds, 1) * bare + max(rounds - 1, 0) * (chain + (1 - covered) * bare)
         return sequences * length / seconds

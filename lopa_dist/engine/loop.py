@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from lopa_dist.decode import DecodeConfig, State, Vocabulary, Winner
@@ -81,7 +80,7 @@ class Engine:
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # of which something is left to do
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        self.lookahead = LookaheadPolicy(config, clock)
+        self.lookahead = LookaheadPolicy(config, comm.size, clock)
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
         self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun
@@ -221,10 +220,8 @@ class Engine:
         running = before.branches > 0
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
-        if rows.causal is not None:  # every branch rank runs all of them
-            of_window = rows.branch >= 0
-            window_rows = np.bincount(rows.sequence[of_window], rows.rows[of_window], len(running)).astype(int)
-            window_rows *= self.comm.size
+        if rows.causal is not None:
+            window_rows = rows.causal.computed
         else:
             window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
         self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)

@@ -113,7 +113,7 @@ class Runners:
         longest = longest_sequence(self.config, longest_prompt)
         if scratch is None:
             scratch = usual_forward(self.config, self.branches, sequences, longest, self.options.max_rows or TOP)
-        groups = self.config.max_chain + 1 if self.config.causal else 0  # of masks, which are segments like branches
+        groups = self.config.max_drafts + 1 if self.config.causal else 0  # of masks, which are segments like branches
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
             scratch, not self.options.reproducible, self.options.graphs == "always", self.plain,

@@ -20,7 +20,7 @@ from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.rendezvous import never_again, rendezvous, wait_until
+from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous, wait_until
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
@@ -303,6 +303,7 @@ def announce_before_joining(world: World, error: Exception, limit_s: float) -> N
             wait_until(
                 lambda: store.add(keys.JOINED, 0) >= world.size, world, lambda: "the others are awaited", limit_s
             )
+            all_are_here(world)
             time.sleep(PATIENCE_S)
 
 

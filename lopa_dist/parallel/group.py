@@ -20,7 +20,7 @@ from lopa_dist.parallel.counters import ProgressCounters, WorkQueue
 from lopa_dist.parallel.failures import Failures, first_line
 from lopa_dist.parallel.launcher import LaunchError, World, mpi
 from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.rendezvous import rendezvous, rendezvous_file
+from lopa_dist.parallel.rendezvous import all_are_here, rendezvous
 from lopa_dist.parallel.shared_store import SharedStore
 from lopa_dist.parallel.stop import Stop
 
@@ -67,6 +67,7 @@ class Group:
             self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, self._broadcast_in_replica)
             self.progress = ProgressCounters(store, mesh.data, world.rank)
             self.store.join()
+            all_are_here(world)
             self._agree()
             if self.backend == "mpi":
                 self._split_mpi(timeout_s)
@@ -78,6 +79,7 @@ class Group:
                 self._split_torch(device, timeout)
         except RuntimeError as error:
             if hasattr(self, "failures"):
+                self.failures.announce(error)
                 self.failures.close()
             raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
 
@@ -138,8 +140,6 @@ class Group:
         self.failures.check_early()
         self.stop.begin()
         self.store.barrier(keys.READY)
-        if self.world.launcher == "srun" and self.world.rank == 0:
-            rendezvous_file().unlink(missing_ok=True)
 
     def prepared(self) -> None:
         """Wait until every rank has made what it needs on its device."""

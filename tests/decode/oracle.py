@@ -98,6 +98,7 @@ class Oracle:
         self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
         self.paths: list[tuple[int, ...]] = [()]  # of each branch: its choices for the first drafts, 1 for a second one
         self.accepted: list[int] = []  # drafts accepted, by step
+        self.proofs: dict[int, Record] = {}  # what verification last predicted at a draft's position
         self.wins: list[int] = []
         self.last_scores: list[float] = []
         self.last_filled: list[tuple[int, int]] = []
@@ -243,8 +244,8 @@ class Oracle:
         for number, (pos, draft) in enumerate(self.chain):
             if nth == self.config.drafts:
                 break
-            predicted = (verified[branch, nth] if (branch, nth) in verified else seen[branch][pos])[0]
-            brought[pos] = predicted
+            self.proofs[pos] = verified[branch, nth] if (branch, nth) in verified else seen[branch][pos]
+            predicted = brought[pos] = self.proofs[pos][0]
             if brought in self.edits:  # a path goes on with this token
                 branch, nth = self.edits.index(brought), 0
             elif predicted == draft:
@@ -336,10 +337,16 @@ class Oracle:
     def _best_paths(records: Sequence[Record], size: int) -> list[tuple[int, ...]]:
         """All paths, by how probable it is that verification comes that way; of equals the shallower ones first.
 
+        What verification confirmed before makes both choices more probable than the model said.
+
         A path ends with a second choice, or behind `size` drafts of another one, and has at most two second choices.
         """
-        first = [max(math.log(r[1]), -1e3) if r[1] else -1e3 for r in records]
-        second = [max(math.log(r[4]), -1e3) if r[4] else -1e3 for r in records]
+        first, second = [], []
+        for _, p, _, _, q in records:
+            accepted = p**0.3
+            otherwise = (1 - accepted) * min(1, q / max(1 - p, 1e-9)) ** 0.5
+            first.append(math.log(accepted) if accepted else -1e3)
+            second.append(math.log(otherwise) if otherwise else -1e3)
         found: list[tuple[float, int, int, int, tuple[int, ...]]] = []
         for depth in range(1, len(records) + 1):
             for earlier in range(-1, depth - 1):

@@ -100,8 +100,13 @@ def test_mpirun_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch, rank: i
 
 
 def test_srun_ranks_meet_through_a_file(tmp_path: Path) -> None:
-    """Rank 0 chooses the port; the others read it, and all see one store."""
+    """Rank 0 chooses the port; the others read it, and all see one store.
+
+    A job of the same number, of another cluster or before this one was set up again, was killed before all had joined.
+    """
     environment = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    rendezvous_file.rendezvous_file(environment | {"SLURM_STEP_LAUNCHER_PORT": "40000"}).write_text("127.0.0.1 9")
+    environment |= {"SLURM_STEP_LAUNCHER_PORT": "40001"}
     counts: list[int] = []
     stores = []  # rank 0's serves the others until all have ended
 

@@ -2,6 +2,7 @@
 
 Each is a job of two ranks in which something happens to a rank or to its launcher at some stage. The job must end and
 say why. Then it goes on under another launcher and mesh, and its texts and figures must be those of an undisturbed job.
+Launchers are torchrun, mpirun where there is an MPI, and srun on a throw-away Slurm cluster of two nodes.
 
 `python -m tests.system.random_faults run STAGE RANK HOW WHOM [overrides]` is such a job. At STAGE, RANK does HOW (a
 signal's name, or raise) to WHOM: itself, or its launcher.
@@ -19,17 +20,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.jobs.test_resumed_figures import figures
+from tests.system import slurm
 from tests.system.conftest import MARK, QUIET, ROOT, marked
 
 REQUESTS, TIMEOUT_S, LIMIT_S = 16, 6, 150
 STAGES = ("joining", "reading", "loading", "first step", "generating", "writing", "merging", "pages")
 OF_RANK_0 = ("merging", "pages")
-FIGURES = ("requests", "errors", "completion_tokens", "forwards", "accuracy", "tpf")
+OF_THE_RANKS = ("world",)  # in a report
 MPIRUN = Path(sys.executable).parent / "mpirun"
 
 
@@ -43,6 +46,7 @@ class Fault:
     whom: str
     launcher: str
     mesh: str
+    again: str  # the launcher of the job that goes on
 
     @classmethod
     def drawn(cls, rng: random.Random, launchers: list[str]) -> Fault:
@@ -53,23 +57,37 @@ class Fault:
             how = rng.choice(["SIGKILL", "SIGSTOP", "SIGTERM", "SIGUSR1", "raise"])
             whom = rng.choice(["itself", "launcher"]) if how in ("SIGKILL", "SIGTERM") else "itself"
             if not (how == "SIGSTOP" and stage == "joining"):
-                return cls(stage, rank, how, whom, rng.choice(launchers), rng.choice(["data", "branch"]))
+                launcher = rng.choice(launchers)
+                again = rng.choice([other for other in launchers if other != launcher] or [launcher])
+                return cls(stage, rank, how, whom, launcher, rng.choice(["data", "branch"]), again)
 
 
-def launchers() -> list[str]:
-    """Those that are here."""
-    return ["torchrun", "mpirun"] if MPIRUN.exists() else ["torchrun"]
+@contextlib.contextmanager
+def launchers(folder: Path) -> Iterator[list[str]]:
+    """Those that are here; while they are in use, what Slurm needs is in the environment and in `folder`."""
+    found = ["torchrun", *(["mpirun"] if MPIRUN.exists() else []), *(["srun"] if slurm.POSSIBLE else [])]
+    before = {**os.environ}
+    with slurm.cluster(folder) if slurm.POSSIBLE else contextlib.nullcontext(before) as environment:
+        os.environ.update(environment)
+        try:
+            yield found
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
-def start(launcher: str, module: list[str], folder: Path, mesh: str) -> subprocess.Popen[str]:
+def start(launcher: str, module: list[str], folder: Path, mesh: str, *more: str) -> subprocess.Popen[str]:
     """A job of two ranks."""
     two = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
         "mpirun": [str(MPIRUN), "-n", "2", sys.executable],
-    }
+        # ranks are not its children, so they are told its process
+        "srun": ["sh", "-c", 'SRUN=$$ exec srun "$@"', "sh", "--nodes=2", "--ntasks-per-node=1", "--overcommit",
+                 "--kill-on-bad-exit=1", sys.executable],
+    }  # fmt: skip
     overrides = [
         *QUIET, f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1",
-        "engine.max_sequences=4", f"parallel.{mesh}=2", f"parallel.timeout_s={TIMEOUT_S}", "job.grace_s=1",
+        "engine.max_sequences=4", f"parallel.{mesh}=2", f"parallel.timeout_s={TIMEOUT_S}", "job.grace_s=1", *more,
     ]  # fmt: skip
     return subprocess.Popen(
         [*two[launcher], *module, *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
@@ -94,11 +112,25 @@ def until_it_says(job: subprocess.Popen[str], word: str) -> str:
         printed += line
         if word in line:
             break
-    for process in [job.pid, *marked(f"{MARK}={os.environ[MARK]}".encode())]:
+    for process in [job.pid, *of_jobs()]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     job.communicate()
     return printed
+
+
+def until_gone(limit_s: float = 20.0) -> dict[int, str]:
+    """Wait until no process of a job runs any more; returns those that do. Slurm's own are none of a job's."""
+    end = time.monotonic() + limit_s
+    while (left := of_jobs()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
+
+
+def of_jobs() -> dict[int, str]:
+    """The processes of jobs that run, and their command lines."""
+    found = marked(f"{MARK}={os.environ[MARK]}".encode())
+    return {number: line for number, line in found.items() if "hydra.run.dir=" in line}
 
 
 def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -107,7 +139,7 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for line in lines:
         del line["latency_s"]
     report = json.loads((folder / "report.json").read_text())
-    return lines, {name: report[name] for name in FIGURES}
+    return lines, {name: value for name, value in figures(report).items() if name not in OF_THE_RANKS}
 
 
 def survive(fault: Fault, folder: Path, undisturbed: Path) -> None:
@@ -126,12 +158,17 @@ def survive(fault: Fault, folder: Path, undisturbed: Path) -> None:
         complete = (job.returncode == 0 and fault.stage in OF_RANK_0) or (folder / "report.html").exists()
         if fault.how == "raise":
             assert "planted fault" in printed, printed[-3000:]
-        elif fault.how != "SIGKILL":
-            assert complete or "stopped by SIG" in printed, printed[-3000:]
-        elif fault.launcher == "torchrun":  # MPICH's mpirun ends all ranks at once, and says so itself
-            assert said in printed or fault.whom == "launcher" or "Signal 9 (SIGKILL)" in printed, printed[-3000:]
-    others = [name for name in launchers() if name != fault.launcher] or [fault.launcher]
-    again = start(others[0], ["-m", "lopa_dist"], folder, "data" if fault.mesh == "branch" else "branch")
+        elif fault.how == "SIGKILL" and fault.whom == "itself":
+            own = {  # MPICH's mpirun ends all ranks at once, and does not say which was killed
+                "torchrun": "Signal 9 (SIGKILL)", "mpirun": "(signal 9)", "srun": f"task {fault.rank}: Killed"
+            }  # fmt: skip
+            assert said in printed or own[fault.launcher] in printed, printed[-3000:]
+        elif fault.how != "SIGKILL":  # srun ends its ranks at once when it gets a SIGTERM itself
+            own_words = fault.launcher == "srun" and fault.whom == "launcher" and "forcing job termination" in printed
+            assert complete or own_words or "stopped by SIG" in printed, printed[-3000:]
+    left = until_gone()
+    assert not left, f"still running: {left}"
+    again = start(fault.again, ["-m", "lopa_dist"], folder, "data" if fault.mesh == "branch" else "branch")
     printed = finished(again)
     assert again.returncode == 0, printed[-3000:]
     assert outcome(folder) == outcome(undisturbed)
@@ -160,7 +197,8 @@ def planted(stage: str, rank: int, how: str, whom: str) -> None:
         if calls == number:
             if how == "raise":
                 raise MemoryError("planted fault")
-            os.kill(os.getpid() if whom == "itself" else os.getppid(), signal.Signals[how])
+            launcher = int(os.environ.get("SRUN", os.getppid()))
+            os.kill(os.getpid() if whom == "itself" else launcher, signal.Signals[how])
             time.sleep(0.5)
         return real(*arguments, **named)
 
@@ -174,32 +212,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ.setdefault(MARK, str(os.getpid()))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and with it the cluster
     rng, bad = random.Random(options.seed), 0
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, launchers(Path(name) / "slurm") as here:
         folder = Path(name)
         printed = finished(start("torchrun", ["-m", "lopa_dist"], folder / "undisturbed", "data"))
         assert (folder / "undisturbed" / "report.json").exists(), printed
         for number in range(options.count):
-            fault, began = Fault.drawn(rng, launchers()), time.monotonic()
+            fault, began = Fault.drawn(rng, here), time.monotonic()
             try:
                 survive(fault, folder / str(number), folder / "undisturbed")
                 result = "survived"
             except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
                 bad += 1
                 result = f"FAILED: {error}"
-            sys.stdout.write(
-                f"{number} {', '.join(map(str, astuple(fault)))}: {time.monotonic() - began:.0f} s, {result}\n"
-            )
+            seconds = time.monotonic() - began
+            sys.stdout.write(f"{number} {', '.join(map(str, astuple(fault)))}: {seconds:.0f} s, {result}\n")
             sys.stdout.flush()
     sys.exit(f"{bad} of {options.count} failed" if bad else None)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
-        from lopa_dist import cli
+        from lopa_dist.__main__ import main as command_line
 
         planted(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])
         sys.argv[1:6] = []
-        cli.main()
+        command_line()
     else:
         main()

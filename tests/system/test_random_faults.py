@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    with launchers(tmp_path_factory.mktemp("slurm") / "cluster") as found:
+        yield found
+
+
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LOPA_FAULTS", "2"))))
-def test_nothing_is_lost_and_the_cause_is_named(tmp_path: Path, undisturbed: Path, seed: int) -> None:
-    survive(Fault.drawn(random.Random(seed), launchers()), tmp_path, undisturbed)
+def test_nothing_is_lost_and_the_cause_is_named(tmp_path: Path, undisturbed: Path, here: list[str], seed: int) -> None:
+    survive(Fault.drawn(random.Random(seed), here), tmp_path / "run", undisturbed)

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import Lines
+from tests.system import slurm
+from tests.system.conftest import ROOT, Lines
 
-ROOT = Path(__file__).parents[2]
-MISSING = [tool for tool in ("slurmctld", "slurmd", "sbatch") if shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(MISSING), reason=f"needs Slurm ({', '.join(MISSING)}): apt-get install slurmctld slurmd"),
+    pytest.mark.skipif(
+        bool(slurm.MISSING), reason=f"needs Slurm ({', '.join(slurm.MISSING)}): apt-get install slurmctld slurmd"
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="the throw-away cluster needs root"),
 ]
 OVERRIDES = ["task.limit=12", "decode.branches=3", "logging.wandb.mode=disabled", "logging.plots=false"]
@@ -29,13 +30,8 @@ OVERRIDES = ["task.limit=12", "decode.branches=3", "logging.wandb.mode=disabled"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of commands on a running 2-node cluster."""
-    folder = tmp_path_factory.mktemp("slurm") / "cluster"
-    bins = str(Path(sys.executable).parent)
-    environment = {**os.environ, "LOPA_SLURM_DIR": str(folder), "BIN": bins, "SLURM_CONF": str(folder / "slurm.conf")}
-    script = str(ROOT / "slurm" / "dev-cluster.sh")
-    subprocess.run([script, "start"], env=environment, check=True, timeout=60)
-    yield environment
-    subprocess.run([script, "stop"], env=environment, check=True, timeout=60)
+    with slurm.cluster(tmp_path_factory.mktemp("slurm") / "cluster") as environment:
+        yield environment
 
 
 def texts(folder: Path) -> list[str]:
@@ -54,6 +50,8 @@ def test_sbatch_on_two_nodes(cluster: dict[str, str], one_process: list[str], tm
         state = subprocess.run(ask, env=cluster, capture_output=True, text=True, check=True).stdout.strip()
     assert state == "COMPLETED", log.read_text()[-3000:]
     assert "the embedded model runs on its own word problems" in log.read_text()
+    assert (tmp_path / "run" / "slurm.log").resolve() == log.resolve()
+    assert "12 requests: accuracy " in log.read_text().splitlines()[-1]
     assert texts(tmp_path / "run") == one_process[:12]
     world = json.loads((tmp_path / "run" / "report.json").read_text())["world"]
     assert (world["size"], world["data"], world["branch"]) == (4, 2, 2)
@@ -67,6 +65,19 @@ def test_srun_without_torchrun(cluster: dict[str, str], one_process: list[str], 
     assert texts(tmp_path) == one_process[:12]
     assert json.loads((tmp_path / "report.json").read_text())["world"]["launcher"] == "srun"
     assert not list(ROOT.glob(".lopa_dist-rendezvous*"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_while_joining_is_named_by_its_neighbour(
+    cluster: dict[str, str], tmp_path: Path, rank: int
+) -> None:
+    """Plain srun lets the others go on."""
+    fault = ["-m", "tests.system.random_faults", "run", "joining", str(rank), "SIGKILL", "itself"]
+    command = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", sys.executable, *fault, *OVERRIDES]
+    command += [f"hydra.run.dir={tmp_path}", "parallel.branch=2", "parallel.threads=1"]
+    done = subprocess.run(command, env=cluster, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode != 0
+    assert f"rank {rank} of 2 ended before all had joined" in done.stderr, done.stderr[-3000:]
 
 
 def submit(cluster: dict[str, str], log: Path, *arguments: str) -> str:
@@ -138,7 +149,9 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
         assert json.loads((folder / "report.json").read_text())["shards"] == 2
         shutil.rmtree(folder / "shard-1")
         refused = subprocess.run(merged, timeout=60, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "no finished run of shard 1 of 2" in refused.stderr
+        assert "1 of 2 shards are complete; shard 1 is missing" in refused.stderr
+        again = f"RANKS=1 sbatch --array=1 launch/job.sh {' '.join(OVERRIDES)} task.shards=2 hydra.run.dir={folder}"
+        assert again.replace(f"{ROOT}/", "") in refused.stderr, refused.stderr
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from lopa_dist.config import Config
+from lopa_dist.jobs.run.attempt_record import AttemptRecord
+from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.journal import FORMAT, Journal
-from lopa_dist.jobs.run.packed import RequestIds
 from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.own_code import digest, is_own
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
 
@@ -36,7 +38,7 @@ class Attempt:
 
 
 def begin_attempt(
-    config: Config, folder: Path, builder: EngineBuilder, ids: RequestIds, input_hash: str, group: Group
+    config: Config, folder: Path, builder: EngineBuilder, job_input: JobInput, input_hash: str, group: Group
 ) -> Attempt:
     """Return the attempt that begins now, on every rank of `group`, when all agree on what is to be done.
 
@@ -44,7 +46,7 @@ def begin_attempt(
         config: without any ``auto``.
         folder: the run folder.
         builder: of the model.
-        ids: on rank 0, the ids of the job's requests.
+        job_input: of the job; on rank 0 with the ids of its requests.
         input_hash: of all items, as this rank read them.
 
     Raises:
@@ -55,7 +57,10 @@ def begin_attempt(
     settings = journal_settings(config, builder)
     if group.world.rank == 0:
         journal.open(settings, config.job.resume, Start.read())
-        number, done = journal.next_attempt(), journal.done(ids)
+        number = journal.next_attempt()
+        done, errors = journal.done(job_input.ids)
+        counts = len(job_input), sum(job_input.rejected), sum(done), errors
+        AttemptRecord.of(number, *counts, group.world).write(journal.folder)
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
     done = unpack_flags(group.store.broadcast("done", pack_flags(done)))
     return Attempt(journal, settings, int(group.store.broadcast("attempt", str(number))), done)
@@ -84,7 +89,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         "the kind of device": builder.device.type,
         "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
     }
-    return settings | {"seed": config.seed} | weights | numerics
+    return settings | {"seed": config.seed} | weights | numerics | own_sources(config)
 
 
 def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
@@ -106,7 +111,15 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         settings["allow_code_execution"] = task.allow_code_execution
     if task.allow_code_execution:
         settings["code_timeout_s"] = task.code_timeout_s
-    return settings
+    if task.score:
+        settings["score"] = task.score
+    return settings | own_sources(config)
+
+
+def own_sources(config: Config) -> dict[str, str]:
+    """Return hashes of the files with functions of the user's own."""
+    named = {"task.score": config.task.score, "decode.fill": config.decode.fill}
+    return {f"the source of {key}": digest(str(text), key) for key, text in named.items() if is_own(text)}
 
 
 def pack_flags(flags: bytearray) -> str:

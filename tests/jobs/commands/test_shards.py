@@ -92,7 +92,7 @@ def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 5"):
         merge_shards(tmp_path / "array")
     file.unlink()
-    with pytest.raises(ValueError, match="no finished run of shard 1 of 3"):
+    with pytest.raises(ValueError, match=r"array: 2 of 3 shards are complete; shard 1 was stopped; run the rest with:"):
         merge_shards(tmp_path / "array")
     file.write_text(json.dumps(report))
     results = file.with_name("results.jsonl")
@@ -106,7 +106,7 @@ def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"requests": 1}, r"b: shard 1 was stopped after 1 of its 2 requests; start it again with the same run folder"),
+        ({"requests": 1}, r"array: 2 of 3 shards are complete; shard 1 was stopped; run the rest with:"),
         ({"whole_input": "x"}, r"b: of another input than .*a; it changed between their runs"),
         ({"shard": 2}, r"shard 2 is in both .*b and .*c: remove one of them"),
     ],
@@ -116,7 +116,7 @@ def test_nothing_is_written_before_all_is_known_to_fit(
     folder: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     shutil.copytree(folder / "array", tmp_path / "array")
-    for name in ("results.jsonl", "report.json"):
+    for name in ("results.jsonl", "errors.jsonl", "report.json"):
         (tmp_path / "array" / name).unlink(missing_ok=True)
     file = tmp_path / "array" / "b" / "report.json"
     report = json.loads(file.read_text())

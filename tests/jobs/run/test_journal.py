@@ -64,13 +64,13 @@ def test_a_torn_line_is_no_line(tmp_path_factory: pytest.TempPathFactory, cut: i
     whole = part.read_bytes()
     kept = whole[: max(0, len(whole) - cut)]
     part.write_bytes(kept)
-    assert journal.done(ids_of("a", "b", None)) == bytearray([kept.count(b"\n") >= 1, kept.count(b"\n") == 2, 0])
+    assert journal.done(ids_of("a", "b", None))[0] == bytearray([kept.count(b"\n") >= 1, kept.count(b"\n") == 2, 0])
     assert journal.next_attempt() == 2
     append(
         folder,
         2,
         0,
-        *(entry(n, "new") for n, d in zip("ab", journal.done(ids_of("a", "b")), strict=True) if not d),
+        *(entry(n, "new") for n, d in zip("ab", journal.done(ids_of("a", "b"))[0], strict=True) if not d),
     )
     merge(journal, folder, ids_of("a", "b"), lambda i: {}, range(2))
     assert [r["custom_id"] for r in results(folder)] == ["a", "b"]
@@ -95,7 +95,7 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     started(tmp_path)  # the same ones go on
     fresh = Journal(tmp_path)
     fresh.open(changed, "new", Start())
-    assert fresh.done(ids_of("a")) == bytearray([0])
+    assert fresh.done(ids_of("a"))[0] == bytearray([0])
     assert (tmp_path / "journal.old" / "001-0.jsonl").exists()
     fresh.open(SETTINGS, "new", Start())
     assert (tmp_path / "journal.old.2").exists()
@@ -121,7 +121,7 @@ def test_a_restart_goes_on_whatever_its_command_line_says(
     journal.open(SETTINGS, "new", first)
     append(tmp_path, 1, 0, entry("a"))
     journal.open(SETTINGS, "new", second)
-    assert journal.done(ids_of("a")) == bytearray([again])
+    assert journal.done(ids_of("a"))[0] == bytearray([again])
     assert len(list(tmp_path.glob("journal.old*"))) == (1 if again else 2)
 
 
@@ -174,6 +174,6 @@ def test_an_answer_with_a_verdict_counts_more_than_one_without(tmp_path: Path) -
     without = {"unjudged": True}
     append(tmp_path, 1, 0, entry("a", "first") | without, entry("b", "first") | without, entry("c", "first"))
     append(tmp_path, 2, 0, entry("a", "second"), entry("b", "second") | without)
-    assert [*journal.done(ids_of("a", "b", "c"))] == [1, 0, 1]
+    assert [*journal.done(ids_of("a", "b", "c"))[0]] == [1, 0, 1]
     merged = merge(journal, tmp_path, ids_of("a", "b", "c"), lambda i: {}, range(3))
     assert (merged.unjudged, [r["text"] for r in results(tmp_path)]) == (1, ["second", "first", "first"])

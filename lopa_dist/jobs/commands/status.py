@@ -1,0 +1,114 @@
+"""`lopa-dist status FOLDER...`: how far runs and arrays of them are, and what to type for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
+from lopa_dist.jobs.show.report import read_report
+from lopa_dist.jobs.show.run_state import RunState, runs_below
+
+MOST = 20  # runs that are all shown; of more, those that are not complete
+
+
+def status(folders: Sequence[Path], console: Console) -> None:
+    """Print a table of the runs in `folders`, and below it what is missing and the commands that run it.
+
+    Raises:
+        ValueError: a folder has no run.
+    """
+    runs = [run for folder in folders for run in runs_below(folder)]
+    arrays: dict[Path | None, list[RunState]] = {}
+    for run in runs:
+        arrays.setdefault(run.folder.parent if run.shard[1] > 1 else None, []).append(run)
+    rows = [row for place, some in arrays.items() for row in rows_of(some, missing(some) if place else [])]
+    if len(rows) > MOST:
+        rows = [row for row in rows if row[1] != "complete"]
+    if rows:
+        table = Table()
+        for name in ("run", "state", "done", "open", "errors", "tokens/s"):
+            table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for place, some in arrays.items():
+        for line in told_of_array(place, some) if place else told_of_runs(some):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def missing(runs: Sequence[RunState]) -> list[int]:
+    """The shards of an array of which there is no run."""
+    return sorted(set(range(runs[0].shard[1])) - {run.shard[0] for run in runs})
+
+
+def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, ...]]:
+    """A row for each run, and one for each shard of which there is none."""
+    rows = [
+        (
+            f"{run.folder}", run.state, number(run.done), number(run.open), number(run.errors),
+            f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-",
+        )
+        for run in runs
+    ]  # fmt: skip
+    return [*rows, *((f"{runs[0].folder.parent}: shard {shard}", "missing", "0", "?", "-", "-") for shard in absent)]
+
+
+def number(count: int | None) -> str:
+    """A count for the table."""
+    return "?" if count is None else f"{count:,}"
+
+
+def told_of_runs(runs: Sequence[RunState]) -> list[str]:
+    """Runs of whole inputs in words: what to type for those that were stopped."""
+    stopped = [run for run in runs if run.state in ("stopped", "open")]
+    complete = sum(run.state == "complete" for run in runs)
+    lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
+    return [*lines, *(f"{run.folder} goes on with:\n{go_on(run)}" for run in stopped)]
+
+
+def told_of_array(folder: Path, runs: Sequence[RunState]) -> list[str]:
+    """An array in words: how much is done, and what to type next."""
+    done, errors = sum(run.done for run in runs), sum(run.errors for run in runs)
+    known = [run.expected for run in runs if run.expected is not None]
+    expected = f" of {sum(known):,}" if len(known) == runs[0].shard[1] else ""
+    failed = f", {errors:,} of them with errors" if errors else ""
+    first, *others = rest(runs)
+    lines = [f"{folder}: {first}; {done:,}{expected} requests are done{failed}", *others]
+    if not others:
+        lines.append(f"merged: {folder / 'results.jsonl'}" if merged(folder, runs) else f"lopa-dist merge {folder}")
+    return lines
+
+
+def rest(runs: Sequence[RunState]) -> list[str]:
+    """How many shards of an array are complete, and where some are not, which ones, with the command that runs them."""
+    shards = runs[0].shard[1]
+    complete = {run.shard[0] for run in runs if run.state == "complete"}
+    running = {run.shard[0] for run in runs if run.state == "running"} - complete
+    absent = missing(runs)
+    stopped = sorted({run.shard[0] for run in runs} - complete - running)
+    lines = [f"{len(complete)} of {shards} shards are complete"]
+    if running:
+        lines.append(some(running, "runs", "run"))
+    kinds = ((absent, "is missing", "are missing"), (stopped, "was stopped", "were stopped"))
+    if parts := [some(*kind) for kind in kinds if kind[0]]:
+        again = shards_again(runs, sorted([*absent, *stopped]))
+        lines.append(f"{' and '.join(parts)}; run the rest with:\n{again}")
+    return lines
+
+
+def some(shards: Collection[int], one: str, more: str) -> str:
+    """What is so of some shards, in words."""
+    return f"shard {spans([*shards])} {one}" if len(shards) == 1 else f"shards {spans([*shards])} {more}"
+
+
+def merged(folder: Path, runs: Sequence[RunState]) -> bool:
+    """Whether the shards' results were joined since they were made."""
+    report = folder / "report.json"
+    if not report.exists() or read_report(report).get("shards") != len(runs):
+        return False
+    return report.stat().st_mtime >= max((run.folder / "report.json").stat().st_mtime for run in runs)

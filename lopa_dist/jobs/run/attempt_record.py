@@ -1,0 +1,84 @@
+"""What an attempt at a job writes down as it begins, for those who ask how far it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lopa_dist.parallel.launcher import World
+from lopa_dist.whole import whole
+
+NAME = re.compile(r"(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What Slurm was asked for. `tasks` are those of the array, 0 for a job that is none."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    tasks: int = 0
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Submission | None:
+        """That of this process; None outside of Slurm."""
+        if "SLURM_JOB_ID" not in environment:
+            return None
+        names = ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_ARRAY_TASK_COUNT")
+        nodes, gpus, tasks = (int(environment.get(name, "0")) for name in names)
+        return cls(max(1, nodes), gpus, tasks)
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """The beginning of an attempt.
+
+    Attributes:
+        number: counts the attempts from 1.
+        expected: items of this job, or of its share of the input.
+        rejected: items that could not be requests.
+        done: requests that earlier attempts finished.
+        errors: of these, how many ended with an error.
+        launcher: python, torchrun, mpirun or srun.
+        ranks: how many.
+        folder: from which the job was started, and from which relative paths count.
+        submission: to Slurm.
+    """
+
+    number: int
+    expected: int
+    rejected: int
+    done: int
+    errors: int
+    launcher: str
+    ranks: int
+    folder: str
+    submission: Submission | None
+
+    @classmethod
+    def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
+        """That of an attempt of this process."""
+        surroundings = world.launcher, world.size, str(Path.cwd()), Submission.read()
+        return cls(number, expected, rejected, done, errors, *surroundings)
+
+    def write(self, journal: Path) -> None:
+        """Write it into the folder of a journal."""
+        with whole(journal / f"{self.number:03d}.json") as file:
+            file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def last(cls, journal: Path) -> AttemptRecord | None:
+        """The last one in the folder of a journal; None where there is none that can be read."""
+        files = [(int(match[1]), file) for file in journal.iterdir() if (match := NAME.fullmatch(file.name))]
+        if not files:
+            return None
+        try:
+            found = json.loads(max(files)[1].read_text())
+            submission = found.pop("submission")
+            return cls(**found, submission=Submission(**submission) if submission else None)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None

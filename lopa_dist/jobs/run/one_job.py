@@ -1,0 +1,108 @@
+"""One job at a time in a run folder: two would both generate what neither has finished."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.checks import UserError
+from lopa_dist.parallel.launcher import Start
+
+log = logging.getLogger("lopa_dist")
+NAME = "job.lock"
+PATIENCE_S = 10.0  # for a job that is about to end
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of a file system that has none
+
+
+@contextmanager
+def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Return a context in which no other job begins in `folder`; rank 0 is in it while it reads, works and writes.
+
+    The system gives the lock back when this process ends, however it does. A node that goes down may leave its lock
+    with a file server; where the launcher itself restarts the same job, that one is passed over.
+
+    Args:
+        folder: the run folder.
+        start: of this job.
+        patience_s: how long another job is waited for.
+
+    Raises:
+        UserError: another job is at work in the folder; the message says which.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / NAME
+    holder = read(place)
+    if holder and start.again(Start(**holder["start"])):
+        place.unlink()
+    with place.open("a") as file:
+        end = time.monotonic() + patience_s
+        try:
+            while not locked(file.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() > end:
+                    raise UserError(refusal(folder, read(place)))
+                time.sleep(0.1)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            log.warning("%s: its file system has no locks: see that no two jobs run in it at once", folder)
+        file.truncate(0)
+        own = {"host": socket.gethostname(), "process": os.getpid(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+        file.write(json.dumps(own | {"start": asdict(start)}))
+        file.flush()
+        yield
+
+
+def locked(file: int, kind: int) -> bool:
+    """Take a lock of a file if no other process has it; returns whether that worked.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)  # a child that is forked does not share it, as it would one of flock
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
+
+
+def at_work(folder: Path) -> bool | None:
+    """Return whether a job runs in `folder`; None where the file system does not say."""
+    try:
+        with (folder / NAME).open() as file:
+            return not locked(file.fileno(), fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+
+
+def read(place: Path) -> dict[str, Any]:
+    """What the last holder of a lock wrote; nothing where there was none, or where it was killed on the way."""
+    with suppress(OSError, ValueError):
+        found = json.loads(place.read_text())
+        if isinstance(found, dict) and {"host", "process", "since", "start"} <= found.keys():
+            return found
+    return {}
+
+
+def refusal(folder: Path, holder: dict[str, Any]) -> str:
+    """Why a job does not begin, and what to do."""
+    who = "process {process} of host {host}, since {since}".format(**holder) if holder else "which says no more"
+    step = holder["start"]["step"].strip("-") if holder else ""
+    return (
+        f"{folder}: another job is at work in it ({who}{f', Slurm job {step}' if step else ''}). Wait for its end or "
+        f"stop it, or give another hydra.run.dir. If its host has gone down, remove {folder / NAME}"
+    )

@@ -1,0 +1,151 @@
+"""How far the job in a run folder is, from what it has written: while it runs, and after it has ended or was killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lopa_dist.jobs.run.attempt_record import AttemptRecord
+from lopa_dist.jobs.run.journal import Journal, attempt_of
+from lopa_dist.jobs.run.one_job import NAME as LOCK
+from lopa_dist.jobs.run.one_job import at_work
+from lopa_dist.jobs.show.report import read_report
+
+MARKS = (LOCK, "journal/settings.json", "report.json")  # files of a run folder
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is.
+
+    Attributes:
+        folder: of the run.
+        shard: its number, from 0 on, and of how many; (0, 1) for a whole input.
+        state: complete, running, stopped, or open where the file system does not say whether it runs.
+        expected: requests; None where none was read yet.
+        done: finished requests, those with errors included.
+        errors: requests that ended with an error.
+        tokens_per_s: of the last attempt that finished a request, from the beginning of its generation on; 0 before.
+        record: of the last attempt; None where the version of lopa_dist that ran it wrote none.
+    """
+
+    folder: Path
+    shard: tuple[int, int]
+    state: str
+    expected: int | None
+    done: int
+    errors: int
+    tokens_per_s: float
+    record: AttemptRecord | None
+
+    @property
+    def open(self) -> int | None:
+        """Requests that are not finished."""
+        return None if self.expected is None else max(0, self.expected - self.done)
+
+
+def runs_below(folder: Path) -> list[RunState]:
+    """The runs in a folder: itself, or those at any depth.
+
+    Raises:
+        ValueError: there is none.
+    """
+    places = {Path(*file.parts[: -len(Path(mark).parts)]) for mark in MARKS for file in folder.rglob(mark)}
+    if is_run(folder):
+        places = {folder}
+    found = [state_of(place) for place in sorted(places) if is_run(place)]
+    if not found:
+        raise ValueError(f"{folder}: no run in it; name the folder of a run, of an array's runs, or of a sweep")
+    return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, and not the one that merged shards are in."""
+    if (folder / LOCK).exists() or (folder / "journal" / "settings.json").exists():
+        return True
+    return (folder / "report.json").exists() and "world" in read_report(folder / "report.json")
+
+
+def state_of(folder: Path) -> RunState:
+    """How far the run in a folder is.
+
+    Raises:
+        ValueError: its `report.json` or its journal's settings are damaged.
+    """
+    journal, busy = folder / "journal", at_work(folder)
+    report = read_report(folder / "report.json") if (folder / "report.json").exists() else {}
+    record = AttemptRecord.last(journal) if journal.is_dir() else None
+    tokens_per_s, done, errors = finished_since(journal, record.number if record else 1)
+    expected = record.expected if record else None
+    if record:
+        done += record.rejected + record.done
+        errors += record.rejected + record.errors
+    # that of an earlier attempt is not of today's input
+    if report and not busy and (record is None or report.get("attempts") == record.number or done == expected):
+        expected, done, errors = report.get("expected", expected), report["requests"], report["errors"]
+    complete = bool(report) and done == expected
+    state = "running" if busy else "complete" if complete else "stopped" if busy is False else "open"
+    return RunState(folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, record)
+
+
+def finished_since(journal: Path, attempt: int) -> tuple[float, int, int]:
+    """What the last attempts have journaled.
+
+    Args:
+        journal: its folder.
+        attempt: the first one whose requests are counted.
+
+    Returns:
+        The tokens a second of the last one, requests that were finished, and how many of them with an error.
+    """
+    parts = Journal(journal.parent).parts() if journal.is_dir() else []
+    last = max(map(attempt_of, parts), default=0)
+    tokens, seconds, done, errors = 0, 0.0, 0, 0
+    for part in parts:
+        number = attempt_of(part)
+        for entry in entries(part) if number >= min(attempt, last) else ():
+            if "id" in entry and number >= attempt:
+                done += 1
+                errors += "figures" not in entry
+            if number == last:
+                tokens += entry["figures"]["tokens"] if "figures" in entry else 0
+                seconds = max(seconds, entry.get("at", 0.0))
+    return (tokens / seconds if seconds else 0.0), done, errors
+
+
+def entries(part: Path) -> Iterator[dict[str, Any]]:
+    """The whole entries of a part, while a job may be writing the next."""
+    with part.open("rb") as lines:
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                yield entry
+
+
+def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
+    """Which share of the input a run has."""
+    settings = folder / "journal" / "settings.json"
+    if settings.exists():
+        try:
+            shard, _, shards = json.loads(settings.read_text()).get("shard", "0 of 1").split()
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{settings}: damaged ({error})") from error
+        return int(shard), int(shards)
+    if report:
+        return report["task"].get("shard", 0), report["task"].get("shards", 1)
+    given = dict(word.partition("=")[::2] for word in typed_words(folder))
+    return int(given.get("task.shard", 0)), int(given.get("task.shards", 1))
+
+
+def typed_words(folder: Path) -> list[str]:
+    """The settings that were typed for the run in a folder; empty where Hydra did not start it."""
+    file = folder / ".hydra" / "overrides.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []

@@ -1,0 +1,182 @@
+"""`lopa-dist status`: what it says of runs and arrays is so, and the commands that it names run the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lopa_dist.config import composed
+from lopa_dist.jobs.commands.go_on import spans
+from lopa_dist.jobs.commands.shards import merge_shards
+from lopa_dist.jobs.commands.status import status
+from lopa_dist.jobs.run.attempt_record import AttemptRecord, Submission
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.run.one_job import only_job
+from lopa_dist.jobs.show.run_state import state_of
+from lopa_dist.parallel.launcher import Start, World
+from tests.jobs.run.test_one_job import other
+from tests.jobs.test_resumed_figures import Killed, killed_after
+
+ROOT = Path(__file__).parents[3]
+SHARDS = 4
+TYPED = [
+    "task=batch", "task.input=prompts.jsonl", "decode.branches=0", "decode.max_new_tokens=16", "engine.max_sequences=1",
+    "parallel.threads=1", "logging.plots=false", "logging.progress=never", "logging.wandb.mode=disabled",
+]  # fmt: skip
+
+
+def said(*folders: Path) -> str:
+    out = io.StringIO()
+    status(folders, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of the table."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+
+
+@pytest.fixture(scope="module")
+def array(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards 0 to 3 of nine requests, of which one is none: 0 complete, 1 killed, 2 never begun, 3 complete."""
+    place = tmp_path_factory.mktemp("array")
+    prompts = [json.dumps({"prompt": f"Ann has {n} books . How many books does Ann have now ?"}) for n in range(2, 10)]
+    (place / "prompts.jsonl").write_text("\n".join(["not JSON", *prompts]))
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        for shard in (0, 1, 3):
+            folder = place / "outputs" / f"shard-{shard}"
+            (folder / ".hydra").mkdir(parents=True)
+            words = [*TYPED, "job.resume=new", f"task.shard={shard}", f"task.shards={SHARDS}"]
+            (folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {word}\n" for word in words))
+            job = composed([*TYPED, f"task.shard={shard}", f"task.shards={SHARDS}"])
+            if shard != 1:
+                run(job, folder, World("python"))
+                continue
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("lopa_dist.jobs.run.journal.Writer.write", killed_after(1))
+                with pytest.raises(Killed):
+                    run(job, folder, World("python"))
+    finally:
+        os.chdir(before)
+    return place / "outputs"
+
+
+def test_done_open_and_errors_of_each_and_what_is_missing(array: Path) -> None:
+    text = said(array)
+    rows = [row[:5] for row in cells(text)]
+    assert rows == [
+        [f"{array}/shard-0", "complete", "3", "0", "1"],
+        [f"{array}/shard-1", "stopped", "1", "1", "0"],
+        [f"{array}/shard-3", "complete", "2", "0", "0"],
+        [f"{array}: shard 2", "missing", "0", "?", "-"],
+    ]
+    assert all(float(row[5].replace(",", "")) > 0 for row in cells(text)[:3])
+    assert f"{array}: 2 of 4 shards are complete; 6 requests are done, 1 of them with errors" in text
+    what = "2 of 4 shards are complete; shard 2 is missing and shard 1 was stopped; run the rest with:"
+    with pytest.raises(ValueError, match=f"{array}: {what}") as error:
+        merge_shards(array)
+    assert str(error.value).splitlines()[1:] == text.splitlines()[-1:]
+
+
+def test_the_command_that_it_names_runs_the_rest(array: Path, tmp_path: Path) -> None:
+    """From any folder; nothing that was done is set aside, and nothing but `merge` is left to do."""
+    shutil.copytree(array.parent, tmp_path / "array")
+    folder = tmp_path / "array" / "outputs"
+    for file in folder.glob("*/journal/*.json"):
+        file.write_text(file.read_text().replace(str(array.parent), str(tmp_path / "array")))
+    program = f'lopa-dist() {{ {sys.executable} -m lopa_dist "$@"; }}; '
+    done = subprocess.run(
+        ["bash", "-ec", program + said(folder).splitlines()[-1]], capture_output=True, text=True, timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = "4 of 4 shards are complete; 9 of 9 requests are done, 1 of them with errors"
+    assert f"{folder}: {words}\nlopa-dist merge {folder}\n" in said(folder)
+    assert state_of(folder / "shard-1").record == replace(state_of(folder / "shard-1").record, number=2, done=1)
+    assert merge_shards(folder)["requests"] == 9
+    assert said(folder).endswith(f"merged: {folder / 'results.jsonl'}\n")
+
+
+def test_a_batch_script_s_array_is_continued_by_one(
+    array: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(array, tmp_path / "outputs" / "slurm-7")
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "job.sh").touch()
+    record = AttemptRecord(1, 2, 0, 0, 0, "srun", 4, str(tmp_path), Submission(2, 0, 4))
+    for folder in tmp_path.glob("outputs/*/shard-*"):
+        record.write(folder / "journal")
+    monkeypatch.chdir(tmp_path)
+    words = f"{shlex.join(TYPED)} task.shards=4 hydra.run.dir=outputs/slurm-7"
+    folder = Path("outputs/slurm-7")
+    assert said(folder).splitlines()[-1] == f"LAUNCH=srun sbatch --array=1-2 --nodes=2 launch/job.sh {words}"
+    by_torchrun = replace(record, launcher="torchrun", ranks=16, submission=Submission(2, 8, 4))
+    by_torchrun.write(folder / "shard-0" / "journal")
+    assert said(folder).splitlines()[-1].startswith("sbatch --array=1-2 --nodes=2 --gpus-per-node=8 launch/job.sh ")
+
+
+def test_a_job_that_runs_is_known_by_its_lock(array: Path, tmp_path: Path) -> None:
+    shutil.copytree(array / "shard-1", tmp_path / "shard-1")
+    process = other(tmp_path / "shard-1")
+    text = said(tmp_path / "shard-1")
+    process.kill()
+    process.communicate()
+    assert cells(text)[0][1] == "running"
+    assert "shard 1 runs" in text
+    assert "shards 0,2-3 are missing; run" in text
+
+
+def test_a_whole_run_that_was_stopped_goes_on_by_its_command(array: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(array / "shard-1", folder)
+    for name in ("settings.json", "001.json"):
+        found = json.loads((folder / "journal" / name).read_text())
+        (folder / "journal" / name).write_text(json.dumps({k: v for k, v in found.items() if k != "shard"}))
+    assert said(folder).splitlines()[-2:] == [
+        f"{folder} goes on with:",
+        f"cd {array.parent} && lopa-dist {' '.join(TYPED)} hydra.run.dir={folder}",
+    ]
+    (folder / "journal" / "001.json").unlink()  # by a version that wrote none
+    assert cells(said(folder))[0][1:4] == ["stopped", "1", "?"]
+    assert said(folder).endswith(f"the same command again, with hydra.run.dir={folder}\n")
+
+
+def test_a_larger_input_opens_a_finished_run_again(array: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(array / "shard-3", folder)
+    AttemptRecord(2, 5, 0, 2, 0, "python", 1, str(tmp_path), None).write(folder / "journal")
+    found = state_of(folder)
+    assert (found.state, found.done, found.open) == ("stopped", 2, 3)
+
+
+def test_of_many_runs_those_that_are_not_complete_are_shown(array: Path, tmp_path: Path) -> None:
+    for number in range(25):
+        shutil.copytree(array / "shard-3", tmp_path / f"{number}")
+        settings = tmp_path / f"{number}" / "journal" / "settings.json"
+        settings.write_text(settings.read_text().replace("3 of 4", f"{number} of 27"))
+    text = said(tmp_path)
+    assert [row[0] for row in cells(text)] == [f"{tmp_path}: shard 25", f"{tmp_path}: shard 26"]
+
+
+def test_where_no_run_is_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run in it; name the folder of a run"):
+        said(tmp_path)
+    with only_job(tmp_path / "shard-1", Start()):  # before it has read its input
+        pass
+    assert cells(said(tmp_path))[0][1:5] == ["stopped", "0", "?", "0"]
+
+
+def test_numbers_as_slurm_writes_them() -> None:
+    assert spans([7, 3, 4, 5, 1]) == "1,3-5,7"

@@ -1,0 +1,82 @@
+"""Two jobs do not run in one folder at once."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.checks import UserError
+from lopa_dist.jobs.run.one_job import NAME, at_work, only_job
+from lopa_dist.parallel.launcher import Start
+
+HOLDER = """
+import json, sys
+from pathlib import Path
+from lopa_dist.jobs.run.one_job import only_job
+from lopa_dist.parallel.launcher import Start
+with only_job(Path(sys.argv[1]), Start(**json.loads(sys.argv[2]))):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def other(folder: Path, **start: Any) -> subprocess.Popen[str]:
+    """Another process whose job is at work in `folder` until its input ends."""
+    command = [sys.executable, "-c", HOLDER, str(folder), json.dumps(start)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_job_is_refused_with_the_first_one_s_place(tmp_path: Path) -> None:
+    process = other(tmp_path, step="7-0")
+    assert at_work(tmp_path)
+    named = (
+        rf"another job is at work in it \(process {process.pid} of host .*, Slurm job 7-0\).*remove {tmp_path / NAME}"
+    )
+    with pytest.raises(UserError, match=named), only_job(tmp_path, Start(), 0.2):
+        pass
+    process.kill()
+    process.communicate()
+    assert at_work(tmp_path) is False
+    with only_job(tmp_path, Start(), 0.0):
+        assert json.loads((tmp_path / NAME).read_text())["process"] == os.getpid()
+
+
+def test_one_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    process = other(tmp_path)
+    assert process.stdin is not None
+    process.stdin.close()
+    with only_job(tmp_path, Start()):
+        process.wait(60)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_lock_that_a_dead_node_left_does_not_stop_the_same_job_from_going_on(tmp_path: Path) -> None:
+    """A file server keeps it; Slurm requeues a job when the one before has ended."""
+    process = other(tmp_path, step="7-0")
+    with only_job(tmp_path, Start("", "7-0", 1), 0.0):
+        assert json.loads((tmp_path / NAME).read_text())["start"]["requeued"] == 1
+    process.communicate()
+
+
+def test_without_locks_a_job_runs_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with only_job(tmp_path, Start()):
+        assert at_work(tmp_path) is None
+    assert "has no locks" in caplog.text
