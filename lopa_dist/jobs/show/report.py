@@ -134,7 +134,11 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         f"# {report['task']['name']} with {report['model']['path']}",
         table(("figure", "value"), figures(report)),
         f"Branches: 1 anchor and {branch['k']} lookahead.{f' Wins: {wins}.' if sum(branch['wins']) else ''}",
-        *([drafts_sentence(drafts), table(depths, [[f"{share:.0%}" for share in shares]])] if drafts else []),
+        *(
+            [drafts_sentence(drafts, branch["wins"]), table(depths, [[f"{share:.0%}" for share in shares]])]
+            if drafts
+            else []
+        ),
         *([attempts_sentence(report)] if report["attempts"] > 1 else []),
         *([UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []),
         "## Where a step's time goes",
@@ -163,15 +167,23 @@ def attempts_sentence(report: dict[str, Any]) -> str:
     )
 
 
-def drafts_sentence(drafts: dict[str, Any]) -> str:
-    """Return how many drafts were accepted, and what that means."""
+def drafts_sentence(drafts: dict[str, Any], wins: Sequence[int]) -> str:
+    """Return how many drafts were accepted, and what that means.
+
+    Args:
+        drafts: of the report.
+        wins: forwards by the branch that won, of those with several.
+    """
     chains = {int(length): count for length, count in drafts.get("chains", {}).items()}
     verified = sum(length * count for length, count in chains.items()) / max(1, sum(chains.values()))
     some = f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} a branch"
     share = f" ({drafts['accepted_share']:.0%} of those verified)" if "accepted_share" in drafts else ""
+    others = sum(wins[1:]) / max(1, sum(wins))
+    tree = f" In {others:.0%} of the forwards with branches, one that holds second choices won." if sum(wins) else ""
     return (
         f"Drafts: {some}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}. A draft is accepted if the "
-        "model, in the context of the drafts before it, predicts the same token. Accepted with all before it, by depth:"
+        f"model, in the context of the drafts before it, predicts the same token.{tree} "
+        "Accepted with all before it, by depth:"
     )
 
 

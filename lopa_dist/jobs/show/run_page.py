@@ -51,7 +51,9 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         title=f"{report['task']['name']} with {report['model']['path']}",
         headline=headline(report),
         tiles=tiles(report),
-        drafts=drafts_sentence(report["drafts"]) if "drafts" in report else "",
+        drafts=drafts_sentence(report["drafts"], report.get("branch", {}).get("wins", []))
+        if "drafts" in report
+        else "",
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),
