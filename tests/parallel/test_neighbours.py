@@ -16,8 +16,12 @@ STEP = """
 import os, subprocess, sys
 open("/proc/self/comm", "w").write(sys.argv[1])
 def start(rank, program):
-    environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
-                   "SLURM_GTIDS": "0,1,2"}
+    environment = dict(os.environ)
+    if sys.argv[1] == "hydra_pmi_proxy":
+        environment |= {"PMI_SIZE": "3", "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "3"}
+    else:
+        environment |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+                        "SLURM_GTIDS": "0,1,2"}
     return subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE)
 look = "from lopa_dist.parallel.neighbours import ended_here; print(ended_here(), flush=True)"
 waiting = start(2, "input()")
@@ -40,6 +44,7 @@ if other: other.kill()
     [
         ("slurmstepd", "reaped", "[1]"),
         ("slurmstepd", "not reaped", "[1]"),
+        ("hydra_pmi_proxy", "reaped", "[1]"),
         ("slurmstepd", "doubtful", "[]"),  # a process that may be a rank soon
         ("bash", "reaped", "[]"),  # a rank that has ended is not its child
     ],

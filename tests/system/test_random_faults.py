@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of one process, to which nothing happens."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    alone(folder, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1")
+    alone(folder, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1", "engine.max_sequences=4")
     return folder
 
 
@@ -27,6 +27,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     with launchers(tmp_path_factory.mktemp("slurm") / "cluster") as found:
         yield found
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("joining", 0, "SIGKILL", "launcher", "torchrun", "branch", "mpirun"),  # its agent keeps the store
+        Fault("joining", 1, "raise", "itself", "mpirun", "data", "torchrun"),  # MPI waits for ever
+    ],
+    ids=["torchrun", "mpirun"],
+)
+def test_a_rank_that_waits_in_vain_to_join_ends(
+    tmp_path: Path, undisturbed: Path, here: list[str], fault: Fault
+) -> None:
+    if "mpirun" not in here:
+        pytest.skip("needs an MPI in this environment: pip install mpi4py mpich")
+    survive(fault, tmp_path / "run", undisturbed)
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LOPA_FAULTS", "2"))))
