@@ -124,7 +124,8 @@ def main(process: str) -> None:
 
 def gone_words(gone: Iterable[int], size: int) -> str:
     """Who is missed."""
-    return f"{' and '.join(f'rank {rank}' for rank in sorted(gone))} of {size} ended before all had joined: killed, or it says why itself"
+    names = " and ".join(f"rank {rank}" for rank in sorted(gone))
+    return f"{names} of {size} ended before all had joined: killed, or it says why itself"
 
 
 if __name__ == "__main__":
