@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
@@ -111,15 +112,23 @@ def until_it_says(job: subprocess.Popen[str], word: str) -> str:
     """What a job printed up to `word`; then it is ended. A launcher waits long for a rank that is stopped."""
     assert job.stdout is not None
     printed = ""
+    limit = threading.Timer(LIMIT_S, end, [job])
+    limit.start()
     for line in job.stdout:
         printed += line
         if word in line:
             break
+    limit.cancel()
+    end(job)
+    job.communicate()
+    return printed
+
+
+def end(job: subprocess.Popen[str]) -> None:
+    """End a job, whatever state it is in."""
     for process in [job.pid, *of_jobs()]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    job.communicate()
-    return printed
 
 
 def until_gone(limit_s: float = 20.0) -> dict[int, str]:
