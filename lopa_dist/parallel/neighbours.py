@@ -79,27 +79,27 @@ def rank_of(process: Path, launcher: str) -> int | None:
 
 
 @contextmanager
-def watched(world: World) -> Iterator[None]:
+def watched() -> Iterator[None]:
     """Return a context around what waits for all ranks in MPI, which knows no timeout.
 
     Nothing in this process could end it: MPI begins in an import, which keeps Python's other threads from running. So
-    another process watches, one for each host, and kills this one. Then mpirun ends the others.
+    another process watches, and kills this one.
     """
-    if world.local_rank:
-        yield
-        return
-    watch = subprocess.Popen([sys.executable, "-m", __name__, str(os.getpid())], stdin=subprocess.PIPE)
+    watch = subprocess.Popen(
+        [sys.executable, "-m", __name__, f"{os.getpid()}", f"{os.getppid()}"], stdin=subprocess.PIPE
+    )
     try:
         yield
     finally:
         watch.communicate()
 
 
-def main(process: str) -> None:
+def main(process: str, parent: str) -> None:
     """Watch over the rank that has started this process, until it closes our standard input.
 
     Args:
         process: its number.
+        parent: that of the process that has started the rank.
     """
     world, began, said = detect(), time.monotonic(), time.monotonic()
     before: set[int] = set()
@@ -110,6 +110,8 @@ def main(process: str) -> None:
         ended, now = {*ended_here(process=process)}, time.monotonic()
         if gone := before & ended:
             why = gone_words(gone, world.size)
+        elif parent_of(process) not in ("", parent):
+            why = f"{world.launcher}, which started rank {world.rank}, has ended"
         elif now - began > JOIN.total_seconds():
             why = f"rank {world.rank} has waited for {JOIN.total_seconds():.0f} s for all ranks to call MPI"
         elif now - said > WORD_S:
@@ -122,6 +124,14 @@ def main(process: str) -> None:
     os.kill(int(process), signal.SIGKILL)
 
 
+def parent_of(process: str) -> str:
+    """Return the number of a process's parent; empty where there is no /proc."""
+    try:
+        return state_of(Path("/proc") / process)[1]
+    except OSError:
+        return ""
+
+
 def gone_words(gone: Iterable[int], size: int) -> str:
     """Who is missed."""
     names = " and ".join(f"rank {rank}" for rank in sorted(gone))
@@ -129,4 +139,4 @@ def gone_words(gone: Iterable[int], size: int) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

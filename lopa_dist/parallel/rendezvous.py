@@ -168,7 +168,7 @@ def host(world: World) -> TCPStore:
 
 def share_by_mpi(world: World, endpoint: str) -> str:
     """Return rank 0's `endpoint` on every rank, by MPI."""
-    with watched(world):
+    with watched():
         everyone = mpi().COMM_WORLD
         if everyone.Get_size() != world.size:
             version = mpi().Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
