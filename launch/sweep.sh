@@ -6,9 +6,9 @@
 #       hydra.launcher.tasks_per_node=8 model=d2f_dream_base task=gsm8k decode=lopa decode.branches=0,3,7,15
 #   launch/sweep.sh --dry-run ...
 #
-# Where Slurm is, jobs go through it (launcher=slurm); else they run here, one after the other. Run it again with the same
-# FOLDER to go on with a sweep that was interrupted: what is finished is not run again. Relative paths are relative to the
-# checkout. launcher=local runs here, also where Slurm is.
+# Every point's settings are checked before the first starts. Where a cluster answers, jobs go through Slurm
+# (launcher=slurm); else they run here, one after the other, as with launcher=local. Run it again with the same FOLDER to
+# go on with a sweep that was interrupted: what is finished is not run again. Relative paths are relative to the checkout.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BIN=${BIN:-.venv/bin}
@@ -17,7 +17,13 @@ FOLDER=${FOLDER:-multirun/$(date +%Y-%m-%d/%H-%M-%S)}
 launcher=()
 case " $* " in
     *" launcher="* | *" hydra/launcher="*) ;;
-    *) command -v sbatch >/dev/null && launcher=(launcher=slurm) ;;
+    *)
+        if command -v sinfo >/dev/null && timeout 10 sinfo >/dev/null 2>&1; then
+            launcher=(launcher=slurm)
+        else
+            echo "no Slurm cluster answers: the jobs run here, one after the other" >&2
+        fi
+        ;;
 esac
 dry=0 overrides=()
 for argument; do if [ "$argument" = --dry-run ]; then dry=1; else overrides+=("$argument"); fi; done

@@ -2,7 +2,8 @@
 
 from lopa_dist import LLM
 
-for output in LLM("embedded").generate(["Tom has 3 apples and buys 4. How many apples does Tom have?"]):
+problem = "Sam has 12 candles . Sam gives 6 away . How many candles does Sam have now ?"
+for output in LLM("embedded").generate([problem]):
     print(output.text, output.tokens_per_forward)
 """
 

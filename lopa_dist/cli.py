@@ -22,10 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist import __version__
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_keys, composition, plain, typed, with_own_model
+from lopa_dist.config import CONF, Config, check_files, check_keys, composition, plain, typed, with_own_model
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.sweep import check_points
 from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
@@ -57,11 +58,12 @@ def job(raw: DictConfig) -> Any:
         )
     try:
         config = OmegaConf.to_object(raw)
+        assert isinstance(config, Config)
+        check_files(config)
     except OmegaConfBaseException as error:
         raise UserError(plain(error)) from error
     except ValueError as error:
         raise UserError(str(error)) from error
-    assert isinstance(config, Config)
     if world.rank:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("httpx", "httpcore", "filelock", "matplotlib"):
@@ -102,8 +104,10 @@ def end(error: Exception) -> NoReturn:
 
 def summary(report: dict[str, Any], folder: Path) -> float:
     """Tell what came out; returns tokens per forward, for sweepers that optimise."""
-    accuracy = f"accuracy {report['accuracy']:.1%}, " if "accuracy" in report else ""
-    errors = f", {report['errors']} with errors (see results.jsonl)" if report["errors"] else ""
+    from lopa_dist.jobs.show.report import with_interval
+
+    accuracy = f"accuracy {with_interval(report)}, " if "accuracy" in report else ""
+    errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     log.info(
         "%d requests%s%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy, report["tpf"],
@@ -126,6 +130,12 @@ def first_error(folder: Path) -> str:
     with (folder / "results.jsonl").open(encoding="utf-8") as lines:
         found = (line for text in lines if (line := json.loads(text))["finish_reason"] == "error")
         return str(next(found, {"error": f"see {folder / 'results.jsonl'}"})["error"])
+
+
+def hint(arguments: list[str]) -> str:
+    """What to type where Slurm does not answer."""
+    slurm = any("slurm" in a for a in arguments if a.startswith(("launcher=", "hydra/launcher=")))
+    return "; launcher=local runs them on this machine, one after the other" if slurm else ""
 
 
 def check_command(arguments: list[str]) -> None:
@@ -159,6 +169,8 @@ def main() -> None:
         check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
+        if {"-m", "--multirun"} & {*arguments}:
+            check_points(sys.argv[1:])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         began = process_start(os.getppid()) if detect().launcher == "torchrun" else None
         if began and not any(a.startswith("hydra.run.dir=") for a in arguments):
@@ -181,6 +193,8 @@ def main() -> None:
     except RuntimeError as error:
         if type(error).__name__ != "FailedJobError":  # submitit's, which takes a second to import
             raise
-        sys.exit(f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}")
+        sys.exit(
+            f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}{hint(arguments)}"
+        )
     except KeyboardInterrupt:
         sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")

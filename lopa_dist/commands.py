@@ -1,4 +1,4 @@
-"""The commands of `lopa-dist` beside the job itself, such as `report` and `merge`."""
+"""The commands of `lopa-dist` beside the job itself, from `report` to `doctor`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ def report(options: argparse.Namespace) -> None:
     """`lopa-dist report FOLDER`."""
     from lopa_dist.jobs.show.compare import compare
 
-    compare(options.folder)
+    compare(options.folder, baseline=options.baseline)
+
+
+def table(options: argparse.Namespace) -> None:
+    """`lopa-dist table RUN [--out FILE]`."""
+    from lopa_dist.jobs.commands.table import write_table
+
+    file = options.out or options.run / "results.csv"
+    count, columns, missing = write_table(options.run, file)
+    print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
 
 
 def status(options: argparse.Namespace) -> None:
@@ -39,11 +48,13 @@ def merge(options: argparse.Namespace) -> None:
     """`lopa-dist merge FOLDER`."""
     from lopa_dist.jobs.commands.shards import merge_shards
     from lopa_dist.jobs.run.batch_output import NAME
+    from lopa_dist.jobs.show.compare import compare
 
     found = merge_shards(options.folder)
     print(f"{found['shards']} shards, {found['requests']} requests: {options.folder / 'results.jsonl'}")
     if (options.folder / NAME).exists():
         print(f"in OpenAI's form: {options.folder / NAME}")
+    compare(options.folder)
 
 
 def trace(options: argparse.Namespace) -> None:
@@ -106,6 +117,13 @@ def argument_parsers() -> dict[str, Parser]:
     parser.add_argument(
         "folder", type=Path, metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
     )
+    parser.add_argument(
+        "--baseline", metavar="RUN", help="compare with this run, by its name or settings: --baseline decode.drafts=0"
+    )
+
+    parser = command(table, "Write a run's results as a table with plain columns.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a .csv or .parquet file (RUN/results.csv)")
 
     parser = command(
         status, "Tell how far runs are, which shards of an array are missing, and what to type for the rest."
@@ -132,7 +150,7 @@ def argument_parsers() -> dict[str, Parser]:
     return made
 
 
-COMMANDS = ("report", "status", "merge", "trace", "lm-eval", "explain", "doctor")
+COMMANDS = ("report", "table", "status", "merge", "trace", "lm-eval", "explain", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:

@@ -29,9 +29,11 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
+from lopa_dist.own_code import is_own, load
 from lopa_dist.removed import instead
 from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.rows import check_ending
 
 HERE = Path(__file__).parent
 LONGEST_NAME = 200  # bytes; file systems take 255
@@ -116,11 +118,19 @@ class TaskConfig:
     harness: str | None = option(
         None, "task=harness: a generation task of lm-evaluation-harness by its name, or a YAML file of one"
     )
-    column: str | None = option(None, "task=batch: which column of a dataset holds the prompts")
+    column: str | None = option(
+        None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
+    )
+    samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0")
     fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
     fewshot_as_multiturn: bool = option(
         True, "in a chat, every example is a turn of its own; false: all are in the user's one"
+    )
+    score: str | None = option(
+        None,
+        "task=batch: how answers are judged: exact compares them with each line's reference, FILE.py:FUNCTION calls a "
+        "function of your own (docs/inputs.md#own-problems); null: not at all",
     )
     allow_code_execution: bool | str | None = option(
         None,
@@ -139,8 +149,11 @@ class TaskConfig:
         if self.limit is not None:
             require_count("task.limit", self.limit)
         require_count("task.shards", self.shards)
+        require_count("task.samples", self.samples)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
+        if self.score is not None and self.score != "exact" and not is_own(self.score):
+            raise ValueError(f"task.score={self.score}: must be exact or FILE.py:FUNCTION")
         if self.fewshot is not None:
             require_count("task.fewshot", self.fewshot, 0)
         require_seconds("task.code_timeout_s", self.code_timeout_s)
@@ -242,6 +255,9 @@ class LoggingConfig:
     )
     every_s: float = option(5.0, "seconds between progress lines, and between logged steps")
     token_ids: bool = option(False, "write token ids into results.jsonl")
+    token_steps: bool = option(
+        False, "write each token's log probability, step and way (filled, accepted, bonus) into results.jsonl"
+    )
     plots: bool = option(True, "draw plots into the run folder")
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
@@ -268,6 +284,15 @@ class Config:
                 "engine.reproducible=true with model.quantization=fp8: the library multiplies fp8, in bits that depend "
                 "on the batch; use int8 or none"
             )
+
+
+def check_files(config: Config) -> None:
+    """Raise a ValueError where a file that the configuration names is seen to be of no use before anything is read."""
+    if config.task.input:
+        check_ending(config.task.input)
+    for key, text in (("task.score", config.task.score), ("decode.fill", config.decode.fill)):
+        if is_own(text):
+            load(str(text), key)
 
 
 def short(name: str) -> str:

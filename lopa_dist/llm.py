@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from itertools import count
 from typing import Any
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.likelihood import SAMPLES, Given, Likelihood, Scorer
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import finished_text
+from lopa_dist.jobs.run.results import finished_text, logprob
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
@@ -27,12 +30,15 @@ from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, read_request
-from lopa_dist.tasks.task import Item
+from lopa_dist.tasks.task import Item, Origin
+
+log = logging.getLogger("lopa_dist")
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
 
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
+AT_ONCE = 64  # continuations that are scored before a rank looks for a stop
 MEETINGS = count()  # of this process with the other ranks, of all `LLM` objects together
 
 
@@ -46,12 +52,27 @@ class SamplingParams:
     seed: int | None = None  # the same text for the same prompt, wherever it stands in the batch
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()  # the text ends before the earliest of these
+    n: int = 1  # answers to the prompt, each an output
+    logprobs: bool = False  # tell each token's log probability, step and way
+
+    def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
+        """Raise a ValueError that says what there is, where an argument is called otherwise."""
+        known = [entry.name for entry in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise ValueError(f"SamplingParams has no {name}: {hint}")
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True)
 class Output:
-    """The answer to one prompt."""
+    """An answer to a prompt."""
 
+    id: str  # of the prompt, as a job calls it: line-1 is the first
+    sample: int  # which of the prompt's answers, from 0
+    prompt: Prompt
     text: str
     tokens: list[int]  # of the text, up to the first end-of-text, which is left out
     finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as were allowed; or "error"
@@ -60,16 +81,11 @@ class Output:
     drafts: int  # tokens that its forwards verified (decode.verify=agreement)
     accepted: int  # of those
     seconds: float  # from admission to the end, with others beside it
-
-    @property
-    def tokens_per_forward(self) -> float:
-        """TPF: what lookahead is there to raise."""
-        return len(self.tokens) / self.forwards
-
-    @property
-    def acceptance(self) -> float | None:
-        """The share of the drafts that was accepted; None where nothing was drafted."""
-        return self.accepted / self.drafts if self.drafts else None
+    tokens_per_forward: float  # TPF: what lookahead is there to raise
+    acceptance: float | None  # the share of the drafts that was accepted; None where nothing was drafted
+    logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
+    steps: list[int] | None = None  # forward that wrote each token, from 1
+    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed) or "bonus" (instead of one that failed)
 
 
 class LLM:
@@ -88,7 +104,7 @@ class LLM:
 
     Example:
         >>> llm = LLM("embedded")
-        >>> llm.generate(["Tom has 3 apples and buys 4. How many apples does Tom have?"])[0].finish_reason
+        >>> llm.generate(["Sam has 3 books . Sam buys 4 more . How many books does Sam have now ?"])[0].finish_reason
         'stop'
     """
 
@@ -101,6 +117,7 @@ class LLM:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
         self.world = detect()
+        self.warned = False  # of words that the model does not know
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
         if self.config.parallel.tensor in ("auto", 1):  # else its share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
@@ -113,7 +130,7 @@ class LLM:
         progress: bool = True,
         **overrides: Any,
     ) -> list[Output]:
-        """Answer any number of prompts; returns one output for each, in their order.
+        """Answer any number of prompts; returns an output for each, or `SamplingParams.n` of them, in their order.
 
         The text of a prompt does not depend on the others. The same call gives the same texts, also where tokens are
         drawn at random: for other ones, give another seed.
@@ -143,15 +160,60 @@ class LLM:
         builder = self.builder
         # before the ranks meet: after a call that is refused, there may be another
         resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
-        requests = encoded(Encoder(resolved, builder.shape, builder.tokenizer), items)
+        encoder = Encoder(resolved, builder.shape, builder.tokenizer)
+        requests = encoded(encoder, items)
+        if self.world.rank == 0 and (warning := encoder.warning()) and not self.warned:
+            self.warned = True
+            log.warning(warning)
+        with self.joined(config, len(items), config.decode.max_branches) as group:
+            return self.answers(config, items, requests, group, progress)
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        continuations: Sequence[str],
+        decode: str | DecodeConfig | None = None,
+        samples: int = SAMPLES,
+        **overrides: Any,
+    ) -> list[Likelihood]:
+        """How likely the model finds each prompt's continuation; of a masked model, a lower bound.
+
+        Args:
+            prompts: as for `generate`.
+            continuations: one for each prompt; a word begins with the space before it.
+            decode: what rows see (`decode.context`); other options have no effect.
+            samples: masks of a continuation that a bound is worked out from, or of each block of it.
+            overrides: as for `generate`.
+
+        Raises:
+            ValueError: a prompt, a continuation or an option that cannot be used; the message says which and why.
+            RankError: another rank failed or was lost.
+            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+        """
+        config, builder = self.configured(decode, overrides), self.builder
+        config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+        if isinstance(continuations, str) or len(continuations) != len(prompts):
+            raise ValueError("continuations: give a list with one text for each prompt")
+        encoder = Encoder(config, builder.shape, builder.tokenizer)
+        given = []
+        for index, (item, continuation) in enumerate(zip(items_of(prompts, None), continuations, strict=True)):
+            found = encoder.encode_pair(index, item, continuation)
+            if isinstance(found, Rejection):
+                raise ValueError(reason_of(found, item))
+            given.append(Given.seeded(*found, config.seed))
+        with self.joined(config, max(len(given), self.world.size), 1) as group:
+            return self.likelihoods(config, given, samples, group)
+
+    @contextmanager
+    def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
+        """The ranks of a call, joined; any number of calls may follow one another."""
         parallel, size = config.parallel, self.world.size
-        axes = parallel.data, parallel.branch, parallel.tensor
-        mesh = choose_mesh(*axes, size, len(items), config.decode.max_branches)
-        ends = parallel.timeout_s, builder.device, Stop(grace_s=0.0)
+        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, size, requests, branches)
+        ends = parallel.timeout_s, self.builder.device, Stop(grace_s=0.0)
         with handlers_kept():
             group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
             with group.failures.guard():
-                return self.answers(config, items, requests, group, progress)
+                yield group
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """The settings with a call's decode options."""
@@ -181,7 +243,7 @@ class LLM:
             for generation in engine.generate(requests, partial(group.queue.take, total=len(requests))):
                 if group.is_leader:
                     index = generation.request.index
-                    own[index] = output = self.output(generation, items[index].stop)
+                    own[index] = output = self.output(generation, items[index])
                     display.update(group.progress.add(done=1, tokens=len(output.tokens), forwards=output.forwards))
             if group.is_leader:
                 display.update(group.progress.add())
@@ -194,10 +256,38 @@ class LLM:
             own = {index: Output(**output) for text in texts for index, output in json.loads(text)}
         return [own[index] for index in range(len(items))]
 
-    def output(self, generation: Generation, stop: Sequence[str]) -> Output:
+    def likelihoods(self, config: Config, given: Sequence[Given], samples: int, group: Group) -> list[Likelihood]:
+        """What all ranks of a group score, of which each has a share, on every rank."""
+        builder, tensor = self.builder, group.mesh.tensor
+        group.store.agree("call", work(config, builder) | {"samples": samples, "the prompts": hash_of_given(given)})
+        scorer = Scorer(builder.load(group.world.rank == 0, group.tensor), config.decode, samples, tensor=group.tensor)
+        group.ready()
+        share, shares = group.world.rank // tensor, group.world.size // tensor
+        own: list[Likelihood] = []
+        mine = given[share::shares]
+        for begin in range(0, len(mine), AT_ONCE):
+            if tensor == 1 and group.stop.asked:  # tensor ranks hear of it at different moments, and go on to the end
+                break
+            group.failures.check()
+            own += scorer.score(mine[begin : begin + AT_ONCE])
+        group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
+        if group.stop.asked:
+            raise Stopped(f"stopped by {group.stop.signal}")
+        if shares == 1:
+            return own
+        texts = group.store.gather(json.dumps(own) if group.tensor_rank == 0 else None, share, shares)
+        several = [[Likelihood(*one) for one in json.loads(text)] for text in texts]
+        return [several[index % shares][index // shares] for index in range(len(given))]
+
+    def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""
-        generation, text = finished_text(self.builder.tokenizer, generation, stop)
+        generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
+        told = generation.written
+        assert item.origin
         return Output(
+            id=item.origin.custom_id,
+            sample=item.origin.sample,
+            prompt=item.messages or item.prompt or "",
             text=text,
             tokens=generation.tokens,
             finish_reason=generation.finish_reason,
@@ -206,13 +296,23 @@ class LLM:
             drafts=generation.drafts,
             accepted=generation.accepted,
             seconds=generation.seconds,
+            tokens_per_forward=len(generation.tokens) / max(1, generation.forwards),
+            acceptance=generation.accepted / generation.drafts if generation.drafts else None,
+            logprobs=None if told is None else [logprob(one) for one in told],
+            steps=None if told is None else [one.step for one in told],
+            ways=None if told is None else [one.way for one in told],
         )
 
 
 def hash_of(requests: Sequence[Request]) -> str:
     """Return what tells a call's requests from others."""
-    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling) for r in requests]
+    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
+
+
+def hash_of_given(given: Sequence[Given]) -> str:
+    """Return what tells a call's prompts and continuations from others'."""
+    return hashlib.sha256(repr([one.key for one in given]).encode()).hexdigest()[:24]
 
 
 def model_settings(model: str) -> list[str]:
@@ -259,8 +359,11 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
             request = read_request(given)
         except BadLine as error:
             raise ValueError(f"prompts[{index}]: {error}") from error
-        request.pop("samples")
-        items.append(Item(f"line-{index + 1}", **request))
+        name, count = f"line-{index + 1}", request.pop("samples")
+        items += [
+            Item(name if count == 1 else f"{name}#{sample}", origin=Origin(index + 1, name, sample=sample), **request)
+            for sample in range(count)
+        ]
     return items
 
 
@@ -270,8 +373,14 @@ def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     refused = [one for one in found if isinstance(one, Rejection)]
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise ValueError(f"prompts[{refused[0].index}]: {refused[0].message}{more}")
+        raise ValueError(f"{reason_of(refused[0], items[refused[0].index])}{more}")
     return [one for one in found if isinstance(one, Request)]
+
+
+def reason_of(rejection: Rejection, item: Item) -> str:
+    """Why a prompt was refused, and which one: prompts have no lines."""
+    assert item.origin
+    return f"prompts[{item.origin.line - 1}]: {rejection.message.removeprefix(f'line {item.origin.line}: ')}"
 
 
 @contextmanager

@@ -315,7 +315,7 @@ def test_right_keys_pass() -> None:
         ),
         (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are a2d_qwen3_0_6b, "),
         (["trce", "r", "1"], "trce: no such command; did you mean trace"),
-        (["frobnicate"], r"no such command\. Commands: report, status, merge"),
+        (["frobnicate"], r"no such command\. Commands: report, table, status"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
         (["lm-eval"], r"needs lm_eval: pip install 'lopa_dist\[eval\]'"),
@@ -386,9 +386,11 @@ def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
 
 
 def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", "task.input=nowhere", "seed=0,1"]
+    (tmp_path / "none.jsonl").write_text("")
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", f"task.input={tmp_path}/none.jsonl", "seed=0,1"]
+    sweep += ["logging.wandb.mode=disabled", "logging.plots=false"]
     monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
-    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*task\.input=nowhere: no such file$"):
+    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*nothing to run: .*none\.jsonl has no lines$"):
         cli.main()
 
 
@@ -453,7 +455,7 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     report = {"requests": 3, "errors": 2, "tpf": 1.0, "tokens_per_s": {"job": 0.0}}
     with caplog.at_level("INFO", "lopa_dist"):
         assert cli.summary(report, tmp_path) == 1.0
-    assert "2 with errors (see results.jsonl)" in caplog.messages[0]
+    assert "2 with errors (see errors.jsonl)" in caplog.messages[0]
     assert caplog.messages[1] == "the first error: line 2: bad"
     with pytest.raises(cli.UserError, match=r"^no request could run; the first error: line 2: bad$"):
         cli.summary(report | {"requests": 2}, tmp_path)
@@ -496,7 +498,7 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] FOLDER$"),
+        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] FOLDER$"),
         (["report", "a", "b"], "unrecognized arguments: b; usage: lopa-dist report"),
         (["trace", "run"], "required: ID; usage: lopa-dist trace"),
         (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),

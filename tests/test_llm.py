@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.word_problems import problems
 
 ROOT = Path(__file__).parent.parent
 PROBLEMS = [str(item.messages[-1]["content"]) for item in Arithmetic(20).items() if item.messages]
@@ -70,6 +72,57 @@ def test_the_answers_are_those_of_a_job(llm: LLM, tmp_path: Path) -> None:
     assert sum(output.drafts for output in outputs) > sum(output.accepted for output in outputs) > 0
 
 
+def test_outputs_tell_how_tokens_were_written(llm: LLM) -> None:
+    asked, other = llm.generate(PROBLEMS[:2], sampling=[SamplingParams(logprobs=True), SamplingParams()])
+    assert other.logprobs is other.steps is other.ways is None
+    assert asked.logprobs is not None
+    assert asked.steps is not None
+    assert asked.ways is not None
+    assert len(asked.logprobs) == len(asked.steps) == len(asked.ways) == len(asked.tokens)
+    assert all(logprob <= 0 for logprob in asked.logprobs)
+    assert 0 < asked.ways.count("accepted") <= asked.accepted
+    assert 1 <= min(asked.steps) < max(asked.steps) <= asked.forwards
+
+
+def test_the_score_of_an_answer_is_the_sum_of_its_log_probabilities() -> None:
+    """Of a causal model, whose likelihood is exact; and the greedy answer is found to be that."""
+    causal = LLM("causal", "parallel.threads=1")
+    chats = [[{"role": "user", "content": text}] for text in PROBLEMS[:3]]
+    outputs = causal.generate(chats, sampling=SamplingParams(logprobs=True, max_tokens=20))
+    scores = causal.score(chats, [output.text for output in outputs])
+    for output, score in zip(outputs, scores, strict=True):
+        assert output.logprobs is not None
+        assert score.loglikelihood == pytest.approx(sum(output.logprobs), abs=1e-4)
+        assert (score.error, score.greedy) == (0, True)
+    [worse] = causal.score(chats[:1], [" Tom Tom Tom"])
+    assert worse.loglikelihood < min(score.loglikelihood for score in scores)
+    assert not worse.greedy
+
+
+def test_a_right_answer_is_likelier_than_a_wrong_one(llm: LLM) -> None:
+    """By the bound of the masked model."""
+    for problem in islice(problems("held_out", 1), 2):
+        *words, last = problem.answer.split()
+        answers = [f" {' '.join([*words, number])}" for number in (last, str((int(last) + 7) % 100))]
+        right, wrong = llm.score([problem.question] * 2, answers, samples=8)
+        assert right.loglikelihood > wrong.loglikelihood + 5
+
+
+def test_what_is_wrong_with_a_score_is_said(llm: LLM) -> None:
+    for prompts, continuations, message in (
+        (["x"], "y", "continuations: give a list"),
+        (["x"], ["y", "z"], "continuations: give a list"),
+        (["x", "y"], ["z", ""], r"prompts\[1\]: continuation '': must be"),
+        (["x"], ["\ud800"], r"prompts\[0\]: continuation"),
+        (["x " * 600], ["y"], r"prompts\[0\]: prompt and continuation have .* positions; shorten"),
+        (["x"], ["<|mask|>"], r"prompts\[0\]: the text contains the mask token"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            llm.score(prompts, continuations)
+    with pytest.raises(ValueError, match="samples=0: must be at least 1"):
+        llm.score(["x"], ["y"], samples=0)
+
+
 def test_each_prompt_may_be_sampled_in_its_own_way(llm: LLM, tmp_path: Path) -> None:
     asked = [
         {"temperature": 0.9, "top_p": 0.9},
@@ -92,6 +145,20 @@ def test_each_prompt_may_be_sampled_in_its_own_way(llm: LLM, tmp_path: Path) -> 
     assert outputs[2].finish_reason == "length"
     alone = llm.generate([prompts[1]], "embedded_lopa", sampling[1], branches=3)[0]
     assert alone.text == outputs[1].text, "a seed of its own means the same text anywhere"
+
+
+def test_samples_are_those_of_a_job(llm: LLM, tmp_path: Path) -> None:
+    """With their prompts and numbers, and all of it in `asdict`, as a data frame wants it."""
+    sampling = [SamplingParams(temperature=0.9, n=2), SamplingParams(temperature=0.9, seed=3, n=2), SamplingParams()]
+    outputs = llm.generate(PROBLEMS[:3], sampling=sampling)
+    lines = [{"n": 2, "temperature": 0.9}, {"n": 2, "temperature": 0.9, "seed": 3}, {}]
+    found = job(tmp_path, [{"prompt": p} | line for p, line in zip(PROBLEMS, lines, strict=False)], composed([]))
+    compare(outputs, found)
+    assert [(output.id, output.sample) for output in outputs] == [
+        ("line-1", 0), ("line-1", 1), ("line-2", 0), ("line-2", 1), ("line-3", 0)
+    ]  # fmt: skip
+    assert [output.prompt for output in outputs] == [PROBLEMS[i] for i in (0, 0, 1, 1, 2)]
+    assert asdict(outputs[0])["tokens_per_forward"] == outputs[0].tokens_per_forward > 0
 
 
 def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,3 +255,12 @@ def test_the_package_is_light_until_it_is_used() -> None:
     assert set(dir(lopa_dist)) == set(lopa_dist.__all__)
     with pytest.raises(AttributeError, match="no attribute 'LLm'"):
         lopa_dist.LLm  # noqa: B018 - a typing error
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("max_new_tokens", "did you mean max_tokens?"), ("best_of", "there are temperature, top_p,")]
+)
+def test_an_argument_that_sampling_does_not_have_is_told_with_the_right_one(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"SamplingParams has no {name}: {hint}")):
+        SamplingParams(**{name: 1})
+    assert replace(SamplingParams(n=2), n=3) == SamplingParams(n=3)

@@ -9,6 +9,8 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import FAILED, Records, State, arange
 from lopa_dist.decode.winner import Winner
+from lopa_dist.decode.written import note
+from lopa_dist.own_code import load
 
 
 def advance(state: State, winner: Winner) -> None:
@@ -48,6 +50,7 @@ def advance(state: State, winner: Winner) -> None:
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
     window = torch.where(chosen, records.token, window)
     state.answers.scatter_(1, span, window)
+    at = None if state.written is None else span.masked_fill(~masked, -1)
     masked ^= chosen  # all that is chosen was masked
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
     if config.prompt_attention == "blocks":
@@ -76,6 +79,7 @@ def advance(state: State, winner: Winner) -> None:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
+    note(state, winner, at, chosen)
     # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.first_masked)
     state.first_masked &= complete < new_end
@@ -127,7 +131,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
-        config: `tau_conf`, `force` and `extra_fill` are read.
+        config: `tau_conf` or `fill`, `force` and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled where none passes.
@@ -135,7 +139,10 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """
     slots, width = masked.shape
     size = config.block_size
-    passed = masked & (records.probability > config.tau_conf)
+    if config.fill is None:
+        passed = masked & (records.probability > config.tau_conf)
+    else:
+        passed = masked & load(config.fill, "decode.fill")(records.probability, records.confidence, masked)
     ranked = torch.where(masked, records.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)

@@ -10,15 +10,23 @@ before it, so the rows of pending and of the drafts verify everything at once:
 Masks behind the chain predict the drafts of the next step (I-DLM, arXiv 2604.11035). There may be a group of them
 behind every token where the chain may end (TiDAR, arXiv 2511.08923). Where the chain ends without a group behind it,
 the next step has no drafts.
+
+With `decode.branches` the chain has branches beside it (`tree`): each is a chain of its own, with second choices for
+one or two of the drafts, and masks behind it. The branch of which most is accepted wins.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.state import FAILED, Records, State, arange
+from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
+from lopa_dist.decode.written import note
+
+NEVER = 1 << 20  # drafts after which a branch would go on behind another: each has all of them
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -26,23 +34,39 @@ def verify(state: State, records: Records) -> Winner:
 
     Args:
         state: as it was laid out for the forward.
-        records: ``[S, D]``, what the rows of pending and of the drafts predict. `Records.drafts` ``[S, D, n]`` is what
-            the masks behind each of these rows predict; token -1 where there is no mask.
+        records: ``[S, K, D]``, what the rows of pending and of each branch's drafts predict. `Records.drafts`
+            ``[S, K, D, n]`` is what the masks behind each of these rows predict; token -1 where there is no mask.
 
     Returns:
         The verified tokens, up to the first end-of-text and the answer's limit.
     """
-    depth = arange(records.packed.shape[2], state.canvas.device)
+    depth = arange(records.packed.shape[3], state.canvas.device)
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
-    draft = state.answers.gather(1, position)
-    agrees = (records.token == draft) & (depth < state.drafts[:, None])
-    accepted = agrees.cumprod(1).sum(1)
+    draft = F.pad(chains(state)[..., : len(depth) - 1], (0, 1))
+    agrees = (records.token == draft) & (depth < state.drafts[:, None, None])
+    of_branch = agrees.cumprod(2).sum(2)  # [S, K]
+    runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
+    accepted, branch = torch.where(runs, of_branch, -1).max(1)  # of equals the first, whose K/V are in place
+    accepted = accepted.clamp(min=0)
+    records = of_winner(records, branch)
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
     if state.config.stop_at_eos:
         ends = (is_eos(state, records.token) & brought).long()
         brought &= ends.cumsum(1) - ends == 0
-    branch = state.branches.new_zeros(state.slots)
-    return Winner(branch, records, torch.where(brought, position, -1), records.token.long(), accepted=accepted)
+    position = torch.where(brought, position, -1)
+    return Winner(branch, records, position, records.token.long(), accepted=accepted, probability=records.packed[1])
+
+
+def chains(state: State) -> Tensor:
+    """Return the drafts of each branch, ``[S, K, m]`` tokens."""
+    return state.chain[1].view(state.slots, state.config.max_branches, -1)
+
+
+def of_winner(records: Records, branch: Tensor) -> Records:
+    """Return the records of one branch of each sequence: ``[S, D]``, and of the masks behind it ``[S, D, n]``."""
+    assert records.drafts is not None
+    slots = arange(len(branch), branch.device)
+    return Records(records.packed[:, slots, branch], Records(records.drafts.packed[:, slots, branch]))
 
 
 def is_eos(state: State, token: Tensor) -> Tensor:
@@ -67,22 +91,40 @@ def advance(state: State, winner: Winner) -> None:
     state.step += running
     assert winner.accepted is not None
     state.accepted.copy_(torch.minimum(winner.accepted, count))
+    state.winner.copy_(winner.branch)
+    note(state, winner)
 
 
 def spawn(state: State, winner: Winner) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
-    Drafts stand in the canvas. None does that no row could verify before the answer's limit.
+    The anchor's drafts stand in the canvas, too. None does that no row could verify before the answer's limit, or that
+    stands behind an end-of-text. The end-of-text itself needs no row either: the last draft's row predicts it if it is
+    right.
     """
-    slots = arange(state.slots, state.canvas.device)
+    config, slots = state.config, arange(state.slots, state.canvas.device)
     groups = winner.records.drafts
     assert groups is not None
-    state.branches.copy_(state.done == 0)
     assert winner.accepted is not None
-    token = groups.token[slots, winner.accepted].long()  # [S, n]
-    count = (token >= 0).cumprod(1).sum(1)
+    found = Records(groups.packed[:, slots, winner.accepted])  # [S, n]
+    n = found.packed.shape[2]
+    token, there = found.token.long(), found.token >= 0
+    if config.stop_at_eos:
+        ends = is_eos(state, token)
+        state.ends.copy_((ends & (there.cumprod(1) > 0)).any(1))
+        there &= ~ends
+    count = there.cumprod(1).sum(1)
     room = (state.limit - 1 - state.complete).clamp(min=0)
     state.drafts.copy_(torch.minimum(count, room)).masked_fill_(state.done != 0, 0)
-    at = state.complete[:, None] + arange(token.shape[1], token.device)
-    drafted = arange(token.shape[1], token.device) < state.drafts[:, None]
+    at = state.complete[:, None] + arange(n, token.device)
+    drafted = arange(n, token.device) < state.drafts[:, None]
     state.answers.scatter_(1, at, torch.where(drafted, token, state.answers.gather(1, at)))
+    chain = chains(state)
+    chain[:, :, :n] = token[:, None].clamp(min=0)
+    branches = torch.ones_like(count)
+    if config.branches:
+        paths = best_paths(found.probability, found.second_probability, state.drafts, config.branches, NEVER)
+        k = paths.last.shape[1]
+        chain[:, 1 : k + 1, :n] = torch.where(paths.second, found.second_token[:, None].long(), chain[:, 1 : k + 1, :n])
+        branches += paths.found
+    state.branches.copy_(branches).masked_fill_(state.done != 0, 0)

@@ -62,6 +62,9 @@ class DecodeConfig:
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
     tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
+    fill: str | None = option(
+        None, "a rule of your own instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)"
+    )
     confidence: str = option(
         "neg_entropy",
         "what positions are ranked by and branches are scored by",
@@ -109,6 +112,9 @@ class DecodeConfig:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
             raise ValueError("decode.top_p=0: must be above 0; 1 switches it off")
+        if self.fill is not None and (":" not in self.fill or self.causal):
+            reason = "causal models fill nothing unverified" if ":" in self.fill else "write FILE.py:FUNCTION"
+            raise ValueError(f"decode.fill={self.fill}: {reason}, or leave it out")
         self._check_verification()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
             raise ValueError(
@@ -118,9 +124,12 @@ class DecodeConfig:
 
     def _check_verification(self) -> None:
         if self.causal:
-            if self.branches or self.extra_fill:
+            if self.extra_fill:
+                raise ValueError("causal models need decode.extra_fill=0: what is written is verified")
+            if self.branches and not self.drafts:
                 raise ValueError(
-                    "causal models need decode.branches=0 and decode.extra_fill=0: what is written is verified"
+                    f"decode.branches={self.branches} needs decode.drafts of 1 or more, of which branches hold second "
+                    "choices; decode.branches=0 decode.drafts=0 writes one token a forward"
                 )
             return
         if self.verify != "agreement" and self.drafts:
@@ -192,8 +201,13 @@ class DecodeConfig:
 
     @property
     def max_chain(self) -> int:
-        """Drafts of a sequence at most, of all its branches: (k + 1) * m."""
-        return MOST_DRAFTS if isinstance(self.drafts, str) else self.max_branches * self.drafts
+        """Drafts of a sequence at most, those of all its branches together: (k + 1) * m."""
+        return self.max_branches * self.max_drafts
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafts that a branch verifies at most: m."""
+        return MOST_DRAFTS if isinstance(self.drafts, str) else self.drafts
 
     @property
     def extra_drafts(self) -> int:
@@ -201,6 +215,16 @@ class DecodeConfig:
         return 0 if self.causal else max(0, self.drafts - 1)
 
     @property
+    def second_choices(self) -> bool:
+        """Whether branches hold second choices of drafts (`tree`), so that records need them."""
+        return (self.verify == "agreement" or self.causal) and self.branches > 0
+
+    @property
+    def record_size(self) -> int:
+        """Numbers of a record (`Records`)."""
+        return 5 if self.second_choices else 3
+
+    @property
     def max_edits(self) -> int:
-        """Tokens in which a branch differs from the anchor at most."""
-        return 1 if self.causal else max(1, self.branches * self.drafts)
+        """Tokens in which a branch differs from the anchor at most: 1, or the depth of a tree of drafts."""
+        return max(self.max_drafts, self.branches) if self.second_choices and not self.causal else 1

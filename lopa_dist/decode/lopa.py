@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.state import Records, State, arange
-from lopa_dist.decode.winner import Winner
+from lopa_dist.decode.tree import by_agreement, most_candidates, spawn_tree
+from lopa_dist.decode.winner import Winner, anchor_alone
 
 ALL_FILLED = 1.0  # confidence of a branch that leaves nothing masked
 
@@ -48,34 +49,6 @@ def by_confidence(state: State, records: Records) -> Winner:
     return Winner(branch, Records(records.packed[:, slots, branch]), position, token, scores)
 
 
-def anchor_alone(state: State, records: Records) -> Winner:
-    """Return the anchor as the winner, where there are no other branches: it brings nothing."""
-    position, token = state.edits[:, :, 0]
-    return Winner(state.branches.new_zeros(state.slots), Records(records.packed[:, :, 0]), position, token)
-
-
-def by_agreement(state: State, records: Records) -> Winner:
-    """Drafts are accepted as long as the model predicts their tokens in the context of the drafts before them.
-
-    The first draft that fails gives way to what the model predicts instead. So every token of the chain is the model's
-    own choice in the context that it is placed into. The branch that has this context wins.
-    """
-    config = state.config
-    if not config.drafts:
-        return anchor_alone(state, records)
-    slots, index = (arange(n, state.canvas.device) for n in (state.slots, config.max_chain))
-    assert records.drafts is not None
-    position, draft, predicted = *state.chain, records.drafts.token  # [S, C]
-    valid = ~records.drafts.probability.isnan()  # rows of drafts may overflow
-    agrees = (predicted == draft) & (index < state.drafts[:, None]) & valid
-    accepted = agrees.cumprod(1).sum(1)  # [S]
-    branch = torch.minimum(accepted // config.drafts, state.branches - 1).clamp(min=0)
-    token = torch.where(index < accepted[:, None], draft, predicted)
-    brought = (index <= torch.minimum(accepted, state.drafts - 1)[:, None]) & valid
-    winner = Records(records.packed[:, slots, branch])
-    return Winner(branch, winner, torch.where(brought, position, -1), token, accepted=accepted)
-
-
 VERIFY: dict[str, Callable[[State, Records], Winner]] = {
     "confidence": by_confidence,
     "agreement": by_agreement,
@@ -93,7 +66,7 @@ def spawn(state: State, winner: Winner) -> None:
         winner: of this step.
     """
     config, records = state.config, winner.records
-    most = config.max_chain or config.branches  # candidates that are of use
+    most = most_candidates(config) if config.drafts else config.branches
     if most:
         span, _, _, masked = state.window(records.packed.shape[-1])
         masked = state.fillable(masked)
@@ -105,8 +78,8 @@ def spawn(state: State, winner: Winner) -> None:
         rank = ranked.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [S, n] candidates first
         made = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, n]
         count = candidates.sum(1)
-        if config.verify == "agreement":
-            branches = spawn_chain(state, made, count)
+        if config.drafts:
+            branches = spawn_tree(state, records, rank, made, count)
         else:
             branches = spawn_lookaheads(state, made, count)
         state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
@@ -129,45 +102,6 @@ def spawn_lookaheads(state: State, made: Tensor, count: Tensor) -> Tensor:
     n = made.shape[2]
     state.edits[:, :, 1 : n + 1, 0] = made
     return (count + 1).clamp(max=state.config.max_branches)
-
-
-def spawn_chain(state: State, made: Tensor, count: Tensor) -> Tensor:
-    """The candidates are drafts; branch b has the first ``b * m`` of them filled and verifies the m behind these.
-
-    Args:
-        state: gets the chain of drafts, their number and the branches' edits.
-        made: ``[2, S, n]`` positions and tokens of the best candidates; n is (k + 1) * m, or less.
-        count: ``[S]`` how many candidates there are.
-
-    Returns:
-        ``[S]`` branches to run: those that have a draft to verify, and the anchor.
-    """
-    config, n = state.config, made.shape[2]
-    state.chain[:, :, :n] = made
-    if config.drafts > 1 and state.vocabulary.shift:
-        state.chain_context.copy_(contexts(state))
-    torch.clamp(count, max=config.max_chain, out=state.drafts)
-    state.drafts.masked_fill_(state.done != 0, 0)
-    edits = min(config.branches * config.drafts, n)
-    if edits:
-        device = made.device
-        filled = arange(edits, device) < (arange(config.max_branches, device) * config.drafts)[:, None]  # [K, E]
-        state.edits[:, :, :, :edits] = torch.where(filled, made[:, :, None, :edits], -1)
-    return (state.drafts + config.drafts - 1).div(config.drafts, rounding_mode="floor").clamp(min=1)
-
-
-def contexts(state: State) -> Tensor:
-    """Return the token before each draft's position ``[S, C]``, from which a model with the shift predicts the draft.
-
-    It is that of an earlier draft where one stands there, and else that of the sequence. Behind the drafts, `chain`
-    holds those of earlier steps; what is found for them is not used, but their rows run, so it has to be a token.
-    """
-    position, token = state.chain
-    before = position - 1
-    number = arange(position.shape[1], position.device)
-    drafted = (position[:, None] == before[..., None]) & (number < number[:, None])  # [S, C, C] by an earlier one
-    written = state.canvas.gather(1, (before + state.origin).clamp_(min=0))
-    return torch.where(drafted.any(2), (token[:, None] * drafted).amax(2), written)
 
 
 def branch_confidence(confidence: Tensor, open_: Tensor) -> Tensor:

@@ -36,13 +36,13 @@ class Vocabulary:
 class Records:
     """What the model predicts for masked positions: token (int32), probability and confidence (fp32), of one shape.
 
-    They are kept as one int32 tensor ``packed [3, ...]``, as they travel between ranks, so that one operation moves all
-    three.
+    They are kept as one int32 tensor ``packed [3, ...]``, as they travel between ranks, so that one operation moves
+    all of them. For a tree of drafts it is ``packed [5, ...]``: the second choice's token and probability, too.
     """
 
     def __init__(self, packed: Tensor, drafts: Records | None = None) -> None:
         self.packed = packed
-        self.drafts = drafts  # [S, C] what is predicted at each draft in the context of those before it
+        self.drafts = drafts  # [S, K x m] what is predicted at each draft in the context of those before it
 
     @cached_property
     def token(self) -> Tensor:
@@ -58,6 +58,16 @@ class Records:
     def confidence(self) -> Tensor:
         """What positions are ranked by and branches are scored by (`DecodeConfig.confidence`)."""
         return self.packed[2].view(torch.float32)
+
+    @cached_property
+    def second_token(self) -> Tensor:
+        """Token ids of the second choices (`DecodeConfig.second_choices`)."""
+        return self.packed[3]
+
+    @cached_property
+    def second_probability(self) -> Tensor:
+        """The probabilities of the second choices."""
+        return self.packed[4].view(torch.float32)
 
     @classmethod
     def of(cls, token: Tensor, probability: Tensor, confidence: Tensor) -> Records:
@@ -92,7 +102,8 @@ class HostState(NamedTuple):
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
     first_masked: Ints  # 1 if position `complete` is masked
-    drafts: Ints  # tokens that the next forward verifies, of all branches together (verify=agreement)
+    drafts: Ints  # drafts that the next forward may accept at most, along the deepest branch (verify=agreement)
+    ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
     done: Ints  # 1 if the slot is empty or its sequence is finished, FAILED if its predictions were not numbers
@@ -113,7 +124,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "chain_context")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "chain_context", "written")  # tensors that begin with S
 
 
 @dataclass
@@ -129,10 +140,12 @@ class State:
     key: Tensor  # [S] int64, the request's random key
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
-    chain: Tensor  # [2, S, C] positions and tokens of the drafts, in the order in which they are verified
-    chain_context: Tensor  # [S, C] the token before each draft's position, given the drafts before it (`spawn`)
+    chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
+    chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
+    paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
+    written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: nobody asks
     structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
 
     def __post_init__(self) -> None:
@@ -142,7 +155,7 @@ class State:
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
         self.masked, self.first_masked = rows["masked"], rows["first_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
-        self.drafts, self.accepted = rows["drafts"], rows["accepted"]
+        self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
@@ -162,7 +175,7 @@ class State:
         most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
         columns = 2 * -(-most // config.block_size) * config.block_size
         if config.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
-            columns = most + config.max_chain + 2
+            columns = most + config.max_drafts + 2
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
@@ -180,7 +193,8 @@ class State:
             edits=long(2, slots, k, e),
             chain=long(2, slots, config.max_chain),
             chain_context=long(slots, config.max_chain),
-            boundary=Records(long(3, slots).int()),
+            paths=long(4, slots, k),
+            boundary=Records(long(config.record_size, slots).int()),
             sampled=np.zeros(slots, bool),
         )
         state.committed.fill_(-1)
@@ -233,6 +247,7 @@ class State:
         self.key.index_copy_(0, slots_, keys_)
         self.eos.index_fill_(0, slots_, 0)
         self.edit_position.index_fill_(0, slots_, -1)
+        self.paths.index_fill_(1, slots_, 0)
         known = np.stack(host)
         known[:, slots] = integers
         return HostState._make(known)
@@ -273,13 +288,14 @@ class State:
     def take(self, slots: Ints) -> State:
         """Return a copy that holds some slots: for a step in which the others wait."""
         at = to_device(slots, self.canvas.device)
-        parts = {name: getattr(self, name)[at] for name in BY_SLOT}
+        parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
         return replace(
             self,
             **parts,
             integers=self.integers[:, at],
             edits=self.edits[:, at],
             chain=self.chain[:, at],
+            paths=self.paths[:, at],
             boundary=Records(self.boundary.packed[:, at]),
             sampled=self.sampled[slots],
         )
@@ -288,9 +304,10 @@ class State:
         """Write back what `take` returned, after its step."""
         at = to_device(slots, self.canvas.device)
         for name in BY_SLOT:
-            getattr(self, name)[at] = getattr(part, name)
+            if (tensor := getattr(self, name)) is not None:
+                tensor[at] = getattr(part, name)
         self.integers[:, at], self.edits[:, at] = part.integers, part.edits
-        self.chain[:, at] = part.chain
+        self.chain[:, at], self.paths[:, at] = part.chain, part.paths
         self.boundary.packed[:, at] = part.boundary.packed
         self._window = None
 

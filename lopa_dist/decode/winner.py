@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lopa_dist.decode.state import Records
+from lopa_dist.decode.state import Records, State
 
 
 class Winner(NamedTuple):
@@ -17,5 +17,17 @@ class Winner(NamedTuple):
     position: Tensor  # [S, F] where it brings tokens; -1: nothing
     token: Tensor  # [S, F] the tokens there
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
-    # [S] drafts that were accepted (by_agreement); where the winner brings tokens, none is forced
+    # [S] drafts that were accepted (by_agreement), whose tokens come first; where it brings tokens, none is forced
     accepted: Tensor | None = None
+    probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities (by_agreement)
+
+
+def anchor_alone(state: State, records: Records) -> Winner:
+    """Return the anchor as the winner, where there are no other branches: it brings nothing.
+
+    Args:
+        state: as it was laid out for the forward.
+        records: ``[S, K, W]``.
+    """
+    position, token = state.edits[:, :, 0]
+    return Winner(state.branches.new_zeros(state.slots), Records(records.packed[:, :, 0]), position, token)

@@ -1,5 +1,7 @@
 """Commit: the K/V of complete blocks move from the winner's scratch rows into its sequence's range, on every rank.
 
+Causal models write K/V where they belong, and only those of branches beside the anchor move.
+
 Three cases (LoPA, on LoPA-Dist): there is one rank, so nothing is sent; the tokens' K/V are the same
 in every branch (prompts, block-causal windows), so each rank keeps what it computed; or the winner's
 rank broadcasts one packed buffer.
@@ -32,10 +34,8 @@ def commit(
         comm: the branch group.
     """
     batch, config, winner = prepared.batch, state.config, after.winner
-    if config.causal:  # K/V were written in place
-        if batch.prefill:
-            for slot in prepared.slot(batch.prefill.sequence[: batch.prefill.num_prefixes]).tolist():
-                pool.store_prefix(slot)
+    if config.causal:
+        commit_path(prepared, pool, before, after, comm)
         return
     pending = (before.complete > before.committed) & (before.branches > 0)
     if not config.stores_kv or not pending.any():
@@ -47,32 +47,79 @@ def commit(
     # all that was computed before the window; with a dual cache also what is behind it
     behind = batch.stop if config.stores_kv_behind else before.complete
     count = np.where(pending, np.maximum(behind - batch.begin, 0), 0)
-    token = before.prompt + batch.begin
 
     # the segments whose rows are stored: the winner's, or any where the rows are the same in every branch
-    segment = np.full((len(winner), int(max(winner.max(), batch.branch.max(initial=0))) + 1), -1)
-    of_window = np.nonzero(batch.branch >= 0)[0]
-    segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
+    segment = segments(batch, winner)
     chosen = np.where(anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
     here = anywhere | (comm.size == 1)
+    store(batch, pool, slot, chosen, before.prompt + batch.begin, count, np.where(here, -1, winner % comm.size), comm)
+
+
+def commit_path(prepared: Prepared, pool: KVPool, before: HostState, after: HostState, comm: Communicator) -> None:
+    """Store what was accepted of a causal model's branches; K/V of the anchor's tokens were written in place.
+
+    Args: as of `commit`.
+    """
+    batch, winner = prepared.batch, after.winner
+    if batch.prefill:
+        for first in prepared.slot(batch.prefill.sequence[: batch.prefill.num_prefixes]).tolist():
+            pool.store_prefix(first)
+    # the last token that was written is the next pending one, whose K/V are not computed yet
+    won = (winner > 0) & (before.branches > 1) & (after.done == 0)
+    count = np.where(won, after.complete - before.complete - 1, 0)
+    if count.any():
+        chosen = segments(batch, winner)[np.arange(len(winner)), winner]
+        owner = np.where(comm.size == 1, -1, (winner - 1) % comm.size)
+        slot = prepared.slot(np.arange(len(winner)))
+        store(batch, pool, slot, chosen, before.prompt + before.complete, count, owner, comm)
+
+
+def segments(batch: ForwardBatch, winner: Ints) -> Ints:
+    """Return the segment of each sequence's windows by branch, ``[S, K]``; -1 where this rank has none."""
+    found = np.full((len(winner), int(max(winner.max(), batch.branch.max(initial=0))) + 1), -1)
+    of_window = np.nonzero(batch.branch >= 0)[0]
+    found[batch.sequence[of_window], batch.branch[of_window]] = of_window
+    return found
+
+
+def store(
+    batch: ForwardBatch,
+    pool: KVPool,
+    slot: Ints,
+    segment: Ints,
+    token: Ints,
+    count: Ints,
+    owner: Ints,
+    comm: Communicator,
+) -> None:
+    """Store the K/V of the first rows of a segment of each sequence.
+
+    Args:
+        batch, pool, comm: as of `commit`.
+        slot: ``[S]`` of the sequences.
+        segment: ``[S]``.
+        token: ``[S]`` of the sequence, whose K/V the segment's first row has.
+        count: ``[S]`` rows.
+        owner: ``[S]`` the branch rank that computed them; -1: every rank did.
+    """
 
     def slots(sequences: Ints) -> Ints:
         of, first = (np.repeat(x[sequences], count[sequences]) for x in (slot, token))
         return pool.slots(of, first + ragged_arange(count[sequences]))
 
     def rows(sequences: Ints) -> Ints | Tensor:
-        return batch.packed(np.repeat(chosen[sequences], count[sequences]), ragged_arange(count[sequences]))
+        return batch.packed(np.repeat(segment[sequences], count[sequences]), ragged_arange(count[sequences]))
 
-    local = np.nonzero((count > 0) & here)[0]
+    local = np.nonzero((count > 0) & (owner < 0))[0]
     if len(local):
         pool.move(rows(local), slots(local))
-    for owner in range(comm.size):
-        theirs = np.nonzero((count > 0) & ~here & (winner % comm.size == owner))[0]
+    for rank in range(comm.size):
+        theirs = np.nonzero((count > 0) & (owner == rank))[0]
         if len(theirs):
             at = slots(theirs)
-            packed = pool.pack(rows(theirs)) if owner == comm.rank else pool.buffer(len(at))
-            pool.store(at, comm.broadcast(packed, owner))
+            packed = pool.pack(rows(theirs)) if rank == comm.rank else pool.buffer(len(at))
+            pool.store(at, comm.broadcast(packed, rank))
 
 
 def commit_prompts(batch: ForwardBatch, prefill: Prefill, pool: KVPool, slot: Ints) -> None:

@@ -62,7 +62,7 @@ class Lockstep:
             step: whose slots the batch's sequences have. An error that it brings counts as the forward's.
 
         Returns:
-            ``[ranks, local_branches, columns, 3]`` int32.
+            ``[ranks, local_branches, columns, 3 or 5]`` int32.
         """
         records, error = self.attempt(runner, batch, step)
         self.own_level = StopLevel.FAILED if error else self.requested()
@@ -86,7 +86,7 @@ class Lockstep:
         except Exception as error:
             if self.comm.size == 1 or broken(error):  # a broken collective is noticed by the other ranks themselves
                 raise
-            shape = (batch.local_branches, batch.columns, 3)
+            shape = (batch.local_branches, batch.columns, runner.record_size)
             return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
 
     def gather(self, records: Tensor) -> Tensor:

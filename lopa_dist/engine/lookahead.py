@@ -96,13 +96,15 @@ class LookaheadPolicy:
     so each rank makes a proposal, and all follow that of the first (`Lockstep`).
 
     Args:
-        config: `drafts` and `groups` are read.
+        config: `drafts`, `groups` and `branches` are read.
+        ranks: of the branch group, which share the branches.
     """
 
-    def __init__(self, config: DecodeConfig) -> None:
+    def __init__(self, config: DecodeConfig, ranks: int = 1) -> None:
+        self.ranks, self.paths = ranks, -(-config.branches // ranks)
         self.causal, self.auto = config.causal, config.drafts == "auto"
-        self.choice: Choice = FIRST[0] if self.auto else (config.max_chain * config.causal, config.groups)
-        self.acceptance, self.times = Acceptance(config.max_chain), StepTimes()
+        self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, config.groups)
+        self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
         self.began: float | None = None  # when the last step began, of which the time counts
@@ -128,7 +130,8 @@ class LookaheadPolicy:
                 self.times.measured(self.rows, now - self.began)
             prefill = ((host.committed < 0) & (host.branches > 0)).any()
             self.began = None if prefill else now
-            self.rows = int(row_counts(host, ahead)[1].sum())
+            _, common, of_path = row_counts(host, ahead)
+            self.rows = int((common + of_path * -(-(host.branches - 1) // self.ranks)).sum())
         return ahead
 
     def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
@@ -170,6 +173,6 @@ class LookaheadPolicy:
         ends = self.acceptance.ends(masks)
         tokens = 1 + sum(depth * p for depth, p in enumerate(ends))
         covered = ends[-1] + sum(sorted(ends[:-1], reverse=True)[: groups - 1])
-        chain, cold = 1 + masks + groups * masks, 1 + masks
+        chain, cold = 1 + masks + groups * masks + self.paths * 2 * masks, 1 + masks
         seconds = self.times.of(sequences * chain) + (1 - covered) * self.times.of(sequences * cold)
         return sequences * (tokens + 1 - covered) / seconds

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from lopa_dist.decode import DecodeConfig, State, Vocabulary, Winner
@@ -79,7 +78,7 @@ class Engine:
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # of which something is left to do
-        self.lookahead = LookaheadPolicy(config)
+        self.lookahead = LookaheadPolicy(config, comm.size)
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
         self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun
@@ -219,10 +218,8 @@ class Engine:
         running = before.branches > 0
         filled = ((before.masked + after.end - before.end) - after.masked)[running]
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
-        if rows.causal is not None:  # every branch rank runs all of them
-            of_window = rows.branch >= 0
-            window_rows = np.bincount(rows.sequence[of_window], rows.rows[of_window], len(running)).astype(int)
-            window_rows *= self.comm.size
+        if rows.causal is not None:
+            window_rows = rows.causal.computed
         else:
             window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
         self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)

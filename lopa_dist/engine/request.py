@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lopa_dist.decode.written import Written
 from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
 
@@ -20,6 +21,7 @@ class Request:
     key: int
     sampling: Sampling | None = None  # null: as the decode config says
     prefix: int = 0  # tokens of the prompt that many requests begin with: few-shot examples, a system prompt
+    token_steps: bool = False  # whether to tell how each token was written
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Generation:
     first_step_seconds: float
     filled: int  # all tokens in the appended blocks, filler included: what the reference counts
     work: Work = field(default_factory=Work)
+    written: list[Written] | None = None  # how each of the tokens was, where the request asked
 
     @property
     def drafts(self) -> int:

@@ -43,7 +43,9 @@ MASKED = Rules(
     unpack, verify, advance, spawn,
 )  # fmt: skip
 CAUSAL = Rules(
-    lambda state, host, share: causal_rows.layout(state, host, share.lookahead, share.prefixes),
+    lambda state, host, share: causal_rows.layout(
+        state, host, share.lookahead, share.prefixes, share.rank, share.ranks
+    ),
     causal_rows.unpack, causal.verify, causal.advance, causal.spawn,
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import by_torch, on_device
-from lopa_dist.kernels.record_head import record_head
+from lopa_dist.kernels.record_head import record_head, record_size
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.fused import Cache, FusedTransformer
@@ -53,8 +53,11 @@ class Runner:
         network: FusedTransformer,
         tensor: Communicator | None = None,
         plain: frozenset[str] = frozenset(),
+        runner_up: bool = False,
     ) -> None:
         self.plain = plain  # kernels that run in torch's form
+        self.runner_up = runner_up  # whether records have a second choice
+        self.record_size = record_size(runner_up)
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.network = network  # the model's layers
         self.device = model.head_weight.device
@@ -102,7 +105,7 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
-        """Return this rank's records ``[local_branches, columns, 3]`` int32; zeros where no prediction was wanted."""
+        """Return this rank's records ``[local_branches, columns, 3 or 5]`` int32; zeros where none were wanted."""
         # Triton launches kernels on the current device, wherever their tensors are
         with by_torch(self.plain), on_device(self.device):
             return self.run(prepared)
@@ -110,8 +113,10 @@ class Runner:
     def run(self, prepared: Prepared) -> Tensor:
         """As `forward`, on the current device."""
         batch, pool = prepared.batch, self.pool
-        records = torch.zeros(batch.local_branches * batch.columns, 3, dtype=torch.int32, device=batch.tokens.device)
-        shape = (batch.local_branches, batch.columns, 3)
+        records = torch.zeros(
+            batch.local_branches * batch.columns, self.record_size, dtype=torch.int32, device=batch.tokens.device
+        )
+        shape = (batch.local_branches, batch.columns, self.record_size)
         if not len(batch.rows):
             return records.view(shape)
 
@@ -147,7 +152,9 @@ class Runner:
         batch, weight, mask_id = prepared.batch, self.model.head_weight, self.model.config.mask_id
         for sampling, rows in self.by_sampling(prepared):
             keys = None if batch.head_keys is None else batch.head_keys[rows]
-            records[batch.head_slots[rows]] = record_head(hidden[rows], weight, mask_id, keys, sampling, self.shard)
+            records[batch.head_slots[rows]] = record_head(
+                hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.runner_up
+            )
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
         """Yield head rows by how their requests choose tokens: all at once, unless some request brings its own way."""

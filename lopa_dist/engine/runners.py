@@ -104,14 +104,18 @@ class Runners:
         if not self.static:
             if scratch is not None:
                 pool.reserve(padded(scratch), padded(scratch))
-            return Runner(self.model, pool, sampling, self.attention, self.network, self.tensor, self.plain)
+            return Runner(
+                self.model, pool, sampling, self.attention, self.network, self.tensor, self.plain,
+                self.config.second_choices,
+            )  # fmt: skip
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
         longest = longest_sequence(self.config, longest_prompt)
         if scratch is None:
             scratch = usual_forward(self.config, self.branches, sequences, longest, self.options.max_rows or TOP)
-        groups = self.config.max_chain + 1 if self.config.causal else 0  # of masks, which are segments like branches
+        groups = self.config.max_drafts + 1 if self.config.causal else 0  # of masks, which are segments like branches
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
             scratch, not self.options.reproducible, self.options.graphs == "always", self.plain,
+            self.config.second_choices,
         )  # fmt: skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
+from lopa_dist.decode.written import start, written
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
@@ -125,6 +126,10 @@ class RunningBatch:
             self.statistics.admitted += 1
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
+            if any(admission.request.token_steps for admission in self.running.values()):
+                start(self.state)
+            else:
+                self.state.written = None
         self.statistics.lap("host")
 
     def schedule(self) -> Step:
@@ -193,12 +198,17 @@ class RunningBatch:
                 admission.first_step = now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
         answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        asked = [slot for slot in finished if self.running[slot].request.token_steps]
+        told = dict(zip(asked, written(self.state, asked, self.host.end[asked].tolist()), strict=True)) if asked else {}
         found = []
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)
             self.scheduler.leave(slot)
             failed = bool(self.host.done[slot] == FAILED)
-            found.append(self.generation(self.running.pop(slot), tokens, failed, int(self.host.step[slot]), now))
+            generation = self.generation(self.running.pop(slot), tokens, failed, int(self.host.step[slot]), now)
+            if slot in told:
+                generation = replace(generation, written=told[slot][: len(generation.tokens)])
+            found.append(generation)
         return found
 
     def generation(

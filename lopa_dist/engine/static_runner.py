@@ -166,7 +166,7 @@ class Head:
         self.which = torch.zeros(size, dtype=torch.long, device=device)
         self.keys = torch.zeros(size, dtype=torch.long, device=device) if runner.sampling.temperature > 0 else None
         self.rows = torch.zeros(1, dtype=torch.int32, device=device)
-        self.records = torch.zeros(size, 3, dtype=torch.int32, device=device)
+        self.records = torch.zeros(size, runner.record_size, dtype=torch.int32, device=device)
         self.replay = Replay()
 
     def load(self, batch: ForwardBatch) -> None:
@@ -181,7 +181,14 @@ class Head:
         model = runner.model
         hidden = runner.hidden[self.which]
         made = record_head(
-            hidden, model.head_weight, model.config.mask_id, self.keys, runner.sampling, runner.shard, self.rows
+            hidden,
+            model.head_weight,
+            model.config.mask_id,
+            self.keys,
+            runner.sampling,
+            runner.shard,
+            self.rows,
+            runner.runner_up,
         )
         self.records.copy_(made)
 
@@ -210,8 +217,9 @@ class StaticRunner(Runner):
         stacked: bool,
         insist: bool,
         plain: frozenset[str] = frozenset(),
+        runner_up: bool = False,
     ) -> None:
-        super().__init__(model, pool, sampling, attention, network, plain=plain)
+        super().__init__(model, pool, sampling, attention, network, plain=plain, runner_up=runner_up)
         self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
         self.insist = insist
         self.uncaptured: set[str] = set()  # kinds of graphs of which one failed
@@ -288,7 +296,9 @@ class StaticRunner(Runner):
     def run(self, prepared: Prepared) -> Tensor:
         """As `Runner.forward`."""
         batch = prepared.batch
-        records = torch.zeros(batch.local_branches * batch.columns, 3, dtype=torch.int32, device=self.device)
+        records = torch.zeros(
+            batch.local_branches * batch.columns, self.record_size, dtype=torch.int32, device=self.device
+        )
         if len(batch.rows):
             self.body(prepared)
             if (last := self.last_rows(batch)) is not None:
@@ -297,7 +307,7 @@ class StaticRunner(Runner):
                 self.write_records(prepared, self.hidden[batch.head_rows], records)
             elif len(batch.head_rows):
                 records[batch.head_slots] = self.head(batch)
-        return records.view(batch.local_branches, batch.columns, 3)
+        return records.view(batch.local_branches, batch.columns, self.record_size)
 
     def body(self, prepared: Prepared) -> None:
         """Hidden states of the packed rows, into `hidden`."""
@@ -312,7 +322,7 @@ class StaticRunner(Runner):
         self.replay(body.replay, partial(body.run, self), size, "transformer")
 
     def head(self, batch: ForwardBatch) -> Tensor:
-        """Records ``[H, 3]`` of the rows whose predictions are wanted."""
+        """Records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
         count = len(batch.head_rows)
         size = bucket(count)
         head = self.heads.get(size or 0) or Head(size or count, self)

@@ -7,7 +7,7 @@ rows of this forward lies. Three things give that by construction:
 - columns are cut into tiles of `COLUMNS`, from the sequence's first token on, and every product has one fixed shape,
   ``[ROWS, D] x [D, COLUMNS]``, then ``[ROWS, COLUMNS] x [COLUMNS, D]``;
 - weights of columns that a row does not see are exactly 0, and so is all that follows from them;
-- tiles are added pairwise: (0 + 1) + (2 + 3), and so on. More tiles add zeros to a sum that is finished.
+- tiles are added in their order, and those behind the last one that a row sees add zeros to a sum that is finished.
 
 What remains is the promise of every batched engine: a matrix library gives a row of a product of fixed shape the same
 bits in any place (docs/architecture.md, "Why batch, rank and order do not matter").
@@ -25,15 +25,16 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, to_device
 
 ROWS, COLUMNS = 8, 32  # of the products: query rows with their stacked heads, and K/V columns
-MOST_COLUMNS = 1 << 17  # gathered at once, of all segments together: it bounds memory
-NOTHING = -60.0  # a score so far below the row's best one has weight 0: it is far less than a rounding error, and a CPU
-# takes a hundred times as long for the tiny numbers that would follow from it
+MOST_SCORES = 1 << 17  # of a group: they stay in a core's cache, and bound memory
+FAR = -60.0  # scores are taken to be at most so far below the row's best one: what lies lower takes a CPU's exponential
+# function twenty times as long
+NOTHING = 1e-26  # weights up to this, a little more than e^FAR, are 0: they are far less than a rounding error
 FEW_PRODUCTS = 256  # so many more cost less than another group
 
 
 @dataclass
 class Group:
-    """Segments that are computed together, and padded to the same numbers of row tiles and column tiles.
+    """Runs of rows that are computed together, and padded to the same numbers of row tiles and column tiles.
 
     Query heads that share a K/V head are stacked as rows. Rows are numbered as in ``q.view(R * H, D)``, columns as in
     ``keys.view(slots * Hkv, D)``.
@@ -41,8 +42,17 @@ class Group:
 
     rows: Tensor  # [row tiles * G * Hkv * ROWS] of q; any row where there is none
     results: Tensor  # [row tiles * G * Hkv * ROWS] likewise; R * H, which nobody reads, where there is none
-    columns: Tensor  # [G * Hkv * column tiles * COLUMNS] of keys and values
-    mask: Tensor  # [row tiles, G, 1, column tiles, ROWS, COLUMNS] fp32: -inf for what is not seen, else 0
+    columns: Tensor  # [column tiles * G * Hkv * COLUMNS] of keys and values
+    mask: Tensor  # [row tiles, column tiles, G, 1, ROWS, COLUMNS] fp32: -inf for what is not seen, else 0
+
+
+@dataclass
+class Runs:
+    """Rows that are computed together because they see the same columns: those of one segment, or of two."""
+
+    segment: Ints  # [U] whose columns they see
+    front: Ints  # [U] the segment whose rows come first, which sees no more than the cached columns; -1: none
+    rows: Ints  # [U] of both
 
 
 def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torch.device) -> list[Group]:
@@ -66,24 +76,43 @@ def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torc
     tail = segments.tail or (np.zeros_like(segments.shared), np.zeros_like(segments.shared))
     cached = segments.shared + tail[1]
     own = np.maximum.reduceat(segments.hi, segments.start)
-    last = np.maximum(cached + own, 1) - 1  # the last column that some row of a segment sees
-    row_tiles = -(-segments.rows * (heads // kv_heads) // ROWS)
+    runs = runs_of(segments, tail, cached, own)
+    last = np.maximum(cached + own, 1)[runs.segment] - 1  # the last column that some row of a run sees
+    row_tiles = -(-runs.rows * (heads // kv_heads) // ROWS)
     column_tiles = last // COLUMNS + 1
     found = []
     for some, height, width in alike(row_tiles, column_tiles):
-        most = max(1, MOST_COLUMNS // (width * COLUMNS))
+        most = max(1, MOST_SCORES // (height * width * kv_heads * ROWS * COLUMNS))
         for begin in range(0, len(some), most):
             of = some[begin : begin + most]
             columns = np.minimum(np.arange(width * COLUMNS), last[of, None])
-            slots = slots_of(segments, tail, of[:, None], columns)
-            by_head = slots[:, None] * kv_heads + np.arange(kv_heads)[:, None]
-            parts = *stacked(segments, cached, of, height, total, heads, kv_heads), by_head.ravel()
+            slots = slots_of(segments, tail, runs.segment[of, None], columns).reshape(len(of), width, COLUMNS)
+            by_head = slots.swapaxes(0, 1)[:, :, None] * kv_heads + np.arange(kv_heads)[:, None]
+            parts = *stacked(segments, cached, runs, of, height, total, heads, kv_heads), by_head.ravel()
             rows, results, seen, columns_ = (to_device(part, device) for part in parts)
-            column = torch.arange(width * COLUMNS, device=device).view(width, 1, COLUMNS)
-            mask = torch.zeros(height, len(of), 1, width, ROWS, COLUMNS, device=device)
-            mask.masked_fill_(column >= seen.view(height, len(of), 1, 1, ROWS, 1), -torch.inf)
+            column = torch.arange(width * COLUMNS, device=device).view(width, 1, 1, 1, COLUMNS)
+            mask = torch.zeros(height, width, len(of), 1, ROWS, COLUMNS, device=device)
+            mask.masked_fill_(column >= seen.view(height, 1, len(of), 1, ROWS, 1), -torch.inf)
             found.append(Group(rows, results, columns_, mask))
     return found
+
+
+def runs_of(segments: Segments, tail: tuple[Ints, Ints], cached: Ints, own: Ints) -> Runs:
+    """Return the runs of a forward: the rows of a chain, and of the masks behind its end, are one.
+
+    Args:
+        segments, tail: of the forward.
+        cached, own: ``[G]`` columns that segments see, cached ones and then their own.
+    """
+    place = np.where(tail[1] > 0, tail[0], segments.shared_base)  # whose columns these are
+    key = (place << 32) + cached
+    bare, further = np.flatnonzero(own == 0), np.flatnonzero(own > 0)
+    _, first, second = np.intersect1d(key[bare], key[further], return_indices=True)
+    front = np.full(len(key), -1)
+    front[further[second]] = bare[first]
+    segment = np.delete(np.arange(len(key)), bare[first])
+    front = front[segment]
+    return Runs(segment, front, segments.rows[segment] + np.where(front >= 0, segments.rows[front], 0))
 
 
 def alike(row_tiles: Ints, column_tiles: Ints) -> list[tuple[Ints, int, int]]:
@@ -116,17 +145,18 @@ def slots_of(segments: Segments, tail: tuple[Ints, Ints], of: Ints, columns: Int
 
 
 def stacked(
-    segments: Segments, cached: Ints, of: Ints, height: int, total: int, heads: int, kv_heads: int
+    segments: Segments, cached: Ints, runs: Runs, of: Ints, height: int, total: int, heads: int, kv_heads: int
 ) -> tuple[Ints, Ints, Ints]:
     """Return `Group.rows`, `Group.results`, and how many columns each row sees, ``[row tiles, G, ROWS]``; all flat."""
     group, place = heads // kv_heads, np.arange(height * ROWS).reshape(height, 1, ROWS)
-    offset, head = place // group, place % group
-    length = segments.rows[of, None]
-    there = offset < length  # [row tiles, G, ROWS]
-    row = segments.start[of, None] + np.minimum(offset, length - 1)
-    seen = (cached[of, None] if segments.seen is None else segments.seen[row]) + segments.hi[row]
+    offset, head = np.minimum(place // group, runs.rows[of, None] - 1), place % group
+    segment, front = runs.segment[of, None], runs.front[of, None]
+    before = np.where(front >= 0, segments.rows[front], 0)
+    row = offset + np.where(offset < before, segments.start[front], segments.start[segment] - before)
+    seen = (cached[segment] if segments.seen is None else segments.seen[row]) + segments.hi[row]
     numbers = row[:, :, None] * heads + np.arange(kv_heads)[:, None] * group + head[:, :, None]
-    return numbers.ravel(), np.where(there[:, :, None], numbers, total * heads).ravel(), seen.ravel()
+    there = (place // group < runs.rows[of, None])[:, :, None]  # [row tiles, G, 1, ROWS]
+    return numbers.ravel(), np.where(there, numbers, total * heads).ravel(), seen.ravel()
 
 
 def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group]) -> Tensor:
@@ -135,36 +165,33 @@ def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group]) -
     flat_q, flat_k, flat_v = q.reshape(-1, dim) * dim**-0.5, keys.view(-1, dim), values.view(-1, dim)
     out = q.new_zeros(total * heads + 1, dim)
     for group in groups:
-        height, count, _, width, _, _ = group.mask.shape
-        query = flat_q.index_select(0, group.rows).view(height, -1, 1, ROWS, dim).expand(-1, -1, width, -1, -1)
+        height, width, count, _, _, _ = group.mask.shape
+        query = flat_q.index_select(0, group.rows).view(height, 1, -1, ROWS, dim).expand(-1, width, -1, -1, -1)
         k, v = (x.index_select(0, group.columns).view(-1, COLUMNS, dim) for x in (flat_k, flat_v))
-        scores = products(query.reshape(height, -1, ROWS, dim), k.transpose(1, 2)).float()
-        scores = scores.view(height, count, -1, width, ROWS, COLUMNS)
-        scores += group.mask
-        scores.sub_(scores.amax((3, 5), keepdim=True))
-        weights = torch.threshold_(scores, NOTHING, -torch.inf).exp_().view(height, -1, ROWS, COLUMNS)
-        parts = products(weights.to(v.dtype), v).float().view(height, -1, width, ROWS, dim)
-        norm = pairwise(pairwise(weights, 3).view(height, -1, width, ROWS), 2)
-        result = pairwise(parts, 2).div_(norm[..., None])
-        out.index_copy_(0, group.results, result.view(-1, dim).to(out.dtype))
+        scores = products(query, k.transpose(1, 2)).float()
+        by_segment = scores.view(height, width, count, -1, ROWS, COLUMNS).add_(group.mask)
+        by_segment -= by_segment.amax((1, 5), keepdim=True)
+        weights = torch.threshold_(scores.clamp_(min=FAR).exp_(), NOTHING, 0)
+        result = in_order(products(weights.to(v.dtype), v).float())
+        result /= in_order(weights).sum(-1, keepdim=True)
+        out.index_copy_(0, group.results, result.reshape(-1, dim).to(out.dtype))
     return out[:-1].view(q.shape)
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a[t, i] @ b[i]`` for all t and i: ``[T, N, ROWS, K], [N, K, M] -> [T, N, ROWS, M]``."""
-    out = a.new_empty(*a.shape[:3], b.shape[2])
+    """Return ``a[t, w, n] @ b[w, n]`` for all of them: ``[T, W, N, ROWS, K], [W * N, K, M] -> [T, W, N, ROWS, M]``."""
+    out = a.new_empty(*a.shape[:4], b.shape[2])
     for rows, result in zip(a, out, strict=True):
-        torch.bmm(rows, b, out=result)
+        torch.bmm(rows.flatten(0, 1), b, out=result.flatten(0, 1))
     return out
 
 
-def pairwise(x: Tensor, dim: int) -> Tensor:
-    """Return the sum along `dim`: neighbours are added, then neighbouring sums; one without a neighbour waits.
+def in_order(x: Tensor) -> Tensor:
+    """Return the sum along dimension 1, from its first number to its last; `x` is changed.
 
     So zeros behind the last number change no bit, however many there are.
     """
-    while (length := x.shape[dim]) > 1:
-        even, odd = x.narrow(dim, 0, length - length % 2).unflatten(dim, (-1, 2)).unbind(dim + 1)
-        added = even + odd
-        x = torch.cat([added, x.narrow(dim, length - 1, 1)], dim) if length % 2 else added
-    return x.squeeze(dim)
+    first, *others = x.unbind(1)
+    for other in others:
+        first += other
+    return first

@@ -2,8 +2,9 @@
 
 Logits of all rows never exist at once: rows are taken in tiles, the vocabulary in tiles too, and every tile is reduced
 to running sums (online softmax), which are merged at the end; tensor ranks, which have a part of the vocabulary each,
-exchange only these. Per row three numbers leave: token, probability, confidence. On CUDA, tiles are reduced in the
-kernel that multiplies them (`record_head_triton`), unless a row's whole distribution is needed (top-p, top-k).
+exchange only these. Per row three numbers leave: token, probability, confidence; for a tree of drafts also the token
+that comes second, and its probability. On CUDA, tiles are reduced in the kernel that multiplies them
+(`record_head_triton`), unless a row's whole distribution is needed (top-p, top-k).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def record_head(
     sampling: Sampling,
     shard: Shard = WHOLE,
     rows: Tensor | None = None,
+    runner_up: bool = False,
 ) -> Tensor:
     """Records of rows.
 
@@ -51,9 +53,9 @@ def record_head(
     (margin), or the negative entropy in nats; all of the distribution after temperature and filters.
 
     With a `shard`, all its ranks call this with the same rows, exchange the running sums of their tiles (28 bytes a row
-    and tile; fused, a row and share of the vocabulary) and get the same records, in the bits that one rank with the
-    whole weight gets: tiles are cut alike and merged in the vocabulary's order. Only top-p and top-k need whole rows;
-    their logits are gathered, a tile of rows at a time.
+    and tile, 40 with the runner-up; fused, a row and share of the vocabulary) and get the same records, in the bits
+    that one rank with the whole weight gets: tiles are cut alike and merged in the vocabulary's order. Only top-p and
+    top-k need whole rows; their logits are gathered, a tile of rows at a time.
 
     Args:
         hidden: ``[H, d]`` rows behind the final norm.
@@ -64,12 +66,14 @@ def record_head(
         shard: which rows of the head's weight these are.
         rows: ``[1]`` int32 on the device, how many of the rows are real, or null: all. The others' records are
             undefined; the fused form spends no time on them.
+        runner_up: whether the second choice is wanted: the token that would be chosen without the first.
 
     Returns:
-        ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence.
+        ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence; with `runner_up`
+        ``[H, 5]``: of the second choice its token id and the bits of its fp32 probability, too.
     """
     if fused(hidden, "head") and not sampling.filtered:
-        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows)
+        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, runner_up)
     # a GPU's library gives a row the same bits where it is called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
     if extra:  # reductions, too, may give a lone row other bits than a row among others
@@ -77,13 +81,18 @@ def record_head(
     parts = []
     for begin in range(0, len(hidden), ROWS):
         some = None if keys is None else keys[begin : begin + ROWS]
-        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, some, sampling, shard))
+        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, some, sampling, shard, runner_up))
     if not parts:
-        return torch.empty(0, 3, dtype=torch.int32, device=hidden.device)
+        return torch.empty(0, record_size(runner_up), dtype=torch.int32, device=hidden.device)
     sums = torch.cat(parts, 1)
     if not sampling.filtered:
         sums = shard.gather(sums).movedim(0, 2).flatten(2)
     return _records(sums, sampling)[:count]
+
+
+def record_size(runner_up: bool) -> int:
+    """Return how many numbers a record has."""
+    return 5 if runner_up else 3
 
 
 def fused_records(
@@ -94,25 +103,34 @@ def fused_records(
     sampling: Sampling,
     shard: Shard = WHOLE,
     rows: Tensor | None = None,
+    runner_up: bool = False,
 ) -> Tensor:
     """`record_head` with the kernel that multiplies and reduces at once; there is none for top-p and top-k."""
     from lopa_dist.kernels.record_head_triton import share_sums
 
     vocabulary = len(weight) * shard.size
     shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
-    sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows)
+    sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows, runner_up)
     return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
 
 
-def _sums(rows: Tensor, weight: Tensor, mask_id: int, keys: Tensor | None, sampling: Sampling, shard: Shard) -> Tensor:
-    """Running sums ``[7, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
+def _sums(
+    rows: Tensor,
+    weight: Tensor,
+    mask_id: int,
+    keys: Tensor | None,
+    sampling: Sampling,
+    shard: Shard,
+    runner_up: bool,
+) -> Tensor:
+    """Running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
         logits = shard.gather(F.linear(rows, weight)).transpose(0, 1).flatten(1)
-        return _reduce(_prepare(logits.float(), 0, mask_id, sampling), 0, logits.shape[1], keys, sampling)
+        return _reduce(_prepare(logits.float(), 0, mask_id, sampling), 0, logits.shape[1], keys, sampling, runner_up)
     first, parts = shard.rank * len(weight), []
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
         logits = F.linear(rows, weight[low - first : high - first]).float()
-        parts.append(_reduce(_prepare(logits, low, mask_id, sampling), low, width, keys, sampling))
+        parts.append(_reduce(_prepare(logits, low, mask_id, sampling), low, width, keys, sampling, runner_up))
     return torch.cat(parts, 2)
 
 
@@ -141,18 +159,22 @@ def _prepare(logits: Tensor, low: int, mask_id: int, sampling: Sampling) -> Tens
     return filter_logits(logits, sampling.top_p, sampling.top_k) if sampling.filtered else logits
 
 
-def _reduce(logits: Tensor, low: int, width: int, keys: Tensor | None, sampling: Sampling) -> Tensor:
+def _reduce(
+    logits: Tensor, low: int, width: int, keys: Tensor | None, sampling: Sampling, runner_up: bool = False
+) -> Tensor:
     """Running sums ``[7, R, tiles]`` of the tiles: greatest and second logit, sum of exponentials, their first moment,
-    and of the choice its preference, logit and token.
+    and of the choice its preference, logit and token. With `runner_up` ``[10, R, tiles]``: these three of the second
+    choice, too.
     """
     starts = torch.arange(low, low + logits.shape[1], width, device=logits.device)
     flat, logits = logits, logits.unflatten(1, (-1, width))
     top, choice = logits.max(2)
-    preference = best = second = top
+    preferences, preference, best, second = logits, top, top, top
     if sampling.temperature > 0:
         assert keys is not None
         ids = torch.arange(low, low + flat.shape[1], device=flat.device)
-        preference, choice = (flat + gumbel(keys, ids)).unflatten(1, (-1, width)).max(2)
+        preferences = (flat + gumbel(keys, ids)).unflatten(1, (-1, width))
+        preference, choice = preferences.max(2)
         best = logits.gather(2, choice[..., None])[..., 0]
     if sampling.confidence == "margin":
         lowest = torch.finfo(logits.dtype).min  # a tile may be one token wide
@@ -161,12 +183,17 @@ def _reduce(logits: Tensor, low: int, width: int, keys: Tensor | None, sampling:
     exponential = shifted.exp()
     moment = (exponential * shifted).sum(2) if sampling.confidence == "neg_entropy" else top
     token = (starts + choice).float()  # fp32 holds token ids exactly, up to 2^24
-    return torch.stack([top, second, exponential.sum(2), moment, preference, best, token])
+    sums = [top, second, exponential.sum(2), moment, preference, best, token]
+    if runner_up:
+        others = preferences.scatter(2, choice[..., None], torch.finfo(logits.dtype).min)
+        preference, choice = others.max(2)
+        sums += [preference, logits.gather(2, choice[..., None])[..., 0], (starts + choice).float()]
+    return torch.stack(sums)
 
 
 def _records(sums: Tensor, sampling: Sampling) -> Tensor:
-    """Records ``[R, 3]`` from the sums ``[7, R, tiles]`` of all tiles; on equal preference the lower id wins."""
-    tops, seconds, totals, moments, preferences, logits, tokens = sums
+    """Records ``[R, 3 or 5]`` from all tiles' sums ``[7 or 10, R, tiles]``; on equal preference the lower id wins."""
+    tops, seconds, totals, moments, preferences, logits, tokens = sums[:7]
     top = tops.amax(1, keepdim=True)
     scale = (tops - top).exp()
     total = (totals * scale).sum(1)
@@ -180,8 +207,16 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
     else:
         moment = ((moments + totals * (tops - top)) * scale).sum(1)
         confidence = moment / total - total.log()
-    token = tokens.gather(1, choice)[:, 0].int()
-    return torch.stack([token, probability.view(torch.int32), confidence.view(torch.int32)], 1)
+    record = [tokens.gather(1, choice)[:, 0].int(), probability.view(torch.int32), confidence.view(torch.int32)]
+    if len(sums) > 7:  # the best of what the other tiles choose, and of what comes second in this one
+        others = [
+            of_tile.scatter(1, choice, next_.gather(1, choice))
+            for of_tile, next_ in zip(sums[4:7], sums[7:], strict=True)
+        ]
+        choice = others[0].max(1, keepdim=True).indices
+        logit, token = (of_tile.gather(1, choice)[:, 0] for of_tile in others[1:])
+        record += [token.int(), ((logit - top[:, 0]).exp() / total).view(torch.int32)]
+    return torch.stack(record, 1)
 
 
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:

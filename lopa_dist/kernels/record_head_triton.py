@@ -1,8 +1,9 @@
 """The record head without logits in memory: every tile of logits is reduced where it was multiplied.
 
 Two kernels. The first is a matrix product whose programs each make the logits of `BM` rows and `BV` tokens, in
-registers, and write their running sums, 28 bytes a row at most. The second merges the sums of a share of the
-vocabulary (`record_head.SHARES`). What follows, exchange between tensor ranks and records, is `record_head`'s.
+registers, and write their running sums, 28 bytes a row at most, 40 with the runner-up. The second merges the sums of a
+share of the vocabulary (`record_head.SHARES`). What follows, exchange between tensor ranks and records, is
+`record_head`'s.
 
 Sums are of one tile, never of the tiles a program happened to take, and the tiles of a share begin where it begins. So
 a row's bits depend neither on how many rows there are nor on how many tensor ranks, as long as `BV` and `BK` stay: in
@@ -65,16 +66,17 @@ def share_sums(
     keys: Tensor | None,
     sampling: Sampling,
     rows: Tensor | None = None,
+    runner_up: bool = False,
 ) -> Tensor:
     """Running sums of shares of the vocabulary, as `record_head._reduce` gives them for tiles.
 
     Args:
         weight: ``[tokens, d]``, the tokens from id `first` on, a multiple of `shares`, the equal parts to sum over.
         sampling: the rules, without top-p and top-k.
-        hidden, mask_id, keys, rows: as of `record_head`.
+        hidden, mask_id, keys, rows, runner_up: as of `record_head`.
 
     Returns:
-        ``[7, H, shares]`` fp32.
+        ``[7, H, shares]`` fp32; ``[10, H, shares]`` with `runner_up`.
     """
     count, size = hidden.shape
     hidden, weight = hidden.contiguous(), weight.contiguous()
@@ -83,11 +85,15 @@ def share_sums(
     chosen = config(count, hidden.dtype, noise, hopper(hidden.device))
     tiles = triton.cdiv(share, chosen.bv)
     rows = torch.full((1,), count, dtype=torch.int32, device=hidden.device) if rows is None else rows
-    parts = hidden.new_empty(7, shares * tiles, count, dtype=torch.float32)
-    sums = hidden.new_empty(7, count, shares, dtype=torch.float32)
+    kinds = 10 if runner_up else 7
+    parts = hidden.new_empty(kinds, shares * tiles, count, dtype=torch.float32)
+    sums = hidden.new_empty(kinds, count, shares, dtype=torch.float32)
     if not count:
         return sums
-    wanted = {"MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin", "NOISE": noise}
+    wanted = {
+        "MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin", "NOISE": noise,
+        "RUNNER_UP": runner_up,
+    }  # fmt: skip
     row_tiles = triton.cdiv(count, chosen.bm)
     tile_sums_kernel[(row_tiles * shares * tiles,)](
         hidden, weight, hidden if keys is None else keys, parts, rows, count, first, mask_id, sampling.divisor,
@@ -125,7 +131,7 @@ def tile_sums_kernel(
     hidden: tl.tensor,  # [H, K]
     weight: tl.tensor,  # [tokens, K]
     keys: tl.tensor,  # [H]
-    parts: tl.tensor,  # [7, all tiles, H]
+    parts: tl.tensor,  # [7 or 10, all tiles, H]
     rows: tl.tensor,  # [1]
     count: tl.tensor,  # H
     first: tl.tensor,  # id of the weight's first token
@@ -144,6 +150,7 @@ def tile_sums_kernel(
     MOMENT: tl.constexpr,
     SECOND: tl.constexpr,
     NOISE: tl.constexpr,
+    RUNNER_UP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Grid ``(row tiles * tiles,)``: groups of GROUP row tiles, in them tile by tile, in these row tile by row tile."""
@@ -193,20 +200,28 @@ def tile_sums_kernel(
     tl.store(at + 2 * plane, tl.sum(exponential, 1), kept)
     if MOMENT:
         tl.store(at + 3 * plane, tl.sum(exponential * shifted, 1), kept)
+    noisy = logits
     if NOISE:
         noisy = logits + gumbel(tl.load(keys + row, kept, 0), token)
         preference = tl.max(noisy, 1)
         index = tl.min(tl.where(noisy == preference[:, None], column[None], BV - 1), 1)
         tl.store(at + 4 * plane, preference, kept)
         tl.store(at + 5 * plane, tl.max(tl.where(column[None] == index[:, None], logits, lowest), 1), kept)
-    index = tl.minimum(index, width - 1)  # a token, even where a row is NaN
-    tl.store(at + 6 * plane, (first + low + index).to(tl.float32), kept)  # exact up to 2^24
+    chosen = tl.minimum(index, width - 1)  # a token, even where a row is NaN
+    tl.store(at + 6 * plane, (first + low + chosen).to(tl.float32), kept)  # exact up to 2^24
+    if RUNNER_UP:
+        noisy = tl.where(column[None] == index[:, None], lowest, noisy)
+        preference = tl.max(noisy, 1)
+        index = tl.min(tl.where(noisy == preference[:, None], column[None], BV - 1), 1)
+        tl.store(at + 7 * plane, preference, kept)
+        tl.store(at + 8 * plane, tl.max(tl.where(column[None] == index[:, None], logits, lowest), 1), kept)
+        tl.store(at + 9 * plane, (first + low + tl.minimum(index, width - 1)).to(tl.float32), kept)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def share_sums_kernel(
-    parts: tl.tensor,  # [7, shares * tiles, H]
-    sums: tl.tensor,  # [7, H, shares]
+    parts: tl.tensor,  # [7 or 10, shares * tiles, H]
+    sums: tl.tensor,  # [7 or 10, H, shares]
     rows: tl.tensor,  # [1]
     count: tl.tensor,
     tiles: tl.tensor,
@@ -216,6 +231,7 @@ def share_sums_kernel(
     MOMENT: tl.constexpr,
     SECOND: tl.constexpr,
     NOISE: tl.constexpr,
+    RUNNER_UP: tl.constexpr,
 ) -> None:
     """Grid ``(tiles of ROWS rows, shares)``; all tiles of a share at once."""
     share = tl.program_id(1)
@@ -236,6 +252,7 @@ def share_sums_kernel(
     scale = tl.exp(tops - top[None])
     best = tl.min(tl.where(tops == top[None], tile, TILES - 1), 0)  # the first tile: the lower id
     second, moment, preference, logit = top, top, top, top
+    preferences, logits = tops, tops
     if SECOND:
         seconds = tl.load(at + plane, inside, lowest)
         second = tl.max(tl.maximum(seconds, tl.where(tile == best[None], lowest, tops)), 0)
@@ -256,3 +273,14 @@ def share_sums_kernel(
     tl.store(out + 4 * out_plane, preference, kept)
     tl.store(out + 5 * out_plane, logit, kept)
     tl.store(out + 6 * out_plane, token, kept)
+    if RUNNER_UP:  # the best of what the other tiles choose, and of what comes second in this one
+        own = tile == best[None]
+        preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
+        logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
+        tokens = tl.where(own, tl.load(at + 9 * plane, inside, 0), tokens)
+        preference = tl.max(preferences, 0)
+        best = tl.min(tl.where(preferences == preference[None], tile, TILES - 1), 0)
+        own = tile == best[None]
+        tl.store(out + 7 * out_plane, preference, kept)
+        tl.store(out + 8 * out_plane, tl.max(tl.where(own, logits, lowest), 0), kept)
+        tl.store(out + 9 * out_plane, tl.max(tl.where(own, tokens, 0), 0), kept)

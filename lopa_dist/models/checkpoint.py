@@ -16,7 +16,7 @@ from lopa_dist.models.families import checkpoint_name, model_config, with_masks
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
 from lopa_dist.models.quantize import check, quantize
-from lopa_dist.models.tokenizer import special_tokens
+from lopa_dist.models.tokenizer import end_of_text, special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 
@@ -34,6 +34,8 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
     raw, generation = read_json(file), read_json_if_there(folder / "generation_config.json")
     try:
         special = special_tokens(folder)
+        if raw.get("eos_token_id") is None and generation.get("eos_token_id") is None:
+            generation = generation | {"eos_token_id": end_of_text(folder, special)}
         config = model_config(raw, generation, special, repository(folder))
         return config if mask_adapter is None else with_masks(config, special_tokens(mask_adapter))
     except KeyError as error:

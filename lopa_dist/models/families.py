@@ -192,6 +192,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
+LAYOUTS = "docs/models.md#a-checkpoint-of-your-own"
 SDAR_BLOCKS = (4, 8, 16, 32, 64)
 I_DLM_BLOCKS = (1, 2, 3)
 
@@ -216,7 +217,7 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
     """
     kind = raw.get("model_type")
     if kind not in FAMILIES:
-        raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)}")
+        raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)} ({LAYOUTS})")
     if kind == "llama" and re.search("(stable|seed)_diffcoder", str(raw.get("auto_map"))):
         return "Stable-DiffCoder"
     if kind == "llada2_moe" and (re.search(r"LLaDA2\.[1-9]", name) or raw.get("max_position_embeddings", 0) > 16384):
@@ -238,7 +239,7 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
             if raw.get(key) is not None:
                 raise ValueError(
                     f"model_type {kind!r} with {key}={raw[key]!r}: not a plain {kind} model but one with code or masks "
-                    "of its own, which is not known"
+                    f"of its own, which is not known. A diffusion model has the model_type of its family ({LAYOUTS})"
                 )
     if kind not in ("sdar", "sdar_moe"):
         return kind
@@ -393,7 +394,10 @@ def eos_ids(
         eos = source.get("eos_token_id")
         ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not ids and usual is None:
-        raise KeyError("eos_token_id")
+        raise ValueError(
+            "no eos_token_id, here or in generation_config.json, and the tokenizer names no eos_token: set it to the "
+            "id of the token that ends an answer"
+        )
     ids += [] if ids or usual is None else [usual]
     ids += [special[name] for name in END_OF_TURN if name in special]
     return tuple(dict.fromkeys(ids))

@@ -40,3 +40,9 @@ def special_tokens(folder: Path) -> dict[str, int]:
     ids |= read_json_if_there(folder / "added_tokens.json")
     decoder = read_json_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
     return ids | {token["content"]: int(number) for number, token in decoder.items()}
+
+
+def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
+    """The id of the tokenizer's `eos_token`, if it has one among the `special_tokens`."""
+    named = read_json_if_there(folder / "tokenizer_config.json").get("eos_token")
+    return special.get(named["content"] if isinstance(named, dict) else str(named))

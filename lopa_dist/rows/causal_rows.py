@@ -10,6 +10,10 @@ Of a sequence whose pending token is the c-th, with m drafts and groups of n mas
 K/V of tokens are written into the pool where they belong, before attention: accepting a token moves a frontier, and
 rejecting it leaves what the next forward overwrites. K/V of masks lie in scratch. A prompt's rows run in the forward of
 its sequence's first step, in front; its last token is the first pending one.
+
+A branch beside the chain (`decode.tree`) is one more segment behind the pending token: its drafts and a group of n
+masks behind them, all in scratch. Branch ranks share these; the rest runs on all of them, so that each has all K/V.
+Where such a branch wins, `engine.commit` moves the K/V of what was accepted into the pool.
 """
 
 from __future__ import annotations
@@ -33,36 +37,47 @@ class Lookahead:
     depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
 
 
-def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints]:
+def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]:
     """Return how many masks stand behind each depth of each sequence's chain, and the rows of each sequence.
 
     Args:
         host: of the step.
-        lookahead: what it asks for. Masks whose predictions nothing could verify before the limit are left out.
+        lookahead: what it asks for. Masks are left out where nothing could verify their predictions before the limit,
+            and behind an end-of-text.
 
     Returns:
-        Masks ``[S, D]``, and rows ``[S]``, those of prompts not included.
+        Masks ``[S, D]``; rows ``[S]`` of the chain and its groups, those of prompts not included; and rows ``[S]`` of
+        each branch beside it.
     """
     running = host.branches > 0
     depth = np.arange(int((host.drafts * running).max(initial=0)) + 1)
     last = depth == host.drafts[:, None]
     wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
-    wanted &= (depth <= host.drafts[:, None]) & running[:, None]
+    wanted &= (depth <= (host.drafts - host.ends)[:, None]) & running[:, None]
     # the mask at place p predicts p + 1, which is verified by the row at p + 1 if that is not the answer's last
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.clip(most, 0, lookahead.masks) * wanted
-    return masks, (host.drafts + 1) * running + masks.sum(1)
+    behind = masks[np.arange(len(masks)), host.drafts * running]  # the chain's last draft
+    return masks, (host.drafts + 1) * running + masks.sum(1), (host.drafts + behind) * (host.branches > 1)
 
 
-def layout(state: State, host: HostState, lookahead: Lookahead, prefixes: SharedPrefixes | None = None) -> ForwardBatch:
-    """Lay out the next forward. All branch ranks compute the same, so that each has all K/V.
+def layout(
+    state: State,
+    host: HostState,
+    lookahead: Lookahead,
+    prefixes: SharedPrefixes | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> ForwardBatch:
+    """Lay out this rank's share of the next forward: branch j > 0 runs on rank (j - 1) mod `ranks`, all else on each.
 
     Args:
         state, host: the state and its host copy, of the same step.
         lookahead: of this step, the same on all ranks.
         prefixes: what prompts share; None where no prompt waits.
+        rank, ranks: of the branch group.
     """
-    masks, _ = row_counts(host, lookahead)
+    masks, common_rows, path_rows = row_counts(host, lookahead)
     running = np.flatnonzero(host.branches > 0)
     waiting = (host.committed < 0) & (host.branches > 0)
     length = prefixes.length if prefixes else np.zeros_like(host.prompt)
@@ -70,24 +85,47 @@ def layout(state: State, host: HostState, lookahead: Lookahead, prefixes: Shared
     slots = np.arange(len(host.prompt))
     prefix, suffix = np.flatnonzero(waiting & (source == slots)), np.flatnonzero(waiting & (host.prompt > length))
     of_group, group_depth = np.nonzero(masks)
+    own = np.arange(rank, state.config.branches, ranks)  # paths
+    local, of_path = np.nonzero((own[:, None] < host.branches - 1) & (path_rows > 0))
     pending = host.prompt + host.complete - 1  # [S] its place, counted from the prompt's first token
 
-    # segments: prefixes of prompts, the rests of prompts, chains, groups of masks
-    sequence = np.concatenate([prefix, suffix, running, of_group])
-    first = np.concatenate([0 * prefix, length[suffix], pending[running], pending[of_group] + group_depth + 1])
+    # segments: prefixes of prompts, the rests of prompts, chains, groups of masks, the other branches
+    sequence = np.concatenate([prefix, suffix, running, of_group, of_path])
+    behind_group = pending[of_group] + group_depth + 1
+    first = np.concatenate([0 * prefix, length[suffix], pending[running], behind_group, pending[of_path] + 1])
     rows = np.concatenate([
         length[prefix], (host.prompt - length)[suffix], host.drafts[running] + 1, masks[of_group, group_depth],
+        path_rows[of_path],
     ])  # fmt: skip
     start = rows.cumsum() - rows
+    branch = np.concatenate([np.full(len(prefix) + len(suffix), -1), 0 * running, 0 * of_group, own[local] + 1])
     prompts, chains = len(prefix) + len(suffix), len(prefix) + len(suffix) + len(running)
     place = first.repeat(rows) + ragged_arange(rows)
-    tokens_end, total = int(rows[:chains].sum()), int(rows.sum())  # rows of masks come last
+    groups = chains + len(of_group)
+    tokens_end, paths_begin, total = int(rows[:chains].sum()), int(rows[:groups].sum()), int(rows.sum())
     begin = int(rows[:prompts].sum())
     behind = np.where(np.arange(len(rows)) < chains, first + rows, first)  # cached tokens that a segment sees
     seen = place + 1
     seen[tokens_end:] = behind.repeat(rows)[tokens_end:]
     hi = np.zeros(total, np.int64)
     hi[tokens_end:] = ragged_arange(rows[chains:]) + 1
+
+    # rows of paths: drafts, then masks. One path has a column for each draft of all sequences, then for each mask
+    branching = np.flatnonzero(path_rows)
+    drafts, behind_last = host.drafts[branching], (path_rows - host.drafts)[branching]
+    path_drafts, path_masks = int(drafts.sum()), int(behind_last.sum())
+    first_draft, first_mask = np.zeros((2, len(host.drafts)), np.int64)
+    first_draft[branching] = drafts.cumsum() - drafts
+    first_mask[branching] = path_drafts + behind_last.cumsum() - behind_last
+    of_path_row, local_row, number = of_path.repeat(rows[groups:]), local.repeat(rows[groups:]), hi[paths_begin:] - 1
+    is_draft = number < host.drafts[of_path_row]
+    column = np.where(
+        is_draft, first_draft[of_path_row] + number, first_mask[of_path_row] + number - host.drafts[of_path_row]
+    )
+    common, width = paths_begin - begin, path_drafts + path_masks
+    slots_of_heads = np.append(np.arange(common), common + local_row * width + column)
+    drafted = paths_begin + np.flatnonzero(is_draft)
+    of_chain = (of_path_row * state.config.max_branches + own[local_row] + 1) * state.config.max_drafts + number
 
     # to the device in one transfer
     of_row = sequence.repeat(rows)
@@ -101,10 +139,16 @@ def layout(state: State, host: HostState, lookahead: Lookahead, prefixes: Shared
         state.canvas.device, cells=cells, positions=positions, head_rows=np.arange(begin, total),
         head_sequence=head_sequence, predicted=(place - host.prompt[of_row] + 1)[begin:],
         tokens=of_row[begin:tokens_end] * depths + ragged_arange(rows[prompts:chains]),
-        masks=((of_group * depths + group_depth) * group).repeat(rows[chains:]) + ragged_arange(rows[chains:]),
+        masks=((of_group * depths + group_depth) * group).repeat(rows[chains:groups])
+        + ragged_arange(rows[chains:groups]),
+        path_tokens=(branching * depths + 1).repeat(drafts) + ragged_arange(drafts),
+        path_masks=((branching * depths + drafts) * group).repeat(behind_last) + ragged_arange(behind_last),
+        slots=slots_of_heads, drafted=drafted, of_chain=of_chain[is_draft],
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["cells"])
     tokens[tokens_end:total] = state.vocabulary.mask_id
+    if len(of_path):
+        tokens.index_copy_(0, on["drafted"], state.chain[1].view(-1).index_select(0, on["of_chain"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
     none = np.full(len(slots), -1)
@@ -112,30 +156,43 @@ def layout(state: State, host: HostState, lookahead: Lookahead, prefixes: Shared
         sequence[:prompts], first[:prompts], behind[:prompts], len(prefix), waiting, prefix_row=none, suffix_row=none
     )
     return ForwardBatch(
-        sequence=sequence, branch=np.where(np.arange(len(rows)) < prompts, -1, 0), start=start, rows=rows,
+        sequence=sequence, branch=branch, start=start, rows=rows,
         shared=behind, first=first - host.prompt[sequence], lo=np.zeros(total, np.int64), hi=hi, tail=None,
         begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if prompts else None,
         tokens=tokens, positions=on["positions"], head_rows=on["head_rows"],
-        head_slots=on["head_rows"] - begin, head_sequence=head_sequence, head_keys=keys, local_branches=1,
-        columns=total - begin, where=on["tokens"], width=depths, stale=None, drafts=None,
+        head_slots=on["slots"], head_sequence=head_sequence, head_keys=keys, local_branches=1,
+        columns=common + -(-state.config.branches // ranks) * width, where=on["tokens"], width=depths, stale=None,
+        drafts=None,
         seen=seen, place=np.where(np.arange(total) < tokens_end, place, -1),
-        causal=CausalRows(on["tokens"], on["masks"], depths, group),
+        causal=CausalRows(
+            on["tokens"], on["masks"], depths, group, common_rows * ranks + path_rows * (host.branches - 1), common,
+            on["path_tokens"], on["path_masks"],
+        ),
     )  # fmt: skip
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
-    """Spread the first rank's records: ``[S, D]`` of chains, and of groups ``[S, D, n]``, with token -1 for no mask.
+    """Spread the records: ``[S, K, D]`` of chains, and of groups ``[S, K, D, n]``, with token -1 for no mask.
 
     Args:
         state, batch: of this step.
-        gathered: ``[ranks, 1, columns, 3]`` int32.
+        gathered: ``[ranks, 1, columns, size]`` int32.
     """
-    found = batch.causal
+    found, branches = batch.causal, state.config.max_branches
     assert found is not None
-    records = gathered[0, 0].T  # [3, columns]
-    verified = records.new_zeros(3, state.slots * found.depths)
-    verified.index_copy_(1, found.tokens, records[:, : len(found.tokens)])
-    drafted = records.new_full((3, state.slots * found.depths * found.group), -1)
-    drafted.index_copy_(1, found.masks, records[:, len(found.tokens) :])
-    groups = Records(drafted.view(3, state.slots, found.depths, found.group))
-    return Records(verified.view(3, state.slots, found.depths), groups)
+    records = gathered[0, 0, : found.common].T  # [size, columns]
+    size, cells = len(records), state.slots * found.depths
+    verified = records.new_zeros(size, branches, cells)
+    verified[:, 0].index_copy_(1, found.tokens, records[:, : len(found.tokens)])
+    drafted = records.new_full((size, branches, cells * found.group), -1)
+    drafted[:, 0].index_copy_(1, found.masks, records[:, len(found.tokens) :])
+    width, drafts = len(found.path_tokens) + len(found.path_masks), len(found.path_tokens)
+    if width:  # path p lies at rank p mod ranks, p div ranks
+        paths = gathered[:, 0, found.common :].view(len(gathered), -1, width, size).permute(3, 1, 0, 2)
+        paths = paths.flatten(1, 2)[:, : branches - 1]  # [size, k, width]
+        verified[:, 1:] = verified[:, :1]  # what the pending token predicts
+        verified[:, 1:].index_copy_(2, found.path_tokens, paths[..., :drafts])
+        drafted[:, 1:].index_copy_(2, found.path_masks, paths[..., drafts:])
+    shape = size, branches, state.slots, found.depths
+    groups = Records(drafted.view(*shape, found.group).transpose(1, 2))
+    return Records(verified.view(shape).transpose(1, 2), groups)

@@ -20,8 +20,9 @@ With t = m - 1 token rows and B window rows up to the end of what drafts see, wi
 T_i and C_{i+1} see [t - i, t - i + B): a window of constant length that slides to the left. With full windows B is the
 whole window. With block-causal ones all drafts of a sequence lie in its first open block, and B ends with that block.
 
-Every branch of a sequence gets rows for as many drafts as its first branch has, so that all have equal shapes, whatever
-rank runs them; where a branch has fewer drafts, the rest of its rows are not used.
+All branches of a sequence have rows for the same number of drafts, so that all have equal shapes, whatever rank runs
+them, and whatever paths they are. Where a branch has fewer drafts, positions that it has filled stand behind them in
+`State.chain`: rows of these are not used, and real drafts see the tokens there as any others.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
     sequence, start, rows, complete = structure.sequence, structure.start, structure.rows, host.complete - origin
     branch = np.maximum(structure.branch, 0)
     t = extra[sequence] * (structure.branch >= 0)  # [G]
-    drafts = np.minimum(np.maximum(host.drafts[sequence] - branch * m, 0), m) * (t > 0)  # [G] of the branch
+    drafts = np.minimum(host.drafts[sequence], m) * (t > 0)  # [G] whose masks move
     packed_rows = rows + 2 * t
     packed_start = packed_rows.cumsum() - packed_rows
     seen = rows  # [G] window rows up to the end of what drafts see

@@ -29,6 +29,10 @@ class CausalRows:
     masks: Tensor  # [B] of each mask: n x (D x sequence + depth of its group) + its number in the group
     depths: int  # D
     group: int  # n
+    computed: Ints  # [S] rows of each sequence on all branch ranks together, without those of its prompt
+    common: int  # columns of what every branch rank runs: the anchors' rows
+    path_tokens: Tensor  # [T] of each draft of a branch: D x sequence + its depth; the same for all branches
+    path_masks: Tensor  # [M] of each mask behind one: n x (D x sequence + depth of its group) + its number in it
 
 
 @dataclass

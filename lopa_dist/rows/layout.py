@@ -124,9 +124,10 @@ def find_structure(
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield what a structure follows from, sequence by sequence, positions from the origin; () where nothing runs."""
-    fields = "branches", "drafts", "masked", "first_masked", "committed", "complete", "end", "limit"
-    for branches, drafts, masked, first, committed, complete, end, limit in zip(
-        *(getattr(host, field).tolist() for field in fields), strict=True
+    drafted = drafts_with_rows(config, host)
+    fields = "branches", "masked", "first_masked", "committed", "complete", "end", "limit"
+    for drafts, branches, masked, first, committed, complete, end, limit in zip(
+        drafted.tolist(), *(getattr(host, field).tolist() for field in fields), strict=True
     ):
         origin = complete - complete % config.block_size
         last = limit - origin if config.canvas == "whole" else 0
@@ -135,20 +136,21 @@ def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
-    """Spread gathered records over ``[S, K, W]`` of `State.window`, and those of drafts over ``[S, C]``.
+    """Spread gathered records over ``[S, K, W]`` of `State.window`, and those of drafts over ``[S, K x m]``.
 
     A branch has a record of every position that the anchor leaves masked; those of branches that did not run are zeros.
 
     Args:
         state, batch: of this step.
-        gathered: ``[ranks, local_branches, columns, 3]`` int32: token, and the bits of probability and confidence.
+        gathered: ``[ranks, local_branches, columns, n]`` int32: token, bits of probability and confidence, and so on
+            (`Records`).
     """
     branches, masked = state.config.max_branches, len(batch.where)
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
     cells = state.slots * batch.width
-    dense = gathered.new_zeros(3, branches, cells + 1)  # one for records of no mask, see `layout`
+    dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `layout`
     dense.index_copy_(2, batch.where, parts[:, :, :masked])
-    packed = dense[..., :cells].view(3, branches, state.slots, batch.width).transpose(1, 2)
+    packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
     if batch.stale is not None:
         first = packed[..., 0]
         torch.where(batch.stale[:, None], state.boundary.packed[..., None], first, out=first)
@@ -158,24 +160,25 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
 
 
 def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: Tensor) -> Records:
-    """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, C]``.
+    """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
     For the first draft of a branch that is the branch's own record, as for drafts whose predicting row the forward did
     not compute, because no draft can change it. For the others it is the record of their verification row.
 
     Args:
         state, batch: of this step.
-        packed: ``[3, S, K, W]`` the branches' records.
-        verified: ``[3, K, n]`` records of the verification rows of all sequences.
+        packed: ``[size, S, K, W]`` the branches' records.
+        verified: ``[size, K, n]`` records of the verification rows of all sequences.
     """
     m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
     position = state.chain[0].view(slots, -1, m)  # [S, K, m]
     offset = (position - state.complete[:, None, None]).clamp(0, width - 1)  # in range where a branch has no draft, too
-    drafts = packed.gather(3, offset.expand(3, -1, -1, -1))
+    size = len(packed)
+    drafts = packed.gather(3, offset.expand(size, -1, -1, -1))
     if batch.drafts is not None:
-        dense = verified.new_zeros(3, verified.shape[1], slots * (m - 1))
+        dense = verified.new_zeros(size, verified.shape[1], slots * (m - 1))
         dense.index_copy_(2, batch.drafts.where, verified)
-        rows = dense.view(3, -1, slots, m - 1).transpose(1, 2)  # [3, S, K, m - 1]
+        rows = dense.view(size, -1, slots, m - 1).transpose(1, 2)  # [size, S, K, m - 1]
         has_row = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.begin[:, None, None]
         drafts[..., 1:] = torch.where(has_row, rows, drafts[..., 1:])
     return Records(drafts.flatten(2))

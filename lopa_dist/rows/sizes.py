@@ -24,8 +24,8 @@ def usual_rows(config: DecodeConfig) -> int:
 
     Those of its prompt are not counted: with ``context=vanilla`` they run in every step, else in few.
     """
-    if config.causal:
-        return 1 + config.max_chain * (1 + config.groups)  # the pending token, its drafts, and masks behind them
+    if config.causal:  # the pending token, its drafts, and masks behind them; drafts and masks of each path
+        return 1 + config.max_drafts * (1 + config.groups + 2 * config.branches)
     window = config.max_new_tokens if config.cache == "none" else config.block_size * window_blocks(config)
     return config.max_branches * branch_rows(config, window)
 
@@ -99,7 +99,8 @@ def rows_in_step(
         ranks: of the branch group.
     """
     if state.config.causal:
-        return row_counts(host, lookahead)[1]
+        _, common, of_path = row_counts(host, lookahead)
+        return common + of_path * -(-(host.branches - 1) // ranks)
     begin, stop = row_span(state, host, prefixes)
     rows: Ints = rows_of_branch(state.config, host, begin, stop) * -(-host.branches // ranks)
     return rows

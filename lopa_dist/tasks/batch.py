@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from lopa_dist.tasks.batch_line import ENVELOPE, SIMPLE, bad_line, items_of
-from lopa_dist.tasks.rows import HUB, Row, rows
-from lopa_dist.tasks.task import Item, Score
+from lopa_dist.own_code import is_own, load
+from lopa_dist.tasks.batch_line import ENVELOPE, LIMITS, PROMPTS, SAMPLING, bad_line, items_of
+from lopa_dist.tasks.rows import Row, ending, is_table, rows
+from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 
 class Batch:
     """Lines in either convention of `batch_line.py`, each on its own.
 
-    A line that cannot be used becomes an item with an error that names the line and the remedy. Of a dataset's row (and
-    Parquet is one), `column` is the prompt, or the messages if it holds a list; without it, the columns named as a
-    line's fields count.
+    A line that cannot be used becomes an item with an error that names the line and the remedy.
+
+    Args:
+        input: a source of `rows.py`.
+        limit: so many lines; None: all.
+        column: the field that holds the prompt, or the messages if it is a list; all others pass through to the
+            results. None: fields mean what they are called.
+        samples: of a line that does not say how many.
+        score: how answers are judged: ``exact`` compares them with the field `reference`, ``FILE.py:FUNCTION`` calls a
+            function with the text and the fields that pass through. None: they are not judged.
     """
 
     name = "batch"
-    options = ("input", "column")
+    options = ("input", "column", "samples", "score")
 
-    def __init__(self, input: str, limit: int | None = None, column: str | None = None) -> None:
-        self.source, self.limit, self.column = input, limit, column
+    def __init__(
+        self,
+        input: str,
+        limit: int | None = None,
+        column: str | None = None,
+        samples: int = 1,
+        score: str | None = None,
+    ) -> None:
+        self.source, self.limit, self.column, self.samples = input, limit, column, samples
+        self.rule = score
+        self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
-        """The items of at most `limit` lines, in order; blank lines are passed over."""
+        """The items of at most `limit` lines, in order; blank lines are passed over.
+
+        Raises:
+            ValueError: a table without a column of prompts.
+        """
         seen: dict[str, int] = {}
         for count, row in enumerate(rows(self.source)):
             if count == self.limit:
@@ -36,15 +60,30 @@ class Batch:
         """One line's items."""
         if row.value is None:
             return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
-        value = row.value
-        if self.column is not None:
-            if self.column not in value:
-                return [bad_line(row.number, f"no column {self.column!r}; this row has {', '.join(value)}")]
-            content: Any = value[self.column]
-            value = {"messages" if isinstance(content, list) else "prompt": content}
-        elif self.source.startswith(HUB) or self.source.endswith(".parquet"):
-            value = {key: content for key, content in value.items() if key in (*SIMPLE, *ENVELOPE)}
-        return items_of(value, row.number)
+        value, wanted = row.value, (self.column,) if self.column else (*PROMPTS, "body")
+        if not value.keys() & {*wanted}:
+            reason = (
+                f"no {' or '.join(wanted)} in it; it has {', '.join(value)}: task.column=NAME says which is the prompt"
+            )
+            if is_table(self.source):
+                raise ValueError(f"task.input={self.source}: {reason}")
+            if self.column:
+                return [bad_line(row.number, reason)]
+        elif self.column is None and is_table(self.source) and value.get("body") is not None:
+            value = {key: value.get(key) for key in ENVELOPE}
+        if ending(Path(self.source)) in (".csv", ".tsv"):
+            value = {key: read_cell(key, content) for key, content in value.items()}
+        items = items_of(value, row.number, self.samples, self.column)
+        return items if self.rule is None else [self.judged(item, row.number) for item in items]
+
+    def judged(self, item: Item, number: int) -> Item:
+        """The item with what it is judged by, or with an error where that is missing."""
+        fields = item.metadata or {}
+        if self.rule == "exact" and "reference" not in fields and not item.error:
+            there = ", ".join(fields) or "nothing else"
+            reason = f"task.score=exact needs a field reference; besides the prompt there is {there}"
+            return replace(item, error=f"line {number}: {reason}")
+        return replace(item, reference=fields)
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:
         """The items, or one with an error if an id was used before: the line's own, or one of its samples'."""
@@ -64,5 +103,34 @@ class Batch:
         return items
 
     def score(self, item: Item, text: str) -> Score | None:
-        """No right answers are known."""
-        return None
+        """What `task.score` says of the text; None without it.
+
+        Raises:
+            CannotJudge: the user's function returned something else than it should.
+        """
+        if self.rule is None:
+            return None
+        found = self.judge(text, item.reference)
+        right, extracted = found if isinstance(found, tuple) and len(found) == 2 else (found, text.strip())
+        if right not in (True, False):
+            raise CannotJudge(
+                f"task.score={self.rule} returned {right!r}: return True or False, or a pair of that and what was read "
+                "from the text"
+            )
+        return Score(bool(right), None if extracted is None else str(extracted))
+
+
+def exact(text: str, fields: dict[str, Any]) -> bool:
+    """Whether a text is the reference, spaces around it aside."""
+    return text.strip() == str(fields["reference"]).strip()
+
+
+def read_cell(column: str, text: str | None) -> Any:
+    """What a text of a `.csv` table stands for: options are numbers, and messages are JSON."""
+    kinds = (json.loads,) if column == "messages" else (int, float) if column in (*LIMITS, *SAMPLING, "n") else ()
+    for kind in kinds if text is not None else ():
+        try:
+            return kind(str(text))
+        except (ValueError, RecursionError):
+            pass
+    return text

@@ -2,12 +2,15 @@
 
 Two conventions. The simple one is a request itself (``{"prompt": "..."}``). An OpenAI Batch line wraps it
 (``{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}``). Every field means in both what it
-means in OpenAI's API; ``top_k`` is an addition. A null field counts as not given.
+means in OpenAI's API; ``top_k`` is an addition. A null field counts as not given. Whatever else a simple line has
+passes through to its results; ``id`` names it where ``custom_id`` does not.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from difflib import get_close_matches
 from typing import Any
 
 from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
@@ -15,8 +18,8 @@ from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
 PROMPTS = ("prompt", "messages")
 LIMITS = ("max_tokens", "max_completion_tokens")
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n")
-SIMPLE = ("custom_id", *KNOWN)
+KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n", "logprobs")
+NAMES = ("custom_id", "id")
 ENVELOPE = ("custom_id", "method", "url", "body")
 URLS: dict[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")  # change no text
@@ -24,7 +27,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # fields of the API that are only accep
     "stream": (False,),
     "echo": (False,),
     "best_of": (1,),
-    "logprobs": (False,),
+    "top_logprobs": (0,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -42,34 +45,38 @@ class BadLine(ValueError):
     """What is wrong with a line, and what to do."""
 
 
-def items_of(raw: dict[str, Any], number: int) -> list[Item]:
-    """The items of line `number`, one a sample; one item with an error if the line is bad."""
+def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | None = None) -> list[Item]:
+    """The items of line `number`, one a sample; one item with an error if the line is bad.
+
+    Args:
+        raw: the line's fields.
+        number: of the line, from 1.
+        samples: where the line does not say how many.
+        column: the field that holds the prompt, or the messages as a list; all others pass through. None: fields mean
+            what they are called.
+    """
     fallback, raw = f"line-{number}", given_fields(raw)
-    wrapped = any(key in raw for key in ("body", "url", "method"))
+    wrapped = column is None and ("body" in raw or (any(k in raw for k in ENVELOPE) and not raw.keys() & {*PROMPTS}))
     form: Form = "simple"
-    custom_id, model = fallback, None
+    custom_id, model, metadata = fallback, None, None
     try:
-        given = raw.get("custom_id")
-        if given is not None:
-            if not isinstance(given, str) or not given:
-                raise BadLine("custom_id must be a non-empty string")
-            custom_id = given
+        custom_id = named(raw, wrapped) or fallback
         if wrapped:
             form = "chat"  # for an error that comes before it is known
             form, request = unwrap(raw)
             model = request.get("model")
         else:
-            request = {key: value for key, value in raw.items() if key != "custom_id"}
-            refuse_unknown(request, KNOWN, SIMPLE)
-        base = read_request(request)
-        samples = base.pop("samples")
+            request, metadata = parted(raw, column)
+        base = read_request({"n": samples} | request)
+        count = base.pop("samples")
         return [
             Item(
-                custom_id if samples == 1 else f"{custom_id}#{sample}",
+                custom_id if count == 1 else f"{custom_id}#{sample}",
                 origin=Origin(number, custom_id, form, sample, model),
+                metadata=metadata,
                 **base,
             )
-            for sample in range(samples)
+            for sample in range(count)
         ]
     except BadLine as error:
         return [bad_line(number, str(error), custom_id, form)]
@@ -84,6 +91,40 @@ def bad_line(number: int, message: str, custom_id: str | None = None, form: Form
 def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Those that are not null: Parquet gives every row every column."""
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def named(raw: dict[str, Any], wrapped: bool) -> str | None:
+    """What a line calls its request."""
+    key = next((key for key in NAMES if key in raw and not (wrapped and key == "id")), None)
+    if key is None:
+        return None
+    name = raw[key]
+    if key == "id" and isinstance(name, int | float) and not isinstance(name, bool) and name == name // 1:
+        name = str(int(name))  # of a table whose column of integers has gaps, they are floats
+    if not isinstance(name, str) or not name:
+        raise BadLine(f"{key} must be a non-empty string" + (" or an integer" if key == "id" else ""))
+    return name
+
+
+def parted(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The request of a simple line, and the fields that pass through to its results."""
+    if column is not None:
+        request = {"messages" if isinstance(raw.get(column), list) else "prompt": raw.get(column)}
+        metadata = {key: value for key, value in raw.items() if key not in (column, NAMES[0])}
+    else:
+        request = {key: raw[key] for key in KNOWN if key in raw}
+        metadata = {key: value for key, value in raw.items() if key not in (*KNOWN, NAMES[0])}
+        refuse_unsupported(metadata)
+        for key in metadata:
+            if near := get_close_matches(key, KNOWN, 1, 0.8):
+                raise BadLine(
+                    f"unknown field {key!r}; did you mean {near[0]}? If it is only to pass through, rename it, or name "
+                    "the prompt's field: task.column=prompt"
+                )
+    if NAMES[0] not in raw:
+        metadata.pop("id", None)
+    # as JSON has them: Parquet has dates, and numbers that are none
+    return request, json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
 
 
 def refuse_unknown(request: dict[str, Any], known: tuple[str, ...], shown: tuple[str, ...]) -> None:
@@ -113,13 +154,18 @@ def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise BadLine("model must be a string")
-    for key, values in NEUTRAL.items():
-        value = body.get(key)
-        if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
-            raise BadLine(f"{key} is not supported; remove it")
+    refuse_unsupported(body)
     request = {key: value for key, value in body.items() if key not in NEUTRAL and key not in LABELS}
     refuse_unknown(request, (*KNOWN, "model"), ("model", *KNOWN))
     return form, request
+
+
+def refuse_unsupported(fields: dict[str, Any]) -> None:
+    """Refuse fields of the API that would change the answer."""
+    for key, values in NEUTRAL.items():
+        value = fields.get(key)
+        if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
+            raise BadLine(f"{key} is not supported; remove it")
 
 
 def read_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +184,7 @@ def read_request(request: dict[str, Any]) -> dict[str, Any]:
         "max_new_tokens": most[0] if most else None,
         "stop": read_stop(request.get("stop", [])),
         "samples": whole(request, "n", 1, MOST_SAMPLES) or 1,
+        "token_steps": read_logprobs(request.get("logprobs", False), messages is not None),
         "sampling": read_sampling(request) if any(key in request for key in SAMPLING) else DEFAULT,
     }
 
@@ -150,6 +197,16 @@ def read_sampling(request: dict[str, Any]) -> RequestSampling:
         top_k=whole(request, "top_k", 0),
         seed=whole(request, "seed", -(2**63), 2**63 - 1),
     )
+
+
+def read_logprobs(value: Any, chat: bool) -> bool:
+    """Whether the tokens' probabilities are asked for: by true, or by completions' 0."""
+    if isinstance(value, bool):
+        return value
+    if value != 0 or chat:
+        zero = "" if chat else ", or 0"
+        raise BadLine(f"logprobs={shown(value)} must be true or false{zero}: other tokens' probabilities are not kept")
+    return True
 
 
 def whole(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:

@@ -2,7 +2,8 @@
 
 A source is written as
 
-- a path: JSON Lines, one JSON array or object (`.json`), Parquet; all but Parquet also gzipped (`.gz`);
+- a path: JSON Lines, one JSON array or object (`.json`), a table with a line of names (`.csv`, `.tsv`), Parquet; all
+  but Parquet also gzipped (`.gz`);
 - a folder: its `*.json` files, sorted by path, one object each (how MATH is distributed);
 - ``-``: JSON Lines from standard input;
 - ``hf://owner/name:split`` or ``hf://owner/name:config:split``: read with the `datasets` library, never running code
@@ -11,17 +12,21 @@ A source is written as
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 HUB = "hf://"
+LINES = ("", ".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,32 @@ def check(source: str, key: str = "task.input") -> None:
     """Raise a ValueError that names `key` if the source can be seen to be unusable before it is read."""
     if source.startswith(HUB):
         hub_parts(source, key)
-    elif source != "-" and not Path(source).expanduser().exists():
+        return
+    check_ending(source, key)
+    if source != "-" and not Path(source).expanduser().exists():
         raise ValueError(f"{key}={source}: no such file")
+
+
+def check_ending(source: str, key: str = "task.input") -> None:
+    """Raise a ValueError that names `key` if the source's name says that it is a file of a kind that is not read."""
+    path = Path(source).expanduser()
+    known = (*LINES, ".json", *TABLES)
+    if not source.startswith(HUB) and source != "-" and ending(path) not in known and not path.is_dir():
+        raise ValueError(
+            f"{key}={source}: a {ending(path)} file is not read, but .jsonl, .json, .csv, .tsv and .parquet are; save "
+            "or rename it as one of these"
+        )
+
+
+def ending(path: Path) -> str:
+    """What a file's name says that it holds, in lower case, without a ``.gz`` behind it."""
+    name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    return name.suffix.lower()
+
+
+def is_table(source: str) -> bool:
+    """Whether a source has the same columns in each row."""
+    return source.startswith(HUB) or ending(Path(source)) in TABLES
 
 
 def rows(source: str, key: str = "task.input") -> Iterator[Row]:
@@ -64,9 +93,11 @@ def _rows(source: str, key: str) -> Iterator[Row]:
             raise ValueError(f"{key}={source}: a folder without *.json files; name a file, or hf://FOLDER:SPLIT")
         for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
-    elif path.suffix == ".parquet":
+    elif source != "-" and ending(path) == ".parquet":
         yield from parquet_rows(path, source, key)
-    elif path.name.endswith((".json", ".json.gz")):
+    elif source != "-" and ending(path) in (".csv", ".tsv"):
+        yield from csv_rows(source, key)
+    elif source != "-" and ending(path) == ".json":
         yield from whole_file(source)
     else:
         with open_lines(source) as lines:
@@ -75,14 +106,14 @@ def _rows(source: str, key: str) -> Iterator[Row]:
                     yield parse(line, number)
 
 
-def open_lines(source: str) -> TextIO:
+def open_lines(source: str, newline: str | None = None) -> TextIO:
     """The text of a source, as UTF-8; bytes that are not become lone surrogates, which `parse` refuses."""
     if source == "-":
         return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
     path = Path(source).expanduser()
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape")
-    return path.open(encoding="utf-8-sig", errors="surrogateescape")
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
 def parse(text: str, number: int) -> Row:
@@ -110,6 +141,41 @@ def whole_file(source: str) -> Iterator[Row]:
         return
     for number, entry in enumerate(value if isinstance(value, list) else [value], 1):
         yield parse(json.dumps(entry), number)
+
+
+def csv_rows(source: str, key: str) -> Iterator[Row]:
+    """The rows behind the line of names; every value is a text, and an empty one is null.
+
+    A `.tsv` has tabs between its columns. A `.csv` has commas, or semicolons where its first line has no comma.
+    """
+    csv.field_size_limit(2**31 - 1)  # else 128 KiB
+    with open_lines(source, newline="") as file:
+        head = file.readline()
+        delimiter = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
+        lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
+        try:
+            names = next(lines)
+            filled = (cells for cells in lines if cells)
+            for number, cells in enumerate(filled, 1):
+                yield csv_row(names, cells, number)
+        except csv.Error as error:
+            raise ValueError(f"{key}={source}, line {lines.line_num}: cannot be read ({error})") from error
+        except StopIteration:
+            return
+
+
+def csv_row(names: Sequence[str], cells: Sequence[str], number: int) -> Row:
+    """One row of a table of texts."""
+    if len(cells) != len(names):
+        reason = (
+            f"it has {len(cells)} columns, and the first line names {len(names)}; quote texts that hold the separator"
+        )
+        return Row(number, error=f"line {number}: {reason}")
+    try:
+        "".join(cells).encode()
+    except UnicodeEncodeError:
+        return Row(number, error=f"line {number}: not UTF-8; save the table as UTF-8")
+    return Row(number, {name: cell or None for name, cell in zip(names, cells, strict=True)})
 
 
 def hub_parts(source: str, key: str) -> tuple[str, list[str], str]:

@@ -50,7 +50,9 @@ class Item:
     answer_prefix: str = ""  # with messages: how the assistant's turn begins
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these
     sampling: RequestSampling = DEFAULT
+    token_steps: bool = False  # whether the result tells how each token was written
     origin: Origin | None = None
+    metadata: dict[str, Any] | None = None  # what the input says besides, which passes through to the results
 
 
 @dataclass(frozen=True)

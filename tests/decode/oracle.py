@@ -15,11 +15,12 @@ All positions are relative to the end of the prompt: the first generated token h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Record = tuple[int, float, float]  # token, probability, confidence
+Record = tuple[int, float, float, int, float]  # token, probability, confidence; the second choice and its probability
 Records = Sequence[Mapping[int, Record]] | Mapping[int, Mapping[int, Record]]  # [branch][position]
 
 
@@ -95,7 +96,9 @@ class Oracle:
         self.eos = False
         self.edits: list[dict[int, int]] = [{}]  # of each branch of the coming forward; 0 is the anchor
         self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
+        self.paths: list[tuple[int, ...]] = [()]  # of each branch: its choices for the first drafts, 1 for a second one
         self.accepted: list[int] = []  # drafts accepted, by step
+        self.proofs: dict[int, Record] = {}  # what verification last predicted at a draft's position
         self.wins: list[int] = []
         self.last_scores: list[float] = []
         self.last_filled: list[tuple[int, int]] = []
@@ -110,7 +113,7 @@ class Oracle:
             "end": self.end,
             "step": len(self.wins),
             "branches": [dict(edit) for edit in self.edits],
-            "drafts": [self.chain[b * self.config.drafts :][: self.config.drafts] for b in range(len(self.edits))],
+            "drafts": [self.chain[len(path) :][: self.config.drafts] for path in self.paths],
         }
 
     @property
@@ -234,18 +237,24 @@ class Oracle:
     def _longest_agreement(
         self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
     ) -> tuple[int, dict[int, int]]:
-        """The branch with the context of the first draft that fails, and the tokens it brings: the accepted drafts,
-        and in place of the one that failed what the model predicts there."""
+        """The branch where verification ends, and the tokens it brings: the accepted drafts, and in place of the one
+        that failed what the model predicts there."""
         brought: dict[int, int] = {}
+        branch, nth = 0, 0  # where the walk is, and which of the branch's drafts comes next
         for number, (pos, draft) in enumerate(self.chain):
-            branch, nth = divmod(number, self.config.drafts)
-            predicted = (verified[branch, nth] if (branch, nth) in verified else seen[branch][pos])[0]
-            brought[pos] = predicted
-            if predicted != draft:
+            if nth == self.config.drafts:
+                break
+            self.proofs[pos] = verified[branch, nth] if (branch, nth) in verified else seen[branch][pos]
+            predicted = brought[pos] = self.proofs[pos][0]
+            if brought in self.edits:  # a path goes on with this token
+                branch, nth = self.edits.index(brought), 0
+            elif predicted == draft:
+                nth += 1
+            else:
                 self.accepted.append(number)
                 return branch, brought
-        self.accepted.append(len(self.chain))
-        return min(len(self.chain) // max(1, self.config.drafts), len(self.edits) - 1), brought
+        self.accepted.append(len(brought))
+        return branch, brought
 
     def _activate(self) -> None:
         """A block that is nearly full lets the next one be fully active; sticky, not chained."""
@@ -306,15 +315,47 @@ class Oracle:
 
     def _spawn(self, candidates: Sequence[int], record: Mapping[int, Record]) -> None:
         """The anchor and up to k lookaheads on top of it."""
-        self.edits, self.chain = [{}], []
-        if self.config.verify == "agreement":
-            size = self.config.drafts
-            if size > 1 and self.config.window_attention == "block_causal":  # drafts see each other: all in one block
-                candidates = [pos for pos in candidates if pos < self.complete + self.config.block_size]
-            best = candidates[: (self.config.branches + 1) * size]
-            self.chain = [(pos, record[pos][0]) for pos in best]
-            for begin in range(size, len(best), size):
-                self.edits.append(dict(self.chain[:begin]))
+        self.edits, self.chain, self.paths = [{}], [], [()]
+        if self.config.verify != "agreement":
+            self.edits += [{pos: record[pos][0]} for pos in candidates[: self.config.branches]]
+            self.paths = [() for _ in self.edits]
             return
-        for pos in candidates[: self.config.branches]:
-            self.edits.append({pos: record[pos][0]})
+        size = self.config.drafts
+        if size > 1 and self.config.window_attention == "block_causal":  # drafts see each other: all in one block
+            candidates = [pos for pos in candidates if pos < self.complete + self.config.block_size]
+        if not size:
+            return
+        deepest = max(size, self.config.branches) if self.config.branches else 0
+        best = candidates[: size + deepest]
+        self.chain = [(pos, record[pos][0]) for pos in best]
+        for path in self._best_paths([record[pos] for pos in best[:deepest]], size)[: self.config.branches]:
+            choices = zip(best, path, strict=False)
+            self.edits.append({pos: record[pos][3 if choice else 0] for pos, choice in choices})
+            self.paths.append(path)
+
+    @staticmethod
+    def _best_paths(records: Sequence[Record], size: int) -> list[tuple[int, ...]]:
+        """All paths, by how probable it is that verification comes that way; of equals the shallower ones first.
+
+        What verification confirmed before makes both choices more probable than the model said.
+
+        A path ends with a second choice, or behind `size` drafts of another one, and has at most two second choices.
+        """
+        first, second = [], []
+        for _, p, _, _, q in records:
+            accepted = p**0.3
+            otherwise = (1 - accepted) * min(1, q / max(1 - p, 1e-9)) ** 0.5
+            first.append(math.log(accepted) if accepted else -1e3)
+            second.append(math.log(otherwise) if otherwise else -1e3)
+        found: list[tuple[float, int, int, int, tuple[int, ...]]] = []
+        for depth in range(1, len(records) + 1):
+            for earlier in range(-1, depth - 1):
+                for last in (0, 1):
+                    if not last and (depth - 1 - earlier) % size:
+                        continue
+                    path = [int(i == earlier) for i in range(depth - 1)] + [last]
+                    weight = sum(first[: depth - 1]) + (second if last else first)[depth - 1]
+                    if earlier >= 0:
+                        weight += second[earlier] - first[earlier]
+                    found.append((-round(weight, 9), depth, last, earlier, tuple(path)))
+        return [path for *_, path in sorted(found)]

@@ -30,11 +30,16 @@ def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
     coarse = int(rng.choice([4, 16, GRID]))
     probability = rng.integers(0, coarse + 1, shape) / coarse
     confidence = -rng.integers(0, coarse + 1, shape) / coarse
-    return Records.of(
+    first = Records.of(
         torch.from_numpy(token).int(),
         torch.from_numpy(probability).float(),
         torch.from_numpy(confidence).float(),
     )
+    if not state.config.second_choices:
+        return first
+    second = np.where(token == 0, 1, token - 1), probability * rng.integers(0, coarse + 1, shape) / coarse
+    more = torch.from_numpy(second[0]).int(), torch.from_numpy(second[1]).float().view(torch.int32)
+    return Records(torch.cat([first.packed, torch.stack(more)]))
 
 
 def scripted_drafts(
@@ -42,18 +47,31 @@ def scripted_drafts(
 ) -> Records:
     """Records of the drafts: the branch's own of its first one, invented ones (`verified`) of most others."""
     size, (position, token) = state.config.drafts, state.chain
-    packed = torch.zeros(3, *position.shape, dtype=torch.int32)
+    packed = torch.zeros(state.config.record_size, *position.shape, dtype=torch.int32)
     for slot in range(state.slots):
-        for number in range(int(state.drafts[slot])):
+        for number in range(int(state.branches[slot]) * size):
             branch, nth = divmod(number, size)
+            if nth >= state.paths[3, slot, branch]:
+                continue
             own = records.packed[:, slot, branch, int(position[slot, number] - state.complete[slot])]
             packed[:, slot, number] = own
             if nth and rng.random() < 0.9:  # else as where no row was computed for it
-                said = int(token[slot, number]) if rng.random() < 0.8 else int(rng.integers(0, 50))
+                said = int(token[slot, number]) if rng.random() < 0.8 else rejected(rng, state, slot)
                 probability = int(rng.integers(0, 9)) / 8
                 packed[:2, slot, number] = torch.tensor([said, np.float32(probability).view(np.int32)])
-                verified[slot][branch, nth] = (said, probability, -0.5)
+                verified[slot][branch, nth] = (said, probability, -0.5, 0, 0.0)
     return Records(packed)
+
+
+def second_choice(records: Records, slot: int, j: int, w: int) -> tuple[int, float]:
+    if len(records.packed) == 3:
+        return 0, 0.0
+    return int(records.second_token[slot, j, w]), float(records.second_probability[slot, j, w])
+
+
+def rejected(rng: np.random.Generator, state: State, slot: int) -> int:
+    """A token that is said instead of a draft: often the one with which a path goes on."""
+    return int(rng.choice([*state.paths[2, slot].tolist(), *rng.integers(0, 50, state.config.max_branches).tolist()]))
 
 
 def check(state: State, slot: int, oracle: Oracle) -> None:
@@ -71,7 +89,10 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
         for j in range(count):
             pairs = zip(state.edit_position[slot, j].tolist(), state.edit_token[slot, j].tolist(), strict=True)
             assert {p: t for p, t in pairs if p >= 0} == oracle.edits[j]
-        assert state.chain[:, slot, : int(state.drafts[slot])].T.tolist() == [list(draft) for draft in oracle.chain]
+        size = state.config.drafts
+        for j, drafts in enumerate(oracle.window()["drafts"]):
+            mine = state.chain[:, slot, j * size : j * size + int(state.paths[3, slot, j])]
+            assert mine.T.tolist() == [list(draft) for draft in drafts]
 
 
 @settings(max_examples=200, deadline=None)
@@ -124,6 +145,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
                         int(source.token[slot, j, w]),
                         float(source.probability[slot, j, w]),
                         float(source.confidence[slot, j, w]),
+                        *second_choice(source, slot, j, w),
                     )
                     for w in range(width)
                 }

@@ -345,7 +345,7 @@ def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
         host.masked[0] += error
         batch = layout(state, host)
         assert int(batch.head_rows.max()) < len(batch.tokens)
-        gathered = torch.ones(1, batch.local_branches, batch.columns, 3, dtype=torch.int32)
+        gathered = torch.ones(1, batch.local_branches, batch.columns, config.record_size, dtype=torch.int32)
         winner = verify(state, unpack(state, batch, gathered))
         advance(state, winner)
         spawn(state, winner)
@@ -378,7 +378,7 @@ def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
         host = state.to_host()
         with NoSynchronisation():
             batch = layout(state, host)
-            gathered = torch.ones(1, batch.local_branches, batch.columns, 3, dtype=torch.int32)
+            gathered = torch.ones(1, batch.local_branches, batch.columns, state.config.record_size, dtype=torch.int32)
             found = unpack(state, batch, gathered)
             winner = verify(state, found)
             advance(state, winner)

@@ -148,6 +148,12 @@ class Naive:
         logits[:, self.model.config.mask_id] = -1e30
         return logits.softmax(-1), new
 
+    def record(self, p: Tensor) -> Record:
+        """The record of a distribution; a near tie is remembered."""
+        (first, second, third), tokens = (x.tolist() for x in p.topk(3))
+        self.near_tie |= close(first, [second]) or (self.config.second_choices and close(second, [third]))
+        return tokens[0], first, confidence_of(p, self.config.confidence), tokens[1], second
+
     def generate(self) -> tuple[list[int], list[int]]:
         """Tokens of all appended blocks, and the branch chosen in every step."""
         oracle, shift = self.oracle, int(self.model.config.shift)
@@ -179,20 +185,11 @@ class Naive:
                 for position in range(view["complete"], view["end"]):
                     if oracle.tokens[position] != self.model.config.mask_id or position - shift not in rows:
                         continue
-                    p = rows[position - shift]
-                    first_choice, second = p.topk(2).values.tolist()
-                    self.near_tie |= close(first_choice, [second])
-                    found[position] = (
-                        int(p.argmax()),
-                        float(p.max()),
-                        confidence_of(p, self.config.confidence),
-                    )
+                    found[position] = self.record(rows[position - shift])
                 records.append(found)
                 drafts = view["drafts"][branch]
                 for number, p in self.verify(ids, at, start, drafts).items() if len(drafts) > 1 else ():
-                    first_choice, second = p.topk(2).values.tolist()
-                    self.near_tie |= close(first_choice, [second])
-                    verified[branch, number] = int(p.argmax()), float(p.max()), confidence_of(p, self.config.confidence)
+                    verified[branch, number] = self.record(p)
             count = (stop if caching == "dual" else view["complete"]) - first
             oracle.step(records, verified)
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]

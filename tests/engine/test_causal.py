@@ -31,7 +31,7 @@ Texts = dict[int, list[int]]
 def causal(**options: Any) -> DecodeConfig:
     """The way causal models are decoded; greedy, and with no drafts unless told otherwise."""
     given_ = {"drafts": 0, "max_new_tokens": 24} | options
-    return DecodeConfig(branches=0, context="causal", **given_)
+    return DecodeConfig(context="causal", **{"branches": 0} | given_)
 
 
 def one_at_a_time(model: Transformer, request: Request, sampling: Sampling) -> list[int] | None:
@@ -93,6 +93,7 @@ def lookaheads(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "drafts": draw(st.sampled_from([1, 2, 3, 8, 16, "auto"])),
         "groups": draw(st.sampled_from([1, 1, 2, 4, 17])),
+        "branches": draw(st.sampled_from([0, 0, 1, 3, 8])),
     }
 
 

@@ -191,9 +191,9 @@ def test_drafts_that_overflow_reach_no_window(
         return records
 
     monkeypatch.setattr(Runner, "forward", twice)
-    requests = [replace(r, prompt=[min(token, 44) for token in r.prompt]) for r in random_requests(9, 4, 18)]
+    requests = [replace(r, prompt=[min(token, 44) for token in r.prompt]) for r in random_requests(9, 6, 18)]
     engine = Engine(model, config, Solo(), EngineConfig(2, attention=attention, graphs=graphs))
-    assert len(list(engine.generate(requests))) == 4
+    assert len(list(engine.generate(requests))) == 6
     assert sum(compared) > 5
 
 

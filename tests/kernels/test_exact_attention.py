@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lopa_dist.kernels.exact_attention import attend_exact, pairwise, plan
+from lopa_dist.kernels.exact_attention import attend_exact, in_order, plan
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from tests.kernels.mixes import Mix, mixes, tensors
 
@@ -58,9 +58,39 @@ def test_a_row_has_the_same_bits_alone(first: int, count: int, cut: int, group: 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.integers(0, 40))
 def test_zeros_behind_a_sum_change_no_bit(values: list[float], zeros: int) -> None:
-    short, long = torch.tensor(values), torch.tensor(values + [0.0] * zeros)
-    assert torch.equal(pairwise(short, 0), pairwise(long, 0))
-    assert torch.allclose(pairwise(short, 0), short.sum(), atol=1e-2)
+    short, long = torch.tensor([values]), torch.tensor([values + [0.0] * zeros])
+    total = short.sum()
+    found = in_order(short)
+    assert torch.equal(found, in_order(long))
+    assert torch.allclose(found, total, atol=1e-2)
+
+
+@given(
+    first=st.integers(0, 100), drafts=st.integers(0, 12), masks=st.integers(1, 9), cut=st.integers(0, 40),
+    group=st.sampled_from([1, 2, 5]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_masks_behind_a_chain_change_none_of_its_bits(
+    first: int, drafts: int, masks: int, cut: int, group: int
+) -> None:
+    """They see what the chain sees, and themselves, so both are computed together."""
+    generator = torch.Generator().manual_seed(first)
+    keys, values = torch.randn(2, 600, KV_HEADS, 16, generator=generator)
+    q = torch.randn(32, KV_HEADS * group, 16, generator=generator)
+    count = drafts + 1
+    chain = rows_of(first, count, 100, cut, 400)
+    assert chain.tail is not None
+    assert chain.seen is not None
+    tail = chain.tail[0].repeat(2), chain.tail[1].repeat(2)
+    both = Segments(
+        np.array([0, count]), np.array([count, masks]), chain.shared_base.repeat(2), chain.shared.repeat(2),
+        np.array([0, 500]), np.append(chain.hi, np.arange(masks) + 1), tail, None,
+        np.append(chain.seen, np.full(masks, first + count)),
+    )  # fmt: skip
+    assert len(plan(both, len(q), KV_HEADS * group, KV_HEADS, CPU)) == 1
+    found = attend(both, q, keys, values)
+    assert torch.equal(found[:count], attend(chain, q, keys, values)[:count])
+    assert torch.allclose(found, attend_plain(q, keys, values, both), atol=3e-6)
 
 
 def test_intervals_are_refused() -> None:

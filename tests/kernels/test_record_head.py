@@ -115,6 +115,30 @@ def test_against_the_oracle(confidence: str, rules: dict[str, Any], mask_id: int
     agree(record_head(hidden, weight, mask_id, keys, sampling), oracle(hidden, weight, mask_id, keys, sampling))
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_the_second_choice_is_that_without_the_first(
+    rules: dict[str, Any], tiles: bool, request: pytest.FixtureRequest
+) -> None:
+    if tiles:
+        request.getfixturevalue("small_tiles")
+    hidden, weight = inputs(21)
+    keys, sampling = torch.arange(21) + 7, Sampling("probability", **rules)
+    found = record_head(hidden, weight, 50, keys, sampling, runner_up=True)
+    assert torch.equal(found[:, :3], record_head(hidden, weight, 50, keys, sampling))
+    for row, record, key in zip(hidden.double(), found, keys, strict=True):
+        p = distribution((weight.double() @ row).tolist(), sampling, 50)
+        preference = [math.log(x) if x else -math.inf for x in p]
+        if sampling.temperature:
+            noise = gumbel(key[None], torch.arange(len(p)))[0].tolist()
+            preference = [x + n for x, n in zip(preference, noise, strict=True)]
+        preference[int(record[0])] = -math.inf
+        token = next(i for i, x in enumerate(preference) if x >= max(preference) - 1e-9)
+        if p[token]:  # filters may leave one token
+            assert int(record[3]) == token
+        assert float(record[4:].view(torch.float32)) == pytest.approx(p[token], rel=1e-5, abs=1e-7)
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("confidence", CONFIDENCES)
 @pytest.mark.parametrize("rules", RULES, ids=str)

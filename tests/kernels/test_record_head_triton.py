@@ -55,6 +55,17 @@ def test_against_the_plain_head(sampling: Sampling, rows: int, size: int, vocabu
     agree(found, record_head(hidden.cpu(), weight.cpu(), 7, keys.cpu(), sampling).to(DEVICE))
 
 
+@pytest.mark.parametrize("sampling", RULES[2:4], ids=str)
+@pytest.mark.parametrize(("rows", "size", "vocabulary"), [(17, 50, 203), (9, 40, SHARES * 75)])
+def test_second_choices_against_the_plain_head(sampling: Sampling, rows: int, size: int, vocabulary: int) -> None:
+    hidden, weight, keys = inputs(rows, size, vocabulary)
+    for rule in (sampling, RULES[0]):  # drawn, and greedy
+        found = by_triton(record_head, hidden, weight, 7, keys, rule, WHOLE, None, True)
+        wanted = record_head(hidden.cpu(), weight.cpu(), 7, keys.cpu(), rule, runner_up=True).to(DEVICE)
+        agree(found[:, :3], wanted[:, :3])
+        agree(found[:, 3:], wanted[:, 3:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [5, 80])
 def test_two_byte_numbers_and_both_heights(dtype: torch.dtype, rows: int) -> None:
@@ -165,7 +176,7 @@ def head(tile: HeadTile, size: int, arch: int, dtype: str = "bf16", **rules: boo
     types = {"hidden": f"*{dtype}", "weight": f"*{dtype}", "keys": "*i64", "parts": "*fp32", "rows": "*i32"}
     sizes: dict[str, Any] = {"K": size, "BM": tile.bm, "BV": tile.bv, "BK": tile.bk, "STAGES": tile.stages}
     sizes |= {"GROUP": record_head_triton.GROUP, "PRECISION": "ieee" if dtype == "fp32" else "tf32"}
-    sizes |= {"MOMENT": False, "SECOND": False, "NOISE": False} | rules
+    sizes |= {"MOMENT": False, "SECOND": False, "NOISE": False, "RUNNER_UP": False} | rules
     return Variant(
         "lopa_dist.kernels.record_head_triton:tile_sums_kernel",
         {**types, **dict.fromkeys(numbers, "i32"), "temperature": "fp32"},
@@ -183,10 +194,12 @@ def test_cross_compiled(arch: int) -> None:
     few, many = config(64, bf16, False, hopper), config(65, bf16, False, hopper)
     noisy = config(65, bf16, True, hopper)
     variants = [head(few, 3584, arch, **moment), head(many, 3584, arch, **moment), head(many, 4096, arch, SECOND=True)]
+    variants += [head(few, 3584, arch, RUNNER_UP=True, **moment), head(noisy, 3584, arch, RUNNER_UP=True, NOISE=True)]
     variants += [head(few, 3584, arch, NOISE=True, **moment), head(noisy, 4096, arch, NOISE=True, SECOND=True)]
     fp32 = head(config(9, torch.float32, True, hopper), 192, arch, "fp32", NOISE=True, **moment)
     types = {"parts": "*fp32", "sums": "*fp32", "rows": "*i32", "count": "i32", "tiles": "i32", "shares": "i32"}
     sizes = {"TILES": 256, "ROWS": record_head_triton.MERGED // 256, "MOMENT": True, "SECOND": True, "NOISE": True}
+    sizes["RUNNER_UP"] = True
     merge = "lopa_dist.kernels.record_head_triton:share_sums_kernel"
     last = Variant(merge, types, sizes, ("parts", "sums", "rows"), arch, {"num_warps": 4})
     found = compile_all([*variants, fp32, last])

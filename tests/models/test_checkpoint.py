@@ -184,6 +184,16 @@ def test_a_key_that_the_config_lacks_is_named(key: str, folder: Path) -> None:
         read_config(folder)
 
 
+@pytest.mark.parametrize("named", ["<|end|>", {"content": "<|end|>", "special": True}])
+def test_what_ends_an_answer_may_stand_with_the_tokenizer_alone(named: Any, folder: Path) -> None:
+    edit_config(folder, eos_token_id=None)
+    with pytest.raises(CheckpointError, match="the tokenizer names no eos_token: set it to the id"):
+        read_config(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+    (folder / "added_tokens.json").write_text('{"<|end|>": 11}')
+    assert read_config(folder).eos_ids == (11,)
+
+
 def test_a_config_that_is_no_json(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "Dream",')
     with pytest.raises(CheckpointError, match=r"config\.json"):

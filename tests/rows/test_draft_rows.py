@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, HostState, State, Vocabulary
-from lopa_dist.decode.lopa import contexts
+from lopa_dist.decode.tree import contexts, most_candidates
 from lopa_dist.rows import ForwardBatch, layout
 from lopa_dist.rows.draft_rows import drafts_with_rows
 from tests.decode.admission import admit
@@ -46,18 +46,23 @@ def drafted(draw: st.DrawFn) -> tuple[State, int]:
         state.first_masked[slot] = int(masks[0] == complete)
         first_block = [p for p in masks if p < complete + SIZE]
         positions = draw(st.permutations(first_block if config.window_attention == "block_causal" else masks))
-        positions = positions[: config.max_chain]
+        positions = positions[: most_candidates(config)]
         if draw(st.integers(0, 5)) == 0:
             positions = []
-        for i, position in enumerate(positions):
-            state.chain[:, slot, i] = torch.tensor([position, 300 + position])
-        for i in range(len(positions), config.max_chain):  # of earlier steps
-            state.chain[:, slot, i] = torch.tensor([draw(st.integers(0, end - 1)), 400 + i])
-        state.drafts[slot] = len(positions)
-        state.branches[slot] = max(1, -(-len(positions) // config.drafts))
-        for branch in range(1, config.max_branches):
-            for i, position in enumerate(positions[: branch * config.drafts]):
-                state.edits[:, slot, branch, i] = torch.tensor([position, 300 + position])
+        count, m = len(positions), config.drafts
+        state.branches[slot] = draw(st.integers(1, config.max_branches)) if positions else 1
+        for branch in range(config.max_branches):
+            depth = draw(st.integers(1, min(config.max_edits, count))) if branch and positions else 0
+            left = max(0, min(m, count - depth))
+            state.paths[0, slot, branch], state.paths[3, slot, branch] = depth, left
+            if branch < state.branches[slot]:
+                state.drafts[slot] = max(int(state.drafts[slot]), depth + left)
+            for i, position in enumerate(positions[:depth]):
+                token = draw(st.sampled_from([300, 500])) + position
+                state.edits[:, slot, branch, i] = torch.tensor([position, token])
+            for i in range(m):  # with no drafts, those of earlier steps
+                position = positions[(depth + i) % count] if positions else draw(st.integers(0, end - 1))
+                state.chain[:, slot, branch * m + i] = torch.tensor([position, 300 + position])
     state.chain_context.copy_(contexts(state))
     return state, draw(st.sampled_from([1, 2]))
 
@@ -70,8 +75,9 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
     assert batch.drafts is not None
     t = int(drafts_with_rows(config, host)[slot])
     start, rows = int(batch.start[g]), int(batch.rows[g]) - 2 * t
-    chain = state.chain[:, slot, : int(state.drafts[slot])].T.tolist()
-    edits, mine = dict(chain[: branch * config.drafts]), chain[branch * config.drafts :][: config.drafts]
+    begin_chain, left = branch * config.drafts, int(state.paths[3, slot, branch])
+    mine = state.chain[:, slot, begin_chain : begin_chain + left].T.tolist()
+    edits = {p: token for p, token in state.edits[:, slot, branch].T.tolist() if p >= 0}
 
     def token_at(position: int) -> int:
         return int(edits.get(position, int(state.canvas[slot, state.origin + position])))
@@ -119,6 +125,7 @@ def test_rows_hold_and_see_what_the_definition_says(case: tuple[State, int]) -> 
     state, ranks = case
     host = state.to_host()
     known = {0, MASK, *state.canvas.flatten().tolist(), *state.chain[1].flatten().tolist()}
+    known |= set(state.edit_token.flatten().tolist())
     for rank in range(ranks):
         batch = layout(state, host, rank, ranks)
         assert set(batch.tokens.tolist()) <= known, "rows that are not used run, too: of tokens that the model has"

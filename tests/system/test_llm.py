@@ -37,6 +37,7 @@ except ValueError as error:
     assert "prompts[1]" in str(error)
 calls = [llm.generate(some, "embedded_lopa", branches=3) for some in (prompts, prompts[:1])]
 answers = [[(o.text, o.tokens, o.forwards) for o in outputs] for outputs in calls]
+answers.append(llm.score(prompts[:3], [" Tom", " has 3 apples", " x"], samples=4))
 open(f"{folder}/{llm.world.rank}.json", "w").write(json.dumps(answers))
 gc.collect()
 gc.disable()  # what a call used ends with it
@@ -73,9 +74,12 @@ def alone() -> list[Any]:
     return [
         [[output.text, output.tokens, output.forwards] for output in llm.generate(some, "embedded_lopa", branches=3)]
         for some in (PROBLEMS[:6], PROBLEMS[:1])
-    ]
+    ] + [[list(one) for one in llm.score(PROBLEMS[:3], [" Tom", " has 3 apples", " x"], samples=4)]]
 
 
 @pytest.mark.parametrize("axis", ["data=auto", "tensor=2"])
 def test_two_ranks_give_what_one_gives(tmp_path: Path, alone: list[Any], axis: str) -> None:
-    assert ranks(tmp_path, 2, f"parallel.{axis}") == [alone, alone]
+    for *outputs, scores in ranks(tmp_path, 2, f"parallel.{axis}"):
+        assert outputs == alone[:-1]
+        for found, wanted in zip(scores, alone[-1], strict=True):
+            assert found == pytest.approx(wanted, rel=1e-5)

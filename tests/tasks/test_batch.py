@@ -84,7 +84,9 @@ def test_samples_have_ids_of_their_own() -> None:
         ({"messages": []}, ["messages"]),
         ({"messages": [{"role": "user"}]}, ["messages", "content"]),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["read only text"]),
-        ({"prompt": "x", "temprature": 1}, ["'temprature'", "known", "temperature"]),
+        ({"prompt": "x", "temprature": 1}, ["'temprature'", "did you mean temperature", "task.column=prompt"]),
+        ({"prompt": "x", "id": ["a"]}, ["id", "string or an integer"]),
+        ({"prompt": "x", "logprobs": 5}, ["logprobs", "not supported; remove"]),
         ({"prompt": "x", "custom_id": 5}, ["custom_id", "string"]),
         (openai(CHAT, extra=1), ["'extra'", "body"]),
         (openai(CHAT, "/v1/embeddings"), ["url", "/v1/chat/completions"]),
@@ -92,7 +94,10 @@ def test_samples_have_ids_of_their_own() -> None:
         (openai(CHAT) | {"method": "GET"}, ["POST"]),
         (openai(CHAT) | {"body": "x"}, ["body must be an object"]),
         (openai({**CHAT, "stream": True}), ["stream", "not supported; remove"]),
-        (openai({**CHAT, "logprobs": 0}), ["logprobs", "not supported"]),
+        (openai({**CHAT, "logprobs": 0}), ["logprobs=0 must be true or false"]),
+        (openai({**CHAT, "logprobs": True, "top_logprobs": 2}), ["top_logprobs", "not supported"]),
+        ({"prompt": "x", "logprobs": 5}, ["logprobs=5", "other tokens"]),
+        ({"prompt": "x", "logprobs": 0.5}, ["logprobs=0.5"]),
         (openai({**CHAT, "presence_penalty": 0.5}), ["presence_penalty"]),
         (openai({**CHAT, "frobnicate": 1}), ["'frobnicate'", "known"]),
         (openai({**CHAT, "model": 5}), ["model must be a string"]),
@@ -207,12 +212,39 @@ def test_null_fields_count_as_not_given(tmp_path: Path) -> None:
     assert not any(item.error for item in read(tmp_path, *full))
 
 
-def test_a_parquet_file_s_other_columns_are_passed_over(tmp_path: Path) -> None:
+def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -> None:
+    """In a file of lines, in tables, and with a field of another name for the prompt."""
+    own = {"expected": "8", "url": "http://x"}
+    (item,) = read(tmp_path, {"id": 7, "prompt": "x", **own})
+    assert (item.custom_id, item.prompt, item.metadata) == ("7", "x", own)
+    (item,) = read(tmp_path, {"id": 7, "custom_id": "a", "prompt": "x"})
+    assert (item.custom_id, item.metadata) == ("a", {"id": 7})
+    (item,) = read(tmp_path, {"id": 7, "question": "x", "temprature": 1, "n": 5}, column="question")
+    assert (item.custom_id, item.prompt, item.metadata) == ("7", "x", {"temprature": 1, "n": 5})
+    (bad,) = read(tmp_path, {"question": "x"}, column="prompt")
+    assert bad.error == "line 1: no prompt in it; it has question: task.column=NAME says which is the prompt"
+    (tmp_path / "t.csv").write_text('id,prompt,max_tokens,temperature,day\n7,x,5,0.5,Monday\n8,"[1]",,hot,\n')
+    first, second = Batch(str(tmp_path / "t.csv")).items()
+    assert (first.custom_id, first.prompt, first.max_new_tokens, first.metadata) == ("7", "x", 5, {"day": "Monday"})
+    assert first.sampling == RequestSampling(0.5)
+    assert second.error == "line 2: temperature='hot' must be a number of at least 0"
+
+
+def test_samples_of_a_whole_file(tmp_path: Path) -> None:
+    items = read(tmp_path, {"prompt": "x"}, {"prompt": "y", "n": 1}, samples=2)
+    assert [item.custom_id for item in items] == ["line-1#0", "line-1#1", "line-2"]
+
+
+def test_a_parquet_file_s_other_columns_pass_through(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="needs datasets: pip install 'lopa_dist[eval]'")
     lines = [
         {"custom_id": "a", "prompt": "Hi", "body": None, "score": 1},
         {"custom_id": "b", "prompt": None, "body": {"prompt": "Ho"}, "score": 2},
+        {"custom_id": "c", "prompt": "Hu", "body": None, "score": None},
     ]
     datasets.Dataset.from_list(lines).to_parquet(tmp_path / "x.parquet")
     items = list(Batch(str(tmp_path / "x.parquet")).items())
-    assert [(item.custom_id, item.prompt, item.error) for item in items] == [("a", "Hi", None), ("b", "Ho", None)]
+    assert [(item.custom_id, item.prompt, item.error) for item in items] == [
+        ("a", "Hi", None), ("b", "Ho", None), ("c", "Hu", None)
+    ]  # fmt: skip
+    assert [item.metadata for item in items] == [{"score": 1}, None, None]

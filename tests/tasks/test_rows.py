@@ -15,7 +15,7 @@ from lopa_dist.tasks.rows import check, rows
 TWO = [{"prompt": "one\u2028line"}, {"prompt": "zwei"}]
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.json.gz", "x.txt"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.json.gz", "x"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_lines(tmp_path: Path, name: str, mark: bytes) -> None:
     content = mark + "\r\n".join(map(json.dumps, TWO)).encode()
@@ -39,10 +39,9 @@ def test_datasets_and_parquet(tmp_path: Path) -> None:
     assert [row.value for row in rows(source)] == lines
     items = list(Batch(source, column="question").items())
     assert [(item.custom_id, item.prompt) for item in items] == [("line-1", "a"), ("line-2", "b")]
-    assert "no column 'answer'; this row has question, other" in str(
-        next(iter(Batch(source, column="answer").items())).error
-    )
-    assert "prompt or messages" in str(next(iter(Batch(source).items())).error)
+    for column, wanted in (("answer", "answer"), (None, "prompt or messages or body")):
+        with pytest.raises(ValueError, match=f"no {wanted} in it; it has question, other: task.column=NAME says which"):
+            list(Batch(source, column=column).items())
     datasets.Dataset.from_list(lines).to_parquet(tmp_path / "x.parquet")
     assert [row.value for row in rows(str(tmp_path / "x.parquet"))] == lines
     empty = datasets.Dataset.from_list(lines).select([])
@@ -59,6 +58,8 @@ def test_datasets_and_parquet(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("nothing.jsonl", "no such file"),
+        ("x.xlsx", r"task.input=x.xlsx: a .xlsx file is not read, but .jsonl, .json, .csv, .tsv and .parquet are"),
+        ("x.txt.gz", "a .txt file is not read"),
         ("hf://name", "write hf://"),
         ("hf://a:b:c:d", "write hf://"),
         ("hf://:b", "write hf"),
@@ -85,3 +86,30 @@ def test_a_folder_without_json_files_is_no_input(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("{}")
     with pytest.raises(ValueError, match=r"task\.input=.*: a folder without \*\.json files"):
         list(rows(str(tmp_path)))
+
+
+TABLE = 'id{0}prompt\r\n007{0}"one, ""two""\n; three"\r\n\r\n8{0}\u00e9\r\n'
+
+
+@pytest.mark.parametrize(("name", "separator"), [("x.csv", ","), ("x.csv", ";"), ("x.tsv", "\t"), ("x.CSV.gz", ",")])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_tables_of_texts(tmp_path: Path, name: str, separator: str, mark: bytes) -> None:
+    content = mark + TABLE.format(separator).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert [(row.number, row.value) for row in rows(str(tmp_path / name))] == [
+        (1, {"id": "007", "prompt": 'one, "two"\n; three'}),
+        (2, {"id": "8", "prompt": "\u00e9"}),
+    ]
+
+
+def test_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b"id,prompt\n1,a,b\n2,\xff\n3,\n")
+    first, second, third = rows(str(tmp_path / "x.csv"))
+    assert str(first.error).startswith("line 1: it has 3 columns, and the first line names 2; quote texts")
+    assert str(second.error) == "line 2: not UTF-8; save the table as UTF-8"
+    assert third.value == {"id": "3", "prompt": None}
+    (tmp_path / "y.csv").write_text('prompt\n"never closed\n')
+    with pytest.raises(ValueError, match=r"y\.csv, line 2: cannot be read \(unexpected end of data\)"):
+        list(rows(str(tmp_path / "y.csv")))
+    (tmp_path / "empty.csv").write_text("")
+    assert list(rows(str(tmp_path / "empty.csv"))) == []

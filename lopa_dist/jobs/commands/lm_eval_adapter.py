@@ -2,8 +2,9 @@
 
 lm-evaluation-harness has no way to find models of other packages by itself, so this module registers `lopa_dist` and
 then runs the harness's own command line; every option of it works. `--model_args` takes `path`, `lora`, `pattern`,
-`dtype`, `device`, `quantization`, `attention`, `max_sequences`, `prefix_cache`, `seed` and every key of the `decode`
-section; `--batch_size` has no effect, as no text depends on it. One process, one device.
+`dtype`, `device`, `quantization`, `attention`, `max_sequences`, `prefix_cache`, `seed`, `samples` (masks of an answer
+whose likelihood a task asks for) and every key of the `decode` section; `--batch_size` has no effect, as no text
+depends on it. One process, one device.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from inspect import getfullargspec
 from typing import Any
 
@@ -20,13 +22,15 @@ import torch
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from lopa_dist.config import Config, DecodeOptions, ModelOptions
+from lopa_dist.config import AUTO_CHOICES, AUTO_NUMBERS, Config, DecodeOptions, ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.likelihood import SAMPLES, Given, Likelihood, Scorer
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.jobs.run.prompts import common_prefix
+from lopa_dist.jobs.run.prompts import common_prefix, pair_of
 from lopa_dist.jobs.run.results import NOT_NUMBERS, finished_text
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
@@ -37,15 +41,12 @@ from lopa_dist.parallel.launcher import LaunchError, detect
 log = logging.getLogger("lopa_dist")
 NAME = "lopa_dist"
 GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
-REASON = (
-    "lopa_dist cannot score given text: a diffusion model has no left-to-right likelihood; choose tasks that generate "
-    "(output_type: generate_until)"
-)
+AT_ONCE = 64  # continuations between two updates of the progress bar
 
 
 @register_model(NAME)
 class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
-    """Generates with the engine of a `lopa-dist` job, on one process.
+    """Generates and scores with the engine of a `lopa-dist` job, on one process.
 
     Raises:
         ValueError: unknown or bad arguments.
@@ -64,6 +65,7 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         max_sequences: int = 16,
         prefix_cache: str = "exact",
         seed: int = 0,
+        samples: int = SAMPLES,
         *,
         batch_size: int | str | None = None,  # the harness always gives it
         max_batch_size: int | None = None,
@@ -82,12 +84,13 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
             device = "auto"
         self.options = ModelOptions(path, lora, pattern=pattern, dtype=dtype, device=device, quantization=quantization)
         self.engine = EngineConfig(max_sequences, attention=attention, prefix_cache=prefix_cache)
-        self.seed = seed
+        self.seed, self.samples = seed, samples
         config = Config(model=self.options)
         self._device = choose_device(config, world)
         self.builder = EngineBuilder(self.options, self._device)
         self.builder.load()
-        self.decode = resolve_decode(DecodeOptions(**decode), self.builder.pattern)
+        auto = dict.fromkeys((*AUTO_CHOICES, *AUTO_NUMBERS), "auto")  # as the model was trained
+        self.decode = resolve_decode(DecodeOptions(**{**auto, **decode}), self.builder.pattern)
         self.tokenizer = self.builder.tokenizer
         self.templated = False  # contexts then hold the template's special tokens already
         self.tokens = self.forwards = 0
@@ -170,13 +173,58 @@ class LopaDist(LM):  # type: ignore[misc]  # the harness is not typed
         """What the harness writes into its results besides."""
         return {"model_path": self.options.path, "decode": asdict(self.decode), "seed": self.seed}
 
-    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Not available."""
-        raise NotImplementedError(REASON)
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """The log likelihood of every continuation (of a masked model, its bound), and whether it is the greedy one."""
+        given = [self.given(*(str(text) for text in request.args)) for request in requests]
+        found = [(one.loglikelihood, one.greedy) for one in self.scored(given, disable_tqdm)]
+        for request, one in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request.args, one)
+        return found
 
-    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Not available."""
-        raise NotImplementedError(REASON)
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log likelihood of whole texts, in windows as long as the model allows."""
+        sums = [0.0] * len(requests)
+        windows: list[tuple[int, Given]] = []
+        for number, request in enumerate(requests):
+            tokens = self.tokenizer(str(request.args[0]), add_special_tokens=False).input_ids
+            length = self.builder.shape.max_positions - 1
+            pairs = map(make_disjoint_window, get_rolling_token_windows(tokens, self.first_token, length, 1))
+            windows += ((number, Given.seeded(prompt, answer, self.seed)) for prompt, answer in pairs)
+        found = self.scored([given for _, given in windows], disable_tqdm)
+        for (number, _), one in zip(windows, found, strict=True):
+            sums[number] += one.loglikelihood
+        for request, value in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
+        return sums
+
+    def scored(self, given: Sequence[Given], quiet: bool) -> list[Likelihood]:
+        """The likelihoods of answers."""
+        scorer, found = Scorer(self.builder.load(), self.decode, self.samples), list[Likelihood]()
+        with tqdm(total=len(given), disable=quiet, desc="lopa_dist loglikelihood") as bar:
+            for begin in range(0, len(given), AT_ONCE):
+                found += scorer.score(given[begin : begin + AT_ONCE])
+                bar.update(len(found) - bar.n)
+        return found
+
+    def given(self, context: str, continuation: str) -> Given:
+        """A continuation that is to be scored; behind nothing, as the harness does, it stands behind one token."""
+        special = not self.templated and bool(context)
+        tokenize = partial(self.tokenizer, add_special_tokens=special)
+        prompt, answer = pair_of(lambda text: list(tokenize(text).input_ids), context, continuation)
+        prompt = prompt or [self.first_token]
+        size, most = len(prompt) + len(answer), self.builder.shape.max_positions
+        if size > most:
+            raise ValueError(
+                f"a context and its continuation have {size} tokens, but the model has {most} positions; lower "
+                "--num_fewshot"
+            )
+        return Given.seeded(prompt, answer, self.seed)
+
+    @property
+    def first_token(self) -> int:
+        """What a text without a context stands behind."""
+        begin = self.tokenizer.bos_token_id
+        return self.builder.shape.eos_ids[0] if begin is None else int(begin)
 
 
 def with_prefixes(requests: Sequence[Request], tasks: Sequence[Any]) -> list[Request]:

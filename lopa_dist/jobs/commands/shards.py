@@ -11,9 +11,9 @@ from typing import Any
 from lopa_dist.jobs.commands.status import rest
 from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
-from lopa_dist.jobs.run.results import result_lines
-from lopa_dist.jobs.show.metrics import mean, ratio
-from lopa_dist.jobs.show.report import judged, read_report, write_report
+from lopa_dist.jobs.run.results import result_lines, write_errors
+from lopa_dist.jobs.show.metrics import mean, ratio, wilson
+from lopa_dist.jobs.show.report import is_rule, judged, read_report, write_report
 from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.whole import whole
 
@@ -54,6 +54,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
     with whole(folder / "results.jsonl") as partial, partial.open("w", encoding="utf-8") as out:
         out.writelines(line for _, line in merge(*map(numbered, reports)))  # each has them in order
+    write_errors(folder, sum(report["errors"] for report in reports.values()))
     shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
     report = summed(list(reports.values()))
@@ -83,17 +84,22 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
     accuracies = {}
-    for rule in sorted({key for report in reports for key in report if key.startswith("accuracy")}):
+    rules = {key for report in reports for key in report if key == "accuracy" or is_rule(key)}
+    for rule in sorted(rules):
         found = [(r[rule], judged(r)) for r in reports if rule in r]
         accuracies[rule] = ratio(sum(share * count for share, count in found), sum(count for _, count in found))
     seconds = max(r["decode_s"] for r in reports)
+    count = sum(judged(r) for r in reports if "accuracy" in r)
+    rows = sum(r.get("rows", 0) for r in reports)
     return {
         "schema": 1,
         **counts,
         **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
         **accuracies,
-        **({"judged": sum(judged(r) for r in reports if "accuracy" in r)} if "accuracy" in accuracies else {}),
+        **({"judged": count, "accuracy_95": [*wilson(accuracies["accuracy"], count)]} if accuracies else {}),
         "tpf": ratio(counts["completion_tokens"], counts["forwards"]),
+        "rows": rows,
+        "rows_per_token": ratio(rows, counts["completion_tokens"]),
         "tokens_per_s": {
             "mean": mean([r["tokens_per_s"]["mean"] for r in reports]),
             "job": ratio(counts["completion_tokens"], seconds),

@@ -42,7 +42,7 @@ class TraceStep:
     winner: int
     end: int  # of the last appended block
     filled: dict[int, str] = field(default_factory=dict)  # by position: LOOKAHEAD, BONUS or RECORD
-    drafts: int = 0  # that were verified
+    drafts: int = 0  # that could be accepted, along the deepest branch
     accepted: int = 0
     rejected: tuple[int, str] | None = None  # position and text of the draft that failed
 
@@ -63,6 +63,9 @@ class Trace:
         return {position: number for number, step in enumerate(self.steps, 1) for position in step.filled}
 
 
+Tokens = list[tuple[int, int]]
+
+
 class Recorder:
     """Watches an engine that runs one request."""
 
@@ -70,9 +73,10 @@ class Recorder:
         self.decode = decode  # of one token
         self.steps: list[TraceStep] = []
         self.tokens: list[int] = []
-        self._edits: torch.Tensor | None = None
-        self._branches = 1
-        self._drafts: list[list[int]] = []  # positions and tokens
+        self._branches, self._drafts = 1, 0
+        # of each branch, positions and tokens: those that it holds, and the drafts that it verifies
+        self._paths: list[Tokens] = [[]]
+        self._chains: list[Tokens] = [[]]
 
     def __call__(self, engine: Engine) -> None:
         """After a step."""
@@ -82,24 +86,32 @@ class Recorder:
         now = state.generated([0], [end])[0]
         end = len(now)  # of the answer, which may begin behind position 0
         before = self.tokens + [mask] * (end - len(self.tokens))
-        edited = set() if self._edits is None else set(self._edits[winner].tolist())
+        path, chain = self._paths[winner], self._chains[winner]
         accepted = int(state.accepted[0]) if self._drafts else 0
-        if self._drafts:
-            edited = {position for position, _ in self._drafts[:accepted]}
-        failed = self._drafts[accepted] if accepted < len(self._drafts) else None
+        verified = max(0, accepted - len(path))  # of the winner's own drafts
+        ahead = {position for position, _ in path + chain[:verified]}
+        failed = chain[verified] if verified < len(chain) else None
         bonus = None if failed is None else failed[0]
         filled = {
-            position: LOOKAHEAD if position in edited else BONUS if position == bonus else RECORD
+            position: LOOKAHEAD if position in ahead else BONUS if position == bonus else RECORD
             for position, (old, new) in enumerate(zip(before, now, strict=True))
             if old == mask != new
         }
         rejected = None if failed is None else (failed[0], self.decode(failed[1]))
-        self.steps.append(TraceStep(self._branches, winner, end, filled, len(self._drafts), accepted, rejected))
-        self.tokens, self._branches = now, int(state.branches[0])
-        known = int(state.known[0])
-        self._edits = state.edit_position[0] - known
-        chain = state.chain[:, 0, : int(state.drafts[0])].T.tolist()
-        self._drafts = [[position - known, token] for position, token in chain]
+        self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected))
+        self.tokens, self._branches, self._drafts = now, int(state.branches[0]), int(state.drafts[0])
+        known, config = int(state.known[0]), state.config
+        if config.causal:  # drafts stand in the canvas
+            at = range(int(state.complete[0]), int(state.complete[0]) + self._drafts)
+            self._chains = [[(position - known, int(state.answers[0, position])) for position in at]]
+            return
+
+        def tokens(found: torch.Tensor) -> Tokens:
+            return [(position - known, token) for position, token in found.T.tolist() if position >= 0]
+
+        m, counts = int(config.drafts), state.paths[3, 0].tolist()
+        self._paths = [tokens(edits) for edits in state.edits[:, 0].unbind(1)]
+        self._chains = [tokens(state.chain[:, 0, j * m : j * m + count]) for j, count in enumerate(counts)]
 
 
 def trace(folder: Path, which: str) -> Trace:
@@ -154,13 +166,18 @@ def trace(folder: Path, which: str) -> Trace:
 def result(folder: Path, which: str) -> dict[str, Any]:
     """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
     by_index: dict[str, Any] | None = None
+    samples = []
     for _, line in result_lines(folder / "results.jsonl"):
         if line["custom_id"] == which:
             return line
+        if line["custom_id"].rpartition("#")[0] == which:
+            samples.append(line["custom_id"])
         if str(line["index"]) == which:
             by_index = line
     if by_index is not None:
         return by_index
+    if samples:
+        raise ValueError(f"{folder}: {which} has {len(samples)} answers; name one: {samples[0]} to {samples[-1]}")
     raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index (from 0) of results.jsonl")
 
 

@@ -15,6 +15,7 @@ from lopa_dist.jobs.run.attempt_record import AttemptRecord
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.journal import FORMAT, Journal
 from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.own_code import digest, is_own
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
 
@@ -88,7 +89,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         "the kind of device": builder.device.type,
         "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
     }
-    return settings | {"seed": config.seed} | weights | numerics
+    return settings | {"seed": config.seed} | weights | numerics | own_sources(config)
 
 
 def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
@@ -110,7 +111,15 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         settings["allow_code_execution"] = task.allow_code_execution
     if task.allow_code_execution:
         settings["code_timeout_s"] = task.code_timeout_s
-    return settings
+    if task.score:
+        settings["score"] = task.score
+    return settings | own_sources(config)
+
+
+def own_sources(config: Config) -> dict[str, str]:
+    """Return hashes of the files with functions of the user's own."""
+    named = {"task.score": config.task.score, "decode.fill": config.decode.fill}
+    return {f"the source of {key}": digest(str(text), key) for key, text in named.items() if is_own(text)}
 
 
 def pack_flags(flags: bytearray) -> str:

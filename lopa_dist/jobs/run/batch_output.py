@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -105,4 +105,31 @@ def response(line: Line, results: Sequence[dict[str, Any]], model: str, created:
 def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
     """One sample."""
     content = {"message": {"role": "assistant", "content": result["text"]}} if chat else {"text": result["text"]}
-    return {"index": number, **content, "logprobs": None, "finish_reason": result["finish_reason"]}
+    logprobs = (chat_logprobs if chat else completion_logprobs)(result) if "token_steps" in result else None
+    return {"index": number, **content, "logprobs": logprobs, "finish_reason": result["finish_reason"]}
+
+
+def chat_logprobs(result: dict[str, Any]) -> dict[str, Any]:
+    """The tokens' log probabilities as a chat's answer has them; parts of characters have no bytes of their own."""
+
+    def entry(token: str, logprob: float) -> dict[str, Any]:
+        known = token and "\ufffd" not in token
+        return {
+            "token": token,
+            "logprob": logprob,
+            "bytes": list(token.encode()) if known else None,
+            "top_logprobs": [],
+        }
+
+    return {"content": [entry(one["token"], one["logprob"]) for one in result["token_steps"]], "refusal": None}
+
+
+def completion_logprobs(result: dict[str, Any]) -> dict[str, Any]:
+    """The tokens' log probabilities as a completion has them."""
+    tokens = [one["token"] for one in result["token_steps"]]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [one["logprob"] for one in result["token_steps"]],
+        "top_logprobs": None,
+        "text_offset": list(accumulate(map(len, tokens), initial=0))[:-1],
+    }

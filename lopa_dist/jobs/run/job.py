@@ -31,7 +31,7 @@ from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.results import NOT_NUMBERS, error_line, finished_text, generation_line
+from lopa_dist.jobs.run.results import NOT_NUMBERS, Pieces, error_line, finished_text, generation_line, write_errors
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
@@ -95,6 +95,8 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
                 config = resolve(config, builder.shape, device)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+                if world.rank == 0 and (warning := encoder.warning()):
+                    log.warning(warning)
                 input_hash = whole_input.digest()
                 attempt = begin_attempt(config, folder, builder, job_input, input_hash, group)
                 return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
@@ -131,6 +133,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
+        self.pieces = Pieces(self.builder.tokenizer)
         self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data)
 
     def run(self) -> dict[str, Any]:
@@ -190,7 +193,8 @@ class Job:
             return None  # it is made anew
         if report.get("input") != self.digest() or report["requests"] != len(self.input):
             return None
-        merge(self.attempt.journal, self.folder, self.input.ids, self.input.rejection, self.numbers)
+        merge(self.attempt.journal, self.folder, self.input.ids, self.input.rejection, self.numbers, self.input.carried)
+        write_errors(self.folder, report["errors"])
         self.write_batch_output()
         if not (self.folder / RUN_PAGE).exists():
             self.write_pages(report, None)
@@ -256,7 +260,7 @@ class Job:
                     entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
                     continue
                 figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
-                line = generation_line(answer.item, generation, answer.text, score, token_ids)
+                line = generation_line(answer.item, generation, answer.text, score, token_ids, self.pieces)
                 if verdict.failure:
                     entry |= {"unjudged": True}
                     line |= {"correct": None, "unjudged": verdict.failure}
@@ -276,8 +280,10 @@ class Job:
     def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        merged = merge(self.attempt.journal, folder, self.input.ids, self.input.rejection, self.numbers)
-        figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(self.input.rejected)
+        inputs = self.input
+        merged = merge(self.attempt.journal, folder, inputs.ids, inputs.rejection, self.numbers, inputs.carried)
+        figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(inputs.rejected)
+        write_errors(folder, errors)
         complete = len(figures) + errors == len(self.input)
         if not complete and not stopped:
             raise RuntimeError(

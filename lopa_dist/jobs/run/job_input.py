@@ -58,6 +58,7 @@ class JobInput:
         self.items: Spool[Item] = Spool(Item, Origin, RequestSampling)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
+        self.carries = False  # whether any line of the input has what `carried` is about
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
@@ -67,6 +68,7 @@ class JobInput:
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
                 self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
                 self.encoded.append(request)
+                self.carries |= bool(item.metadata) or is_sample(item)
                 self.rejected.append(isinstance(request, Rejection))
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
@@ -107,6 +109,14 @@ class JobInput:
         assert isinstance(rejection, Rejection)
         return rejection.message
 
+    def carried(self, index: int) -> dict[str, Any]:
+        """What a result line has from its input line: the number of the sample, and fields that only pass through."""
+        if not self.carries:
+            return {}
+        item = self.items[index]
+        found: dict[str, Any] = {"sample": item.origin.sample} if item.origin and is_sample(item) else {}
+        return found | ({"metadata": item.metadata} if item.metadata else {})
+
     def digest(self, settings: str) -> str:
         """What tells the results of these requests and rejections, in this order and with `settings`, from others."""
         found = hashlib.sha256(settings.encode())
@@ -114,6 +124,11 @@ class JobInput:
             name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
             found.update(encodable(f"\n{name}").encode())
         return found.hexdigest()[:24]
+
+
+def is_sample(item: Item) -> bool:
+    """Whether there are other answers to the item's line."""
+    return item.origin is not None and item.custom_id == f"{item.origin.custom_id}#{item.origin.sample}"
 
 
 def id_of(item: Item, request: Request | Rejection) -> str | None:

@@ -28,10 +28,11 @@ from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.batch_output import LINES, NAME
 from lopa_dist.jobs.run.open_files import OpenFiles
 from lopa_dist.jobs.run.packed import Columns, RequestIds
+from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
-RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", NAME, LINES)
+RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", ERRORS, NAME, LINES)
 FORMAT = 2  # of the entries; those of another one lack figures, so a journal that has them is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
@@ -55,6 +56,8 @@ def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), refer
         parts.append(asdict(request.sampling))
     if stop:
         parts.append(list(stop))
+    if request.token_steps:  # a line without them is not what is asked for
+        parts.append("token_steps")
     if reference is not None:
         parts.append({"reference": reference})
     return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
@@ -193,6 +196,7 @@ def merge(
     ids: RequestIds,
     rejected: Callable[[int], dict[str, Any]],
     numbers: Sequence[int],
+    carried: Callable[[int], dict[str, Any]] = lambda index: {},
 ) -> Merged:
     """Write `results.jsonl` in input order, atomically, from what is done.
 
@@ -202,6 +206,7 @@ def merge(
         ids: by input index, the request's id, or null where the item was rejected.
         rejected: the line of a rejected item, by its index.
         numbers: by input index, the place in the whole input, which becomes the line's `index`.
+        carried: by input index, what the line has from today's input.
     """
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
@@ -222,7 +227,7 @@ def merge(
         for index in range(len(ids)):
             if length[index]:
                 entry = json.loads(files.read(parts[part_of[index]], offset[index], length[index]))
-                write_line(out, numbers[index], entry["line"])
+                write_line(out, numbers[index], entry["line"] | carried(index))
                 if "figures" not in entry:
                     failed += 1
                     continue
@@ -230,7 +235,7 @@ def merge(
                 work.add(entry["work"])
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None:
-                write_line(out, numbers[index], rejected(index))
+                write_line(out, numbers[index], rejected(index) | carried(index))
     return Merged(figures, work, failed, len(unjudged), replicas)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -17,7 +18,11 @@ from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
+
+SPACE = "\u2581"  # how the tokenizers of the package write it
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ class Encoder:
         self.words = tokenizer.backend_tokenizer  # without what transformers makes of each text besides its tokens
         self.words.no_truncation()
         self.words.no_padding()
+        # a model of the package knows a few hundred words, and spells all others in bytes that say nothing to it
+        shipped = config.model.path in SHIPPED
+        self.bytes = {i for word, i in tokenizer.get_vocab().items() if shipped and BYTE.fullmatch(word)}
+        self.strange: list[str] = []  # the first words that the model does not know, one of a prompt
+        self.strange_prompts = 0
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
@@ -75,6 +85,25 @@ class Encoder:
                     prefix = self.prefix(items[i], str(texts[i]), tokens) if self.cuts else 0
                     encoded.append(self.request(first + i, items[i], tokens, prefix))
         return sorted(encoded, key=lambda one: one.index)
+
+    def encode_pair(self, index: int, item: Item, continuation: str) -> tuple[list[int], list[int]] | Rejection:
+        """The tokens of a prompt and of a text behind it."""
+        item = self.choose(item)
+        text, special = self.render(index, item), not self.is_chat(item)
+        if isinstance(text, Rejection):
+            return text
+        if not continuation or encodable(continuation) != continuation:
+            return rejected(index, item, f"continuation {continuation!r}: must be a text of at least one character")
+        tokenize = partial(self.words.encode, add_special_tokens=special)
+        prompt, answer = pair_of(lambda text: list(tokenize(text).ids), text, continuation)
+        if not prompt and (self.model.shift or self.config.decode.causal):
+            return rejected(index, item, "no token is before the continuation, and this model predicts from one")
+        if self.model.mask_id in (*prompt, *answer):
+            return rejected(index, item, "the text contains the mask token; remove it")
+        if len(prompt) + len(answer) > self.model.max_positions:
+            size = f"prompt and continuation have {len(prompt) + len(answer)} tokens, but the model has"
+            return rejected(index, item, f"{size} {self.model.max_positions} positions; shorten the prompt")
+        return prompt, answer
 
     def is_chat(self, item: Item) -> bool:
         """Whether the item goes through the chat template."""
@@ -120,6 +149,8 @@ class Encoder:
 
     def request(self, index: int, item: Item, ids: list[int], prefix: int) -> Request | Rejection:
         """A tokenized item, checked against the model."""
+        if self.bytes and not self.bytes.isdisjoint(ids):
+            self.note_strange(ids)
         if not ids:
             return rejected(index, item, "the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
@@ -140,7 +171,31 @@ class Encoder:
         if space is not None and self.config.decode.stores_kv and len(ids) + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
-        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix)
+        told = item.token_steps or self.config.logging.token_steps
+        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix, told)
+
+    def note_strange(self, ids: list[int]) -> None:
+        """Count a prompt with words that the model does not know."""
+        self.strange_prompts += 1
+        if len(self.strange) < 3:
+            pieces = self.tokenizer.convert_ids_to_tokens(ids)
+            at = next(i for i, token in enumerate(ids) if token in self.bytes)
+            begin = next((i for i in range(at, -1, -1) if pieces[i].startswith(SPACE)), at)
+            word = takewhile(
+                lambda i: i == begin or pieces[i][0] not in (SPACE, "<") or ids[i] in self.bytes, range(begin, len(ids))
+            )
+            self.strange.append(str(self.tokenizer.decode([ids[i] for i in word])).strip())
+
+    def warning(self) -> str:
+        """What to say of prompts with words that a model of the package does not know; empty where there are none."""
+        if not self.strange_prompts:
+            return ""
+        words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
+        return (
+            f"prompts with words that model={self.config.model.path} does not know ({words}): {self.strange_prompts}. "
+            "Its answers to them mean nothing: it is a small model for trying things out. examples/prompts.jsonl has "
+            "prompts that it reads; model=... or model.path=... takes another model"
+        )
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""
@@ -158,6 +213,16 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def pair_of(tokens: Callable[[str], list[int]], prompt: str, continuation: str) -> tuple[list[int], list[int]]:
+    """The tokens of a prompt, and those of its continuation.
+
+    Both are tokenized together, and spaces between them belong to the continuation, as in lm-evaluation-harness.
+    """
+    both = tokens(prompt + continuation)
+    count = max(0, min(len(tokens(prompt.rstrip())), len(both) - 1))
+    return both[:count], both[count:]
 
 
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

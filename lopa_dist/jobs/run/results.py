@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from lopa_dist.decode.written import Written
 from lopa_dist.engine.request import Generation
 from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.tasks.task import Item, Score
+from lopa_dist.whole import whole
+
+ERRORS = "errors.jsonl"
 
 
 def finished_text(
@@ -39,11 +46,38 @@ def finished_text(
         count += 1
     while count and text_of(count - 1).startswith(text):
         count -= 1
-    return replace(generation, tokens=generation.tokens[:count], finish_reason="stop"), text
+    tokens, written = generation.tokens[:count], generation.written and generation.written[:count]
+    return replace(generation, tokens=tokens, finish_reason="stop", written=written), text
+
+
+class Pieces:
+    """The texts of single tokens, as each stands behind another one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.of = lru_cache(None)(self.decoded)
+
+    def decoded(self, token: int) -> str:
+        """The text of a token; a part of a character is U+FFFD."""
+        first, both = (str(self.tokenizer.decode([token] * count)) for count in (1, 2))
+        return both[len(first) :]
+
+    def steps(self, generation: Generation) -> list[dict[str, Any]]:
+        """Each token of an answer with its log probability, in nats, its step, and the way in which it was written."""
+        assert generation.written is not None
+        return [
+            {"token": self.of(token), "logprob": round(logprob(one), 6), "step": one.step, "way": one.way}
+            for token, one in zip(generation.tokens, generation.written, strict=True)
+        ]
+
+
+def logprob(written: Written) -> float:
+    """A token's log probability in nats, finite also where its probability is 0 in fp32."""
+    return min(0.0, math.log(max(written.probability, sys.float_info.min)))
 
 
 def generation_line(
-    item: Item, generation: Generation, text: str, score: Score | None, token_ids: bool
+    item: Item, generation: Generation, text: str, score: Score | None, token_ids: bool, pieces: Pieces
 ) -> dict[str, Any]:
     """The line of a finished request; `journal.merge` adds its place in the input."""
     request, count = generation.request, len(generation.tokens)
@@ -61,6 +95,8 @@ def generation_line(
     }
     if token_ids:
         line["token_ids"] = generation.tokens
+    if generation.written is not None:
+        line["token_steps"] = pieces.steps(generation)
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
         line |= {f"correct_{rule}": right for rule, right in score.also.items()}
@@ -99,3 +135,13 @@ def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
             raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
         yield text, line
+
+
+def write_errors(folder: Path, count: int) -> None:
+    """Write the result lines of the `count` requests that could not run into `errors.jsonl`; no file if all could."""
+    (folder / ERRORS).unlink(missing_ok=True)
+    if not count:
+        return
+    failed = (text for text, line in result_lines(folder / "results.jsonl") if line["finish_reason"] == "error")
+    with whole(folder / ERRORS) as partial, partial.open("w", encoding="utf-8") as out:
+        out.writelines(failed)

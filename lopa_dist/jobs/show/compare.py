@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.encodable import encodable
-from lopa_dist.jobs.show.page import Point, Scatter, front, write_page
-from lopa_dist.jobs.show.report import accuracy_interval, read_report, table
+from lopa_dist.jobs.commands.explain import shown
+from lopa_dist.jobs.show.page import Point, Scatter, front, place_labels, write_page
+from lopa_dist.jobs.show.paired import Paired
+from lopa_dist.jobs.show.report import accuracy_interval, judged, table
 from lopa_dist.jobs.show.run_page import asked_again, command, write_run_page
+from lopa_dist.jobs.show.sweep import (
+    Group,
+    differences,
+    find_baseline,
+    grouped,
+    load_reports,
+    settings_by_name,
+    unfinished,
+)
+from lopa_dist.whole import named as naming
 
 FRONT = "front: no run beats these in both"
-
-
-def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """All reports under a folder, by the names of their run folders.
-
-    Runs inside another run's folder are left out: they are shards that were merged into it.
-    """
-    files = sorted(folder.rglob("report.json"))
-    runs = {file.parent for file in files}
-    files = [file for file in files if runs.isdisjoint(file.parent.parents)]
-    if not files:
-        raise ValueError(f"{folder}: no report.json in it or below it; name a run or sweep folder")
-    reports = [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
-    for file, (_, report) in zip(files, reports, strict=True):
-        if not {"task", "model", "decode", "tpf", "tokens_per_s", "requests"} <= set(report):
-            raise ValueError(f"{file} is no report of a job; name a folder with jobs only")
-    return reports
-
-
-def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
-    """What a run's texts depend on, by name; names of decode settings go without their section."""
-    sections = {"": "decode", "model.": "model", "task.": "task"}
-    found = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
-    return found | {"seed": report.get("seed")}
+ACCURACY = "accuracy %"  # with the 95 % confidence interval
+FAILED = "not finished"
 
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
@@ -50,80 +43,157 @@ def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
-def rows_of(named: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table; where no run was judged, without accuracy."""
-    keys = differing([r for _, r in named])
-    judged = ["accuracy"] if any("accuracy" in report for _, report in named) else []
-    head = ["run", *keys, *judged, "TPF", "rows/token", "tokens/s", "requests"]
+def rows_of(groups: Sequence[Group], pairs: Sequence[Paired | None] | None = None) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table; where no run was judged, without accuracy.
+
+    Args:
+        groups: the points.
+        pairs: each compared with a baseline, if there is one.
+    """
+    reports = [group.report for group in groups]
+    keys = differing(reports)
+    judged_any = any("accuracy" in report for report in reports)
+    several = any("seeds" in report for report in reports)
+    head = ["run", *keys, *([ACCURACY] if judged_any else []), *(["seeds"] if several else [])]
+    head += [*(["difference", "p"] if pairs else []), "TPF", "rows/token", "tokens/s", "requests"]
     rows = []
-    for name, report in named:
-        accuracy = [f"{report['accuracy']:.1%}" if "accuracy" in report else "-"] if judged else []
-        knobs = [shown(settings_by_name(report).get(k)) for k in keys]
-        speed = f"{report['tokens_per_s']['job']:.0f}"
-        computed = f"{report['rows_per_token']:.1f}" if "rows_per_token" in report else "-"
-        rows.append([name, *knobs, *accuracy, f"{report['tpf']:.2f}", computed, speed, str(report["requests"])])
+    for i, (group, report) in enumerate(zip(groups, reports, strict=True)):
+        row = [group.name, *(shown(settings_by_name(report).get(k)) for k in keys)]
+        if judged_any:
+            row.append(accuracy_cell(report) if "accuracy" in report else "-")
+        if several:
+            spread = f", sd {report['accuracy_sd']:.1%}" if "accuracy_sd" in report else ""
+            row.append(f"{report.get('seeds', 1)}{spread}")
+        if pairs:
+            row += difference_cells(pairs[i])
+        computed = f"{report['rows_per_token']:.1f}" if report.get("rows_per_token") else "-"
+        row += [f"{report['tpf']:.2f}", computed, f"{report['tokens_per_s']['job']:.0f}", str(report["requests"])]
+        rows.append(row)
     return head, rows
 
 
-def compare(folder: Path, console: Console | None = None) -> None:
-    """Print the table, write `comparison.md`, where there are accuracies `pareto.png`, and a page.
+def accuracy_cell(report: dict[str, Any]) -> str:
+    """The accuracy with its interval, as short as a narrow terminal needs it."""
+    low, high = accuracy_interval(report)
+    return f"{100 * report['accuracy']:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+
+
+def difference_cells(pair: Paired | None) -> list[str]:
+    """The difference to the baseline with its interval, and the p of McNemar's test."""
+    if pair is None:
+        return ["-", "-"]
+    low, high = 100 * pair.low, 100 * pair.high
+    return [f"{100 * pair.difference:+.1f} ({low:+.1f},{high:+.1f})", f"{pair.p:.2g}"]
+
+
+def compare(folder: Path, console: Console | None = None, baseline: str | None = None) -> None:
+    """Print the table; write `comparison.md` and `.csv`, where there are accuracies the plot, and a page.
 
     The page is `comparison.html`, or of a single run its `report.html`.
+
+    Args:
+        folder: has the runs.
+        console: to print on.
+        baseline: the run that all others are compared with, by its name or by settings that it alone has.
     """
-    named = sorted(load_reports(folder), key=lambda pair: pair[1]["tpf"])
-    head, rows = rows_of(named)
-    title = ", ".join(sorted({f"{report['task']['name']} with {report['model']['path']}" for _, report in named}))
+    groups = grouped(folder, load_reports(folder))
+    pairs = None if baseline is None else differences(groups, find_baseline(groups, baseline))
+    failed = unfinished(folder)
+    head, rows = rows_of(groups, pairs)
+    title = ", ".join(
+        sorted({f"{group.report['task']['name']} with {group.report['model']['path']}" for group in groups})
+    )
     console = console or Console()
-    printed = Table(title=escape(title))
-    by_settings = settings_distinguish(named)
+    by_settings = settings_distinguish(groups)
     start = int(by_settings)  # from which column on: names that only repeat settings are left out
     brief = [[name, *row[1:]] for name, row in zip(short_names([row[0] for row in rows]), rows, strict=True)]
-    knobs = range(1, 1 + len(differing([r for _, r in named])))
-    # names that a person gave say more than settings, which are left out on a narrow terminal
-    columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
-    for i in columns:
-        printed.add_column(head[i], justify="left" if i == 0 else "right")
-    for row in brief:
-        printed.add_row(*(escape(row[i]) for i in columns))
-    console.print(printed)
-    text = table(head, rows) + "\n"
-    if all("accuracy" in report for _, report in named):
-        from lopa_dist.jobs.show.plots import draw
-
-        curves = curves_of(named)
-        speeds: dict[str, Callable[[dict[str, Any]], float]] = {
-            "tokens per forward (TPF)": lambda r: float(r["tpf"]),
-            "tokens/s of the job": lambda r: float(r["tokens_per_s"]["job"]),
-        }
-        if all(report.get("rows_per_token") for _, report in named):
-            speeds["tokens per 100 rows"] = lambda r: 100 / float(r["rows_per_token"])
-
-        def paint(panels: Any) -> None:
-            for axes, (axis, speed) in zip(panels, speeds.items(), strict=True):
-                pareto(axes, curves, speed, axis, named_points=not by_settings)
-                axes.set_ylabel("accuracy, %" if axes is panels[0] else "")
-            panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
-
-        count = len(speeds)
-        text += f"\n![pareto]({draw(folder / 'pareto.png', paint, (4.8 * count, 4.4), panels=count)})\n"
-    (folder / "comparison.md").write_text(encodable(text), encoding="utf-8")
-    if len(named) > 1:
-        page = write_comparison_page(folder, title, named, head[start:], [row[start:] for row in brief])
+    lost = [[name, *(typed.get(f"decode.{k}", typed.get(k, "-")) for k in head[1:])] for name, typed in failed]
+    for row in lost:
+        row[1 + len(differing([group.report for group in groups]))] = FAILED
+    print_table(console, title, head, [*brief, *lost], start, groups)
+    for name, _ in failed:
+        console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
+    text = table(head, [*rows, *lost]) + "\n"
+    if all("accuracy" in group.report for group in groups):
+        text += f"\n![pareto]({draw_pareto(folder, groups, by_settings)})\n"
+    for name, written in (("comparison.md", text), ("comparison.csv", csv_text(groups, pairs, failed))):
+        with naming(folder / name):
+            (folder / name).write_text(encodable(written), encoding="utf-8", newline="")
+    if len(groups) > 1:
+        page = write_comparison_page(
+            folder, title, groups, head[start:], [row[start:] for row in brief], failed, baseline
+        )
     else:
-        run, report = folder / named[0][0], named[0][1]
+        run, report = groups[0].folders[0], groups[0].report
         page = write_run_page(run, report, asked_again(report))
     console.print(f"Tables and plots: {folder}\nTo pass on: {page}")
+
+
+def print_table(
+    console: Console, title: str, head: list[str], rows: list[list[str]], start: int, groups: Sequence[Group]
+) -> None:
+    """Print the columns that fit: a number of requests that all runs have stands in the title."""
+    knobs = range(1, 1 + len(differing([group.report for group in groups])))
+    counts = {group.report["requests"] for group in groups}
+    if one := len(counts) == 1:
+        title += f", {counts.pop()} requests{' each' if len(groups) > 1 else ''}"
+    # names that a person gave say more than settings, which are left out on a narrow terminal
+    columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
+    if one:
+        columns.remove(len(head) - 1)
+    printed = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i in columns:
+        name = "rows" if head[i] == "rows/token" and console.width < 100 else head[i]
+        printed.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        printed.add_row(*(escape(row[i]) for i in columns))
+    console.print(printed)
+
+
+def csv_text(
+    groups: Sequence[Group], pairs: Sequence[Paired | None] | None, failed: Sequence[tuple[str, dict[str, str]]]
+) -> str:
+    """`comparison.csv`: a row a point, with numbers alone in its cells, for a program that plots."""
+    keys = differing([group.report for group in groups])
+    rows: list[dict[str, Any]] = []
+    for i, group in enumerate(groups):
+        report = group.report
+        row: dict[str, Any] = {"run": group.name} | {key: shown(settings_by_name(report).get(key)) for key in keys}
+        if "accuracy" in report:
+            low, high = accuracy_interval(report)
+            row |= {
+                "accuracy": report["accuracy"],
+                "accuracy_low": low,
+                "accuracy_high": high,
+                "judged": judged(report),
+            }
+        row |= {key: report[key] for key in ("seeds", "accuracy_sd") if key in report}
+        if pairs and (pair := pairs[i]):
+            row |= {"difference": pair.difference, "difference_low": pair.low, "difference_high": pair.high}
+            row |= {"better": pair.better, "worse": pair.worse, "mcnemar_p": pair.p}
+        row |= {"tpf": report["tpf"], "rows_per_token": report.get("rows_per_token")}
+        row |= {"tokens_per_s": report["tokens_per_s"]["job"], "requests": report["requests"], "status": "finished"}
+        rows.append(row)
+    for name, typed in failed:
+        known = {key: typed.get(f"decode.{key}", typed.get(key)) for key in keys}
+        rows.append({"run": name} | known | {"status": FAILED})
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 Run = tuple[str, dict[str, Any]]
 """What stands beside a run's point, and its report."""
 
 
-def settings_distinguish(named: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+def settings_distinguish(groups: Sequence[Group]) -> bool:
     """Whether the runs' settings differ, and their names only repeat them: a name that a person gave says more."""
-    keys = differing([r for _, r in named])
-    settings = {json.dumps([settings_by_name(report).get(k) for k in keys]) for _, report in named}
-    return len(settings) == len(named) and all("=" in name for name, _ in named)
+    keys = differing([group.report for group in groups])
+    settings = {json.dumps([settings_by_name(group.report).get(k) for k in keys]) for group in groups}
+    return len(settings) == len(groups) and all("=" in group.name for group in groups)
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -149,18 +219,13 @@ def growing(reports: Sequence[dict[str, Any]]) -> str | None:
 SYMBOLS = {"branches": "k", "drafts": "m"}
 
 
-def shown(value: Any) -> str:
-    """A setting's value, as it is given on the command line."""
-    return "null" if value is None else str(value)
-
-
-def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run]]:
+def curves_of(groups: Sequence[Group]) -> dict[str, list[Run]]:
     """Runs by all settings but one, which grows along each curve (`growing`)."""
-    reports = [report for _, report in named]
-    along, by_settings = growing(reports), settings_distinguish(named)
+    reports = [group.report for group in groups]
+    along, by_settings = growing(reports), settings_distinguish(groups)
     others = [key for key in differing(reports) if key != along]
     found = []
-    for name, report in zip(short_names([name for name, _ in named]), reports, strict=True):
+    for name, report in zip(short_names([group.name for group in groups]), reports, strict=True):
         settings = settings_by_name(report)
         value = None if along is None else settings[along]
         label = "" if along is None else f"{SYMBOLS.get(along, along)}={shown(value)}"
@@ -172,52 +237,136 @@ def curves_of(named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, list[Run
     return curves
 
 
+SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
+    ("Tokens per forward", lambda report: report["tpf"], 1),
+    ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
+    ("Tokens a second of the job", lambda report: report["tokens_per_s"]["job"], 1),
+]
+"""What accuracy is drawn against, how it is read from a report, and -1 where less is faster."""
+
+
+def draw_pareto(folder: Path, groups: Sequence[Group], by_settings: bool) -> str:
+    """Draw accuracy against each speed that all runs have, as `pareto.png` and `pareto.pdf`; returns the PNG's name."""
+    from lopa_dist.jobs.show.plots import draw
+
+    curves = curves_of(groups)
+    speeds = [(axis, of, sign) for axis, of, sign in SPEEDS if all(of(group.report) for group in groups)]
+
+    def paint(panels: Any) -> None:
+        figure = panels[0].figure
+        for axes, (axis, speed, sign) in zip(panels, speeds, strict=True):
+            pareto(axes, curves, speed, axis, sign, named_points=not by_settings)
+            axes.set_ylabel("accuracy, %" if axes is panels[0] else "")
+        legend = panels[0].get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower center", frameon=False, ncols=min(4, len(legend[1])))
+        figure.canvas.draw()  # so that it is known where points are
+        for axes, (_, speed, _) in zip(panels, speeds, strict=True):
+            annotate(
+                axes, [(label, float(speed(r) or 0), 100 * r["accuracy"]) for c in curves.values() for label, r in c]
+            )
+
+    size = (3.6 * len(speeds), 3.4)
+    draw(folder / "pareto.pdf", paint, size, panels=len(speeds))
+    return draw(folder / "pareto.png", paint, size, panels=len(speeds))
+
+
 def pareto(
-    axes: Any, curves: dict[str, list[Run]], speed: Callable[[dict[str, Any]], float], axis: str, named_points: bool
+    axes: Any,
+    curves: dict[str, list[Run]],
+    speed: Callable[[dict[str, Any]], float | None],
+    axis: str,
+    sign: int,
+    named_points: bool,
 ) -> None:
-    """Draw accuracy against a speed: a curve for each setting, and the front of what nothing beats in both.
+    """Draw accuracy with its intervals against a speed: a curve for each setting, and the front.
 
     With `named_points` the names beside the points say what they are, and the legend leaves the settings out.
     """
-    best = front([(speed(r), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve])
-    axes.step(*zip(*best, strict=True), where="pre", color="#cbd5e1", linewidth=5, zorder=1, label=FRONT)
+    best = front([(sign * float(speed(r) or 0), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve])
     for curve, found in curves.items():
         x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
+        ends = [accuracy_interval(r) for _, r in found]
+        errors = [[y - 100 * low for y, (low, _) in zip(y, ends, strict=True)]]
+        errors += [[100 * high - y for y, (_, high) in zip(y, ends, strict=True)]]
         line = "-" if len(found) > 2 else ""  # two points make no curve
         color = "#1f2933" if named_points else None  # a colour without a legend would seem to mean something
-        legend = "_" if named_points else curve
-        axes.plot(x, y, marker="o", markersize=4, linestyle=line, linewidth=1, zorder=2, color=color, label=legend)
-        for (label, _), at in zip(found, zip(x, y, strict=True), strict=True):
-            axes.annotate(label, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
-    axes.set(xlabel=axis)
+        legend = "_" if named_points or not curve else curve
+        axes.errorbar(
+            x,
+            y,
+            errors,
+            marker="o",
+            markersize=4,
+            linestyle=line,
+            linewidth=1,
+            elinewidth=0.6,
+            color=color,
+            label=legend,
+        )
     axes.margins(0.12)
+    axes.set(xlabel=axis, xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    slow, low = axes.get_xlim()[sign < 0], axes.get_ylim()[0]
+    corners = [(slow, best[0][1]), *((sign * x, y) for x, y in best), (sign * best[-1][0], low)]
+    stair = [(x, y, after) for (x, y), (_, after) in zip(corners, [*corners[1:], corners[-1]], strict=True)]
+    path = [point for x, y, after in stair for point in ((x, y), (x, after))]
+    axes.plot(*zip(*path, strict=True), color="#cbd5e1", linewidth=4, zorder=0, label=FRONT, solid_joinstyle="miter")
+
+
+def annotate(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
+    """Write names beside points, where they cover the least of what is there."""
+    pixel = 72 / axes.figure.dpi  # in points
+    dots = [tuple(pixel * axes.transData.transform((x, y))) for _, x, y in points]
+    window = axes.get_window_extent()
+    places = place_labels(dots, [4.5 * len(name) for name, _, _ in points], pixel * window.x0, pixel * window.x1, 8.0)
+    for (name, x, y), dot, place in zip(points, dots, places, strict=True):
+        offset = (place[0] - dot[0], place[1] - dot[1])
+        axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=7, ha="center", va="center")
 
 
 def write_comparison_page(
-    folder: Path, title: str, named: Sequence[tuple[str, dict[str, Any]]], head: list[str], rows: list[list[str]]
+    folder: Path,
+    title: str,
+    groups: Sequence[Group],
+    head: list[str],
+    rows: list[list[str]],
+    failed: Sequence[tuple[str, dict[str, str]]] = (),
+    baseline: str | None = None,
 ) -> Path:
     """Write the page; returns the file.
 
     Args:
         folder: of the runs.
         title: what they have in common.
-        named: the reports with the names of their folders.
-        head, rows: a table of the runs, in the same order.
+        groups: the points.
+        head, rows: a table of the points, in the same order.
+        failed: runs without a report.
+        baseline: what the others are compared with.
     """
     tooltips = [
         f"{number}. " + ", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
         for number, row in enumerate(rows, 1)
     ]
-    commands = [(f"{i}. {name}", command(folder / name, report)) for i, (name, report) in enumerate(named, 1)]
+    commands = [
+        (f"{i}. {run.relative_to(folder)}", command(run, group.report))
+        for i, group in enumerate(groups, 1)
+        for run in group.folders
+    ]
+    curves = curves_of(groups)
+    numbers = {id(report): n for n, curve in enumerate(curves.values()) for _, report in curve}
+    along = growing([group.report for group in groups])
     return write_page(
         folder / "comparison.html",
         "comparison.html",
         title=title,
-        headline=headline([report for _, report in named]),
-        charts=list(charts([report for _, report in named], tooltips)),
+        headline=headline([group.report for group in groups]),
+        charts=list(charts(groups, tooltips, [numbers[id(group.report)] for group in groups])),
+        curves=list(curves) if len(curves) > 1 else [],
+        along=along,
         head=["", *head],
         rows=[[str(number), *row] for number, row in enumerate(rows, 1)],
         commands=[(name, line) for name, line in commands if line],
+        failed=[name for name, _ in failed],
+        baseline=baseline,
     )
 
 
@@ -234,21 +383,16 @@ def headline(reports: Sequence[dict[str, Any]]) -> str:
     return words
 
 
-SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
-    ("Tokens per forward", lambda report: report["tpf"], 1),
-    ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
-    ("Tokens a second of the job", lambda report: report["tokens_per_s"]["job"], 1),
-]
-
-
-def charts(reports: Sequence[dict[str, Any]], tooltips: Sequence[str]) -> Iterator[Scatter]:
-    """Accuracy against each speed, of the runs that have both."""
+def charts(groups: Sequence[Group], tooltips: Sequence[str], curves: Sequence[int]) -> Iterator[Scatter]:
+    """Accuracy against each speed, of the points that have both; `curves` has the number of each one's curve."""
     for title, speed_of, sign in SPEEDS:
         points = []
-        for number, (report, tooltip) in enumerate(zip(reports, tooltips, strict=True), 1):
-            speed = speed_of(report)
+        for number, (group, tooltip, curve) in enumerate(zip(groups, tooltips, curves, strict=True), 1):
+            report, speed = group.report, speed_of(group.report)
             if speed and "accuracy" in report:
                 low, high = accuracy_interval(report)
-                points.append(Point(str(number), tooltip, speed, 100 * report["accuracy"], 100 * low, 100 * high))
+                points.append(
+                    Point(str(number), tooltip, speed, 100 * report["accuracy"], 100 * low, 100 * high, curve)
+                )
         if points:
             yield Scatter(title, points, sign)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,11 +17,13 @@ from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.packed import Columns
+from lopa_dist.jobs.run.results import logprob
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Score
 
 PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
 ALSO = "also."  # columns of `Figures.also`
+LEAST = 5  # answers of a group whose accuracy is told
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,15 @@ class Figures:
     filled: int
     correct: bool | None
     also: dict[str, bool] = field(default_factory=dict)  # right or not by other rules of reading
+    probability: float | None = None  # geometric mean of its tokens', where they were asked for
 
     @classmethod
     def of(cls, g: Generation, score: Score | None) -> Figures:
         """Of a finished request."""
-        judged = (None, {}) if score is None else (score.correct, dict(score.also))
-        return cls(len(g.tokens), g.forwards, g.seconds, g.first_step_seconds, g.filled, *judged)
+        correct, also = (None, {}) if score is None else (score.correct, dict(score.also))
+        probability = math.exp(mean([logprob(one) for one in g.written])) if g.written else None
+        times = g.seconds, g.first_step_seconds
+        return cls(len(g.tokens), g.forwards, *times, g.filled, correct, also, probability)
 
 
 def build_report(
@@ -87,6 +93,8 @@ def build_report(
         **({"unjudged": unjudged} if unjudged else {}),
         **({"accuracy": float(np.mean(correct)), "judged": len(correct)} if len(correct) else {}),
         **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
+        **({"accuracy_95": [*wilson(float(np.mean(correct)), len(correct))]} if len(correct) else {}),
+        **({"reliability": groups} if (groups := reliability(figures)) else {}),
         "completion_tokens": int(tokens.sum()),
         "prompt_tokens": {"total": work.prompt_tokens, "reused": work.prompt_reused},
         "forwards": int(forwards.sum()),
@@ -118,6 +126,25 @@ def build_report(
         "decode_s": decode_s,
         "wall_s": wall_s,
     }
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share of `count`: Wilson's, which also holds for few that are all right."""
+    z, count = 1.96, max(1, count)
+    middle = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 1 + z**2 / count
+    low, high = max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return min(low, share), max(high, share)  # which rounding may leave out where all or none are right
+
+
+def reliability(figures: Columns) -> list[dict[str, float]]:
+    """Return how many answers are right, in up to ten equal groups by their probability; none where it is not known."""
+    probability, correct = figures["probability"], figures["correct"]
+    judged = np.flatnonzero(~np.isnan(probability + correct))
+    ranked = judged[np.argsort(probability[judged], kind="stable")]
+    groups = np.array_split(ranked, min(10, len(ranked) // LEAST)) if len(ranked) >= LEAST else []
+    return [{"probability": mean(probability[g]), "accuracy": mean(correct[g]), "answers": len(g)} for g in groups]
 
 
 def mean(values: Any) -> float:

@@ -63,8 +63,11 @@ def bars(title: str, axis: str, names: Sequence[str], values: Sequence[float], f
 
 def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
     """How values are spread: the share of them in each of up to 10 ranges, which are named by where they begin."""
-    counts, edges = np.histogram(values, bins=10 if np.ptp(values) > 0 else 1)
-    names = [f"{edge:.0f}" if edge >= 100 else f"{edge:.3g}" for edge in edges[:-1]]
+    from matplotlib.ticker import MaxNLocator  # it takes a second to import, and few pages need it
+
+    low, high = float(np.min(values)), float(np.max(values))
+    counts, edges = np.histogram(values, MaxNLocator(10).tick_values(low, high) if high > low else 1)
+    names = [f"{edge:g}" for edge in edges[:-1]]
     return bars(title, axis, names, (counts / counts.sum()).tolist(), ".0%")
 
 
@@ -78,6 +81,7 @@ class Point:
     accuracy: float  # in percent, as its confidence interval
     low: float
     high: float
+    curve: int = 0  # points of one curve have one colour
 
 
 class Scatter:
@@ -99,7 +103,15 @@ class Scatter:
         turns = [(slow[0], fast[1]) for slow, fast in pairwise(best)]  # the front is a stair down to the fastest
         corners = sorted([*best, *turns], key=lambda corner: (corner[0], -corner[1]))
         self.line = [(self.x(sign * speed), self.y(accuracy)) for speed, accuracy in corners]
-        self.labels = self.place_labels()
+        dots = [(self.x(p.speed), self.y(p.accuracy)) for p in points]
+        places = place_labels(dots, [7.0 * len(p.name) for p in points], self.left, self.width, 11.0)
+        self.labels = [(round(x, 1), round(y + 4, 1)) for x, y in places]  # of the base lines
+        self.curves = [self.curve(number) for number in sorted({p.curve for p in points})]
+
+    def curve(self, number: int) -> tuple[int, list[tuple[float, float]]]:
+        """A curve's number, and its points by speed."""
+        along = sorted((p.speed, p.accuracy) for p in self.points if p.curve == number)
+        return number, [(self.x(speed), self.y(accuracy)) for speed, accuracy in along]
 
     def x(self, speed: float) -> float:
         """Where a speed is."""
@@ -111,23 +123,31 @@ class Scatter:
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return round(self.bottom - (self.bottom - self.top) * (accuracy - low) / (high - low), 1)
 
-    def place_labels(self) -> list[tuple[float, float]]:
-        """The middle of each name's base line: beside its point, where it covers the least of what is there."""
-        dots = [(self.x(p.speed), self.y(p.accuracy)) for p in self.points]
-        taken = [(x, y, 9.0, 9.0) for x, y in dots]  # middle, width and height
-        labels = []
-        for (x, y), point in zip(dots, self.points, strict=True):
-            width = 7.0 * len(point.name)
-            side = 6 + width / 2
-            boxes = [(x + a, y + b, width, 11.0) for b in (-9, 10, 0, -19, 20) for a in (side, -side, 0)]
-            inside = [p for p in boxes if self.left < p[0] - width / 2 and p[0] + width / 2 <= self.width]
-            chosen = min(inside, key=lambda box: sum(overlap(box, other) for other in taken))
-            taken.append(chosen)
-            labels.append((round(chosen[0], 1), round(chosen[1] + 4, 1)))
-        return labels
-
 
 Box = tuple[float, float, float, float]
+
+
+def place_labels(
+    dots: Sequence[tuple[float, float]], widths: Sequence[float], left: float, right: float, height: float
+) -> list[tuple[float, float]]:
+    """The middle of each point's name: beside the point, where the name covers the least of what is there.
+
+    Args:
+        dots: the points.
+        widths: of the names.
+        left, right: between which names must be.
+        height: of the names.
+    """
+    taken = [(x, y, 9.0, 9.0) for x, y in dots]  # middle, width and height
+    labels = []
+    for (x, y), width in zip(dots, widths, strict=True):
+        side = 6 + width / 2
+        boxes = [(x + a, y + b, width, height) for b in (-9, 10, 0, -19, 20, -29, 30) for a in (side, -side, 0)]
+        inside = [p for p in boxes if left < p[0] - width / 2 and p[0] + width / 2 <= right] or boxes
+        chosen = min(inside, key=lambda box: sum(overlap(box, other) for other in taken))
+        taken.append(chosen)
+        labels.append(chosen[:2])
+    return labels
 
 
 def overlap(a: Box, b: Box) -> float:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lopa_dist import __version__
-from lopa_dist.config import Config, ModelOptions, TaskConfig
+from lopa_dist.config import Config, ModelOptions, TaskConfig, typed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.commands.explain import shown
+from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.whole import whole
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
@@ -73,7 +74,8 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
         *([("not judged", UNJUDGED.format(report["unjudged"]))] if report.get("unjudged") else []),
-        *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if key.startswith("accuracy")),
+        *([("accuracy (95 % confidence)", with_interval(report))] if "accuracy" in report else []),
+        *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key)),
         ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
     ]
     if "prompt_tokens" in report:
@@ -93,18 +95,25 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("wall time", seconds)]
 
 
+def is_rule(key: str) -> bool:
+    """Whether a figure is the accuracy by another rule of reading answers."""
+    return key.startswith("accuracy_") and key != "accuracy_95"
+
+
 def judged(report: dict[str, Any]) -> int:
     """Answers that the accuracy is of; reports of older versions do not say."""
     return int(report.get("judged", report["requests"] - report["errors"]))
 
 
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
-    """The 95 % confidence interval of the accuracy: Wilson's, which also holds for few answers that are all right."""
-    z, share, count = 1.96, report["accuracy"], max(1, judged(report))
-    middle = share + z**2 / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    scale = 1 + z**2 / count
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    """The 95 % confidence interval of the accuracy."""
+    return wilson(report["accuracy"], judged(report))
+
+
+def with_interval(report: dict[str, Any]) -> str:
+    """The accuracy and its 95 % confidence interval, in percent."""
+    low, high = accuracy_interval(report)
+    return f"{report['accuracy']:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
@@ -115,18 +124,22 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     branch = report["branch"]
     total = max(1, sum(branch["wins"]))
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
-    knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
-    where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
-    attempts = f"Attempts: {report['attempts']}. Times of steps, bytes and the wall time are those of the last one."
+    knobs = " ".join(typed(f"decode.{key}", shown(value)) for key, value in decode.items())
+    ranks = "1 rank" if world["size"] == 1 else f"{world['size']} ranks ({world['branch']} branch ranks a replica)"
+    where = f"{ranks}, started by {world['launcher']}, backend {world['backend']}"
     drafts = report.get("drafts")
     shares = drafts["acceptance"] if drafts else []
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
     parts = [
         f"# {report['task']['name']} with {report['model']['path']}",
         table(("figure", "value"), figures(report)),
-        f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
-        *([drafts_sentence(drafts), table(depths, [[f"{share:.0%}" for share in shares]])] if drafts else []),
-        *([attempts] if report["attempts"] > 1 else []),
+        f"Branches: 1 anchor and {branch['k']} lookahead.{f' Wins: {wins}.' if sum(branch['wins']) else ''}",
+        *(
+            [drafts_sentence(drafts, branch["wins"]), table(depths, [[f"{share:.0%}" for share in shares]])]
+            if drafts
+            else []
+        ),
+        *([attempts_sentence(report)] if report["attempts"] > 1 else []),
         *([UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []),
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
@@ -139,20 +152,38 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         table(("tokens", "forwards", "TPF", "tokens/s"), [counted]),
         "## Settings",
         f"`{knobs}`",
-        f"World: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
+        f"Ranks: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def drafts_sentence(drafts: dict[str, Any]) -> str:
-    """Return how many drafts were accepted, and what that means."""
+def attempts_sentence(report: dict[str, Any]) -> str:
+    """Which attempt a figure is of, where there were several; else empty."""
+    if report.get("attempts", 1) < 2:
+        return ""
+    return (
+        f"Attempts: {report['attempts']}. What is counted, and tokens a second, is of all of them; times of steps, "
+        "bytes and the wall time are those of the last one."
+    )
+
+
+def drafts_sentence(drafts: dict[str, Any], wins: Sequence[int]) -> str:
+    """Return how many drafts were accepted, and what that means.
+
+    Args:
+        drafts: of the report.
+        wins: forwards by the branch that won, of those with several.
+    """
     chains = {int(length): count for length, count in drafts.get("chains", {}).items()}
     verified = sum(length * count for length, count in chains.items()) / max(1, sum(chains.values()))
     some = f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} a branch"
     share = f" ({drafts['accepted_share']:.0%} of those verified)" if "accepted_share" in drafts else ""
+    others = sum(wins[1:]) / max(1, sum(wins))
+    tree = f" In {others:.0%} of the forwards with branches, one that holds second choices won." if sum(wins) else ""
     return (
         f"Drafts: {some}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}. A draft is accepted if the "
-        "model, in the context of the drafts before it, predicts the same token. Accepted with all before it, by depth:"
+        f"model, in the context of the drafts before it, predicts the same token.{tree} "
+        "Accepted with all before it, by depth:"
     )
 
 

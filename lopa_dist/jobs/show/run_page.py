@@ -15,7 +15,7 @@ from lopa_dist.jobs.commands.explain import settings_of, shown
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
-from lopa_dist.jobs.show.report import accuracy_interval, drafts_sentence, figures, settings
+from lopa_dist.jobs.show.report import accuracy_interval, attempts_sentence, drafts_sentence, figures, settings
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
@@ -51,10 +51,13 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         title=f"{report['task']['name']} with {report['model']['path']}",
         headline=headline(report),
         tiles=tiles(report),
-        drafts=drafts_sentence(report["drafts"]) if "drafts" in report else "",
+        drafts=drafts_sentence(report["drafts"], report.get("branch", {}).get("wins", []))
+        if "drafts" in report
+        else "",
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),
+        attempts=attempts_sentence(report),
         answers=some_answers(folder, questions),
         looked_at=LOOKED_AT,
         changed=[row for row in rows if row[1] != row[2]],
@@ -68,22 +71,36 @@ def asked(items: Iterable[Item]) -> dict[str, str]:
     """By custom_id, the questions that a page may show; without few-shot examples, which all requests share."""
     found = {}
     for item in islice(items, LOOKED_AT):
-        text = item.messages[-1]["content"] if item.messages else item.prompt or ""
-        found[item.custom_id] = short(text.removeprefix(item.prefix))
+        found[item.custom_id] = short(question(item))
     return found
+
+
+def question(item: Item) -> str:
+    """The prompt, or the last message of a chat, without few-shot examples."""
+    return (item.messages[-1]["content"] if item.messages else item.prompt or "").removeprefix(item.prefix)
 
 
 def asked_again(report: dict[str, Any]) -> dict[str, str]:
     """The questions of a finished run, read from its input once more; none where that is gone."""
-    task = report["task"]
-    if task["input"] == "-":
-        return {}
     try:
-        items = make_task(settings(report).task).items()
-        # merged shards are no shard
-        return asked(islice(items, task["shard"], None, task["shards"]) if "shard" in task else items)
+        return asked(items_again(report))
     except (ValueError, OSError):
         return {}
+
+
+def items_again(report: dict[str, Any]) -> Iterable[Item]:
+    """The items of a finished run, read from its input once more.
+
+    Raises:
+        ValueError: the input cannot be read again.
+        OSError: likewise.
+    """
+    task = report["task"]
+    if task["input"] == "-":
+        raise ValueError("standard input cannot be read again")
+    items = make_task(settings(report).task).items()
+    # merged shards are no shard
+    return islice(items, task["shard"], None, task["shards"]) if "shard" in task else items
 
 
 def short(text: str) -> str:
@@ -152,6 +169,11 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     """The other bar charts, of what there is something to show of."""
+    groups = report.get("reliability", [])
+    if groups:
+        sure, right = ([group[name] for group in groups] for name in ("probability", "accuracy"))
+        which = "geometric mean of the tokens' probabilities, in groups of equally many answers"
+        yield bars("Answers that are right, by how sure the model was", which, [f"{p:.3f}" for p in sure], right, ".0%")
     done = Columns()
     for line in results(folder):
         if "tpf" in line:
@@ -165,7 +187,8 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
         yield bars("Which branch won", "branch", names, [won / sum(wins) for won in wins], ".0%")
     if "step_ms" in report:
         phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
-        yield bars("Where a step's time goes", "milliseconds a step", list(phases), list(phases.values()), ".2f")
+        last = " in the last attempt" if report.get("attempts", 1) > 1 else ""
+        yield bars(f"Where a step's time goes{last}", "milliseconds a step", list(phases), list(phases.values()), ".2f")
 
 
 def results(folder: Path) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,8 @@ from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
+from lopa_dist import LLM
+from lopa_dist.engine.likelihood import Given, Scorer
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.commands.lm_eval_adapter import LopaDist, with_prefixes
 from lopa_dist.tasks.gsm8k import GSM8K, STOP
@@ -61,6 +63,43 @@ def test_the_harness_finds_and_runs_the_model(model: LopaDist, tmp_path: Path) -
     assert result["config"]["decode"]["branches"] == 1
 
 
+def test_multiple_choice_tasks_score_the_choices(tmp_path: Path) -> None:
+    """As `LLM.score` and, for whole texts, as the sum over their windows; the right answer mostly wins."""
+    causal = LopaDist(path="causal")
+    choices = [row["answer"] for row in ROWS]
+    asked = {"output_type": "multiple_choice", "doc_to_choice": choices, "doc_to_target": 0}
+    asked["metric_list"] = [{"metric": "acc"}]
+    result = simple_evaluate(
+        causal,
+        tasks=[task(tmp_path, **asked)],
+        apply_chat_template=True, bootstrap_iters=0, log_samples=True, task_manager=TaskManager(include_defaults=False),
+    )  # fmt: skip
+    llm = LLM("causal", "parallel.threads=1")
+    for sample, row in zip(result["samples"]["tiny"], ROWS, strict=True):
+        chats = [[{"role": "user", "content": row["question"]}]] * len(choices)
+        wanted = llm.score(chats, choices)  # behind a template the harness puts no space
+        found = [response[0] for response in sample["resps"]]
+        assert [one[0] for one in found] == pytest.approx([one.loglikelihood for one in wanted], abs=1e-4)
+        assert [one[1] for one in found] == [one.greedy for one in wanted]
+    text = Instance("loglikelihood_rolling", {}, (ROWS[0]["question"],), 0)
+    tokens = causal.tokenizer(ROWS[0]["question"], add_special_tokens=False).input_ids
+    [one] = Scorer(causal.builder.load(), causal.decode).score([Given([causal.first_token], tokens, 0)])
+    assert causal.loglikelihood_rolling([text], True) == pytest.approx([one.loglikelihood], abs=1e-4)
+
+
+def test_masked_models_give_a_bound(model: LopaDist) -> None:
+    """The same for the same request, wherever it stands."""
+    question = "<|user|> Quinn has 3 apples . How many apples does Quinn have now ?<|assistant|>"
+    texts = " Quinn has 3", " 3 has Quinn"
+    asked = [Instance("loglikelihood", {}, (question, text), i) for i, text in enumerate(texts)]
+    few = LopaDist(samples=8)
+    found = few.loglikelihood(asked, True)
+    assert found == few.loglikelihood(asked[::-1], True)[::-1]
+    [bound] = Scorer(few.builder.load(), few.decode, 7).score([few.given(question, texts[0])])
+    assert found[0][0] == pytest.approx(bound.loglikelihood, abs=1e-4)  # all masks of three tokens
+    assert bound.error == 0
+
+
 def test_requests_know_how_all_of_their_task_begin() -> None:
     prompts = {"a": [[1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 7]], "b": [[1, 2, 5], [1, 2, 5, 6]], "alone": [[1, 2, 3]]}
     tasks = [task for task, of in prompts.items() for _ in of]
@@ -77,8 +116,8 @@ def test_unknown_arguments_and_long_prompts(model: LopaDist) -> None:
         model.generation_arguments({"num_beams": 4})
     with pytest.raises(ValueError, match="positions; lower"):
         model.encode(0, "Tom has 3 apples . " * 200, 64)
-    with pytest.raises(NotImplementedError, match="likelihood"):
-        model.loglikelihood([])
+    with pytest.raises(ValueError, match="positions; lower"):
+        model.given("Tom has 3 apples . " * 200, " Tom")
     assert model.generation_arguments({"temperature": 0.7})[2].temperature == 0.7
     assert model.generation_arguments({"temperature": 0.7, "do_sample": False})[2].temperature == 0
     assert model.generation_arguments({"until": "a"})[0] == ("a",)

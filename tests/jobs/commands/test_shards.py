@@ -116,7 +116,7 @@ def test_nothing_is_written_before_all_is_known_to_fit(
     folder: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     shutil.copytree(folder / "array", tmp_path / "array")
-    for name in ("results.jsonl", "report.json"):
+    for name in ("results.jsonl", "errors.jsonl", "report.json"):
         (tmp_path / "array" / name).unlink(missing_ok=True)
     file = tmp_path / "array" / "b" / "report.json"
     report = json.loads(file.read_text())

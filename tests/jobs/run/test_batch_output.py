@@ -27,8 +27,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("openai")
     chat = [{"role": "user", "content": QUESTION}]
     raw = [
-        line("chat", "/v1/chat/completions", messages=chat, max_tokens=20, seed=5),
-        line("plain", "/v1/completions", prompt=QUESTION, stop=list(HAS), max_tokens=30),
+        line("chat", "/v1/chat/completions", messages=chat, max_tokens=20, seed=5, logprobs=True, top_logprobs=0),
+        line("plain", "/v1/completions", prompt=QUESTION, stop=list(HAS), max_tokens=30, logprobs=0),
         "",
         line("bad", "/v1/chat/completions", messages=chat, temperature=-1),
         "{",
@@ -73,7 +73,7 @@ def test_bodies(job: Path) -> None:
         {
             "index": 0,
             "message": {"role": "assistant", "content": results[0]["text"]},
-            "logprobs": None,
+            "logprobs": chat["choices"][0]["logprobs"],
             "finish_reason": results[0]["finish_reason"],
         }
     ]
@@ -81,6 +81,26 @@ def test_bodies(job: Path) -> None:
     usage = results[0]["usage"]
     assert chat["usage"]["prompt_tokens"] == usage["prompt_tokens"]
     assert chat["usage"]["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_probabilities_are_told_where_a_line_asks(job: Path) -> None:
+    found, results = output(job), lines(job)
+    chat, plain, other = (found[i]["response"]["body"]["choices"][0] for i in (0, 1, 5))
+    steps = results[0]["token_steps"]
+    assert len(steps) == len(results[0]["token_ids"])
+    assert [(one["token"], one["logprob"]) for one in chat["logprobs"]["content"]] == [
+        (one["token"], one["logprob"]) for one in steps
+    ]
+    text = b"".join(bytes(one["bytes"]) for one in chat["logprobs"]["content"]).decode()
+    assert text == chat["message"]["content"]
+    told = plain["logprobs"]
+    assert "".join(told["tokens"]).startswith(plain["text"])
+    assert len(told["tokens"]) == len(results[1]["token_ids"])  # no more than the text needs
+    for token, offset in zip(told["tokens"][:-1], told["text_offset"], strict=False):
+        assert plain["text"][offset:].startswith(token)
+    assert all(logprob <= 0 for logprob in told["token_logprobs"])
+    assert other["logprobs"] is None
+    assert "token_steps" not in results[6]
 
 
 def test_stop_strings_end_the_text(job: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ from lopa_dist.jobs.run.job import Job, run
 from lopa_dist.jobs.run.results import NOT_NUMBERS
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, settings_distinguish, short_names
+from lopa_dist.jobs.show.sweep import Group
 from lopa_dist.jobs.show.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -95,6 +97,28 @@ def test_report_adds_up(finished: tuple[Path, dict[str, Any]]) -> None:
     assert report["world"] == {
         "size": 1, "data": 1, "branch": 1, "tensor": 1, "backend": "solo", "launcher": "python",
     }  # fmt: skip
+
+
+def test_how_tokens_were_written_is_told_on_request(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """The text stays; a run folder whose lines lack it has them made again."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    job = config(TaskConfig(limit=12))
+    report = run(replace(job, logging=replace(job.logging, token_steps=True)), folder, World("python"))
+    found = lines(folder)
+    for line, before in zip(found, lines(finished[0]), strict=True):
+        steps = line["token_steps"]
+        assert len(steps) == len(line["token_ids"])
+        assert line["text"] == before["text"] == "".join(one["token"] for one in steps)
+        assert max(one["step"] for one in steps) <= line["usage"]["forwards"]
+        assert all(one["logprob"] <= 0 and one["way"] in ("filled", "accepted", "bonus") for one in steps)
+    means = sorted(sum(one["logprob"] for one in line["token_steps"]) / len(line["token_steps"]) for line in found)
+    groups = report["reliability"]
+    assert [group["answers"] for group in groups] == [6, 6]
+    assert groups[0]["probability"] == pytest.approx(sum(math.exp(mean) for mean in means[:6]) / 6, abs=1e-4)
+    assert sum(group["accuracy"] * 6 for group in groups) == pytest.approx(report["accuracy"] * 12)
+    assert "by how sure the model was" in (folder / "report.html").read_text()
+    assert "reliability" not in finished[1]
 
 
 def test_page_and_plots(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -268,9 +292,10 @@ def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]
         (tmp_path / name / "report.json").write_text(json.dumps(other))
     compare(tmp_path)
     text = (tmp_path / "comparison.md").read_text()
-    assert "| run | branches | accuracy | TPF | rows/token | tokens/s | requests |" in text
+    assert "| run | branches | accuracy % | TPF | rows/token | tokens/s | requests |" in text
     assert text.index("plain") < text.index("lopa")
     assert (tmp_path / "pareto.png").exists()
+    assert (tmp_path / "pareto.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(ValueError, match=r"no report\.json"):
         compare(tmp_path / "plain" / "nothing")
 
@@ -390,7 +415,8 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     """By decode settings where they do, else by what their names do not have in common."""
     report = finished[1]
     named = [(f"seed={i},task.limit=9", report) for i in range(2)]
-    assert not settings_distinguish(named)
+    groups = [Group(name, report, []) for name, report in named]
+    assert not settings_distinguish(groups)
     assert short_names([name for name, _ in named]) == ["seed=0", "seed=1"]
     for name, _ in named:
         (tmp_path / name).mkdir()
@@ -401,8 +427,8 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     assert "seed=0" in shown
     assert "seed=1" in shown
     other = report | {"decode": report["decode"] | {"branches": 5}}
-    assert settings_distinguish([("decode.branches=2", report), ("decode.branches=5", other)])
-    assert not settings_distinguish([("plain", report), ("lopa", other)])
+    assert settings_distinguish([Group("decode.branches=2", report, []), Group("decode.branches=5", other, [])])
+    assert not settings_distinguish([Group("plain", report, []), Group("lopa", other, [])])
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):

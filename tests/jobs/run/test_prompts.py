@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -13,6 +15,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
+from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.task import Item
 from tests.conftest import SMALL
 
@@ -65,3 +68,19 @@ def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, templ
     assert len(found) <= len(begins) + len("<|user|>")  # of the next turn's beginning, where the template has one
     alone = replace(config, engine=EngineConfig(prefix_cache="none"))
     assert Encoder(alone, SMALL, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)
+
+
+def test_words_that_the_embedded_model_does_not_know_are_told(
+    embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    own = list(Batch(str(Path(__file__).parents[3] / "examples" / "prompts.jsonl"), score="exact").items())
+    short = DecodeConfig(max_new_tokens=64)
+    encoder = Encoder(Config(decode=short), embedded_model.config, embedded_tokenizer)
+    assert not any(isinstance(one, Rejection) for one in encoder.encode_all(0, own))
+    assert encoder.warning() == ""
+    strange = [Item(name, f"{name} has {count} pens .") for name, count in (("Sam", 127), ("Tom", 3), ("Sam", 3))]
+    encoder.encode_all(0, strange)
+    assert "model=embedded does not know ('127', 'Tom'): 2. Its answers" in encoder.warning()
+    other = Encoder(Config(model=ModelOptions(path="my/own"), decode=short), embedded_model.config, embedded_tokenizer)
+    other.encode_all(0, strange)
+    assert other.warning() == ""

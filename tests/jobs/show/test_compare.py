@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.show.compare import compare, curves_of, load_reports
+from lopa_dist.jobs.show.compare import compare, curves_of
+from lopa_dist.jobs.show.sweep import Group, load_reports
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
 from tests.pages import Page
@@ -53,8 +56,9 @@ def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report:
     assert page.count("svg") == 3
     assert page.count("circle") == 3 * len(RUNS)
     for branches, tau, tpf, accuracy, rows in RUNS:
-        tooltip = f"branches {branches}, tau_conf {tau}, accuracy {accuracy:.1%}, TPF {tpf:.2f}, rows/token {rows:.1f}"
-        assert sum(tooltip in title for title in page.titles) == 3
+        tooltip = f"branches {branches}, tau_conf {tau}, accuracy % {100 * accuracy:.1f} ("
+        figures = f"), TPF {tpf:.2f}, rows/token {rows:.1f}"
+        assert sum(tooltip in title and figures in title for title in page.titles) == 3
         assert f"lopa-dist decode.branches={branches} decode.tau_conf={tau}" in page.text
     assert page.count("tr") == 1 + len(RUNS)
     assert "The most accurate is number 1: 98.0% at 2.00." in page.text
@@ -66,13 +70,13 @@ def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report:
 
 def fronts(page: Page) -> list[bool]:
     """For each point, whether it is on the front."""
-    return [attributes.get("class") == "best" for tag, attributes in page.tags if tag == "g"]
+    return ["best" in str(attributes.get("class")).split() for tag, attributes in page.tags if tag == "g"]
 
 
-def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[Group]:
     """Runs of a sweep with these decode settings."""
     return [
-        (",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of})
+        Group(",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of}, [])
         for of in settings
     ]
 
@@ -126,3 +130,59 @@ def test_settings_of_all_sections_tell_runs_apart(tmp_path: Path, report: dict[s
     assert "task.limit" in page.text
     assert "<b>a" in page.text
     assert any("task.limit 20" in title for title in page.titles)
+
+
+def make(folder: Path, name: str, report: dict[str, Any], right: str, **decode: Any) -> None:
+    """A run whose answers are right (+) or wrong (-)."""
+    (folder / name).mkdir(parents=True)
+    figures = {"accuracy": right.count("+") / len(right), "judged": len(right), "requests": len(right)}
+    seed = int(name.split("seed=")[1]) if "seed=" in name else 0
+    made = report | figures | {"decode": report["decode"] | decode, "seed": seed}
+    (folder / name / "report.json").write_text(json.dumps(made))
+    lines = [
+        {"custom_id": str(i), "index": i, "finish_reason": "stop", "correct": verdict == "+"}
+        for i, verdict in enumerate(right)
+    ]
+    (folder / name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_seeds_are_one_point_and_a_baseline_is_compared_on_the_same_problems(
+    tmp_path: Path, report: dict[str, Any]
+) -> None:
+    for drafts, first, second in ((0, "++++--", "++++--"), (4, "+-----", "------")):
+        for seed, right in ((1, first), (2, second)):
+            make(tmp_path, f"decode.drafts={drafts},seed={seed}", report, right, drafts=drafts)
+    console = Console(width=140, record=True)
+    compare(tmp_path, console, baseline="decode.drafts=0")
+    shown = console.export_text()
+    assert "6 requests each" in shown
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        plain, drafted = csv.DictReader(file)
+    assert (plain["drafts"], plain["seeds"], float(plain["accuracy"])) == ("0", "2", 4 / 6)
+    assert float(plain["accuracy_low"]) < 0.4 < 0.9 < float(plain["accuracy_high"])  # of 6 problems, not 12
+    assert plain["difference"] == plain["mcnemar_p"] == ""
+    assert (drafted["better"], drafted["worse"], float(drafted["mcnemar_p"])) == ("0", "4", 0.125)
+    assert float(drafted["difference"]) == pytest.approx(1 / 12 - 4 / 6)
+    assert f"{100 * (1 / 12 - 4 / 6):+.1f} (" in shown
+    assert "0.12" in shown
+    page = Page(tmp_path / "comparison.html")
+    assert page.count("circle") == 3 * 2
+    assert "McNemar" in page.text
+    for asked, message in (("decode.drafts=7", "no run is called so"), ("branches=2", "2 runs have these settings")):
+        with pytest.raises(UserError, match=message):
+            compare(tmp_path, Console(quiet=True), baseline=asked)
+
+
+def test_runs_without_a_report_are_in_the_table(tmp_path: Path, report: dict[str, Any]) -> None:
+    for drafts in (0, 4):
+        make(tmp_path, f"decode.drafts={drafts}", report, "++--", drafts=drafts)
+    (tmp_path / "decode.drafts=9" / ".hydra").mkdir(parents=True)
+    (tmp_path / "decode.drafts=9" / ".hydra" / "overrides.yaml").write_text("- decode.drafts=9\n- task.limit=4\n")
+    (tmp_path / "decode.drafts=4" / "shard-0" / ".hydra").mkdir(parents=True)
+    (tmp_path / "decode.drafts=4" / "shard-0" / ".hydra" / "overrides.yaml").write_text("[]")
+    console = Console(width=100, record=True)
+    compare(tmp_path, console)
+    [row] = [line.split() for line in console.export_text().splitlines() if line.strip().startswith("9 ")]
+    assert row[:3] == ["9", "not", "finished"]
+    assert (tmp_path / "comparison.csv").read_text().splitlines()[3].startswith("decode.drafts=9,9,")
+    assert "Not finished, so not above: decode.drafts=9" in Page(tmp_path / "comparison.html").text

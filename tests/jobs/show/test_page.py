@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.jobs.show.page import Point, Scatter, bars, front, histogram, overlap
+from lopa_dist.jobs.show.page import Point, Scatter, bars, front, histogram, overlap, place_labels
 
 
 def test_bars_are_as_high_as_their_share_of_the_highest() -> None:
@@ -57,3 +57,12 @@ def test_names_keep_clear_of_points_where_there_is_room() -> None:
     assert all(overlap(a, b) == 0 for i, a in enumerate(boxes) for b in boxes[:i])
     assert chart.line[0] == pytest.approx(dots[0][:2])
     assert chart.line[-1] == pytest.approx(dots[-1][:2])
+
+
+def test_labels_of_a_crowded_sweep_do_not_cover_each_other() -> None:
+    """Twelve runs close together, as in a figure of a paper."""
+    dots = [(100 + 14 * (i % 4), 100 + 9 * (i // 4)) for i in range(12)]
+    places = place_labels(dots, [15.0] * len(dots), 0, 400, 8)
+    boxes = [(x, y, 15.0, 8.0) for x, y in places]
+    covered = sum(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert covered < 0.1 * sum(width * height for _, _, width, height in boxes)

@@ -1,0 +1,286 @@
+"""Verified lookahead: a tree of drafts (verify=agreement).
+
+The most confident masked positions, with the tokens predicted there, are *drafts* d_1, d_2, ... The anchor verifies the
+first m of them: a draft is accepted if all before it are and the forward, in their context, predicts its token.
+
+Most chains of drafts fail before their end, and where one fails the model most often says its second choice. So the
+other branches are *paths*: choices for the first drafts, of which some are second choices. A branch holds the tokens of
+its path filled, and verifies the m drafts behind it. Its weight is how probable it is that verification comes this way
+(`chances`); the k paths of largest weight run. Paths with up to two second choices count, and those that go on behind m
+drafts of another branch, if all of these are accepted.
+
+Verification walks from the anchor. Where the drafts of a branch end, or one is rejected, and a path goes on with the
+token that the model says there, the walk goes on in its branch. Where the walk ends, the model's own token is filled,
+and that branch wins. So every token that the winner brings is the model's own choice in the context that it is placed
+into.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.state import Records, State, arange
+from lopa_dist.decode.winner import Winner, anchor_alone
+
+LEAST = -1e3  # of the logarithm of a probability, so that sums and differences of them are numbers
+ACCEPTED, SECOND = 0.3, 0.5  # exponents of `chances`
+TIE = 1e-9  # of log weights: of paths as good as equal the less deep comes first, and the one with the first choice
+
+
+def most_candidates(config: DecodeConfig) -> int:
+    """Return how many drafts are of use: those of the deepest path, and m behind it."""
+    return config.drafts + (config.max_edits if config.branches else 0)
+
+
+def by_agreement(state: State, records: Records) -> Winner:
+    """Walk from the anchor to the branch where verification ends, which wins.
+
+    Args:
+        state: as it was laid out for the forward.
+        records: ``[S, K, W]``; `Records.drafts` ``[S, K x m]`` is what the forward predicts at each branch's drafts.
+    """
+    config = state.config
+    if not config.drafts:
+        return anchor_alone(state, records)
+    slots, branches, m = state.slots, config.max_branches, config.drafts
+    number = arange(m, state.canvas.device)
+    assert records.drafts is not None
+    position, draft, predicted, sure = (
+        x.view(slots, branches, m) for x in (*state.chain, records.drafts.token, records.drafts.probability)
+    )
+    depth, _, _, drafts = state.paths
+    valid = (number < drafts[..., None]) & ~sure.isnan()  # rows of drafts may overflow
+    accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
+    branch = end_of_walk(state, predicted, accepted) if config.branches else depth.new_zeros(slots)
+
+    at = arange(slots, branch.device)
+    accepted, valid, probability = accepted[at, branch], valid[at, branch], sure[at, branch]
+    token = torch.where(number < accepted[:, None], draft[at, branch], predicted[at, branch])
+    position = torch.where((number <= accepted[:, None]) & valid, position[at, branch], -1)
+    if config.branches:
+        path_position, path_token = state.edits[:, at, branch]
+        position, token = torch.cat([path_position, position], 1), torch.cat([path_token, token], 1)
+        if state.written is not None:
+            probability = torch.cat([of_path(state, sure, branch), probability], 1)
+        accepted = accepted + depth[at, branch]
+    winner = Records(records.packed[:, at, branch])
+    return Winner(branch, winner, position, token, accepted=accepted, probability=probability.view(torch.int32))
+
+
+def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
+    """Return the branch where the walk from the anchor ends, ``[S]``.
+
+    Args:
+        state: as it was laid out for the forward.
+        predicted: ``[S, K, m]`` tokens at each branch's drafts.
+        accepted: ``[S, K]`` of each branch's drafts, if the walk comes to it.
+    """
+    _, branches, m = predicted.shape
+    depth, parent, token, _ = state.paths
+    # the draft of the parent at whose place a path has its last token
+    at = (depth - 1 - depth.gather(1, parent)).clamp(min=0)
+    says = predicted.flatten(1).gather(1, parent * m + at) == token
+    number = arange(branches, depth.device)
+    reached = says & (accepted.gather(1, parent) >= at) & (number < state.branches[:, None]) | (number == 0)
+    for _ in range((branches - 1).bit_length()):  # from its parent, from where that leads, and so on to the anchor
+        reached = reached & reached.gather(1, parent)
+        parent = parent.gather(1, parent)
+    return torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
+
+
+def of_path(state: State, sure: Tensor, branch: Tensor) -> Tensor:
+    """Return the probabilities with which verification said the tokens of a branch's path, ``[S, E]``.
+
+    Args:
+        state: as it was laid out for the forward.
+        sure: ``[S, K, m]`` probabilities of what was predicted at each branch's drafts.
+        branch: ``[S]``.
+    """
+    slots, number = arange(state.slots, branch.device), arange(state.config.max_edits, branch.device)
+    depth, parent, _, _ = state.paths
+    found = sure.new_zeros(state.slots, len(number))
+    for _ in range(state.config.branches):  # from a branch to the one that verified the end of its path
+        before = parent[slots, branch]
+        begin, end = depth[slots, before, None], depth[slots, branch, None]
+        said = sure[slots, before].gather(1, (number - begin).clamp(0, sure.shape[2] - 1))
+        found = torch.where((number >= begin) & (number < end), said, found)
+        branch = before
+    return found
+
+
+def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
+    """Choose the paths of the next forward, and the drafts that each verifies.
+
+    Args:
+        state: gets the branches' paths, edits and drafts.
+        records: ``[S, W]`` of the winner.
+        rank: ``[S, n]`` columns of the candidates in `records`, the most confident first.
+        made: ``[2, S, n]`` their positions and tokens.
+        count: ``[S]`` how many candidates there are.
+
+    Returns:
+        ``[S]`` branches to run, the anchor included.
+    """
+    config, (slots, n), device = state.config, rank.shape, rank.device
+    m = config.drafts
+    count = count.clamp(max=n).masked_fill(state.done != 0, 0)
+    branches = torch.ones_like(count)
+    depth = state.paths[0]
+    if config.branches:
+        branches = choose_paths(state, records, rank, made, count)
+
+    # every branch has rows for the same number of drafts: where fewer are left, those of its own path fill up
+    number = arange(m, device)
+    order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
+    state.chain.copy_(made.gather(2, order.expand(2, -1, -1)))
+    torch.clamp(count[:, None] - depth, 0, m, out=state.paths[3])
+    deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.paths[3], 0)
+    state.drafts.copy_(deepest.amax(1))
+    if m > 1 and state.vocabulary.shift:
+        state.chain_context.copy_(contexts(state))
+    return branches
+
+
+def choose_paths(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
+    """Choose the paths of the next forward.
+
+    Args:
+        state: gets the branches' paths and edits.
+        records, rank, made: as of `spawn_tree`.
+        count: ``[S]`` candidates, at most n.
+
+    Returns:
+        ``[S]`` branches to run, the anchor included.
+    """
+    config, m, length = state.config, state.config.drafts, min(state.config.max_edits, rank.shape[1])
+    rank, position, token = rank[:, :length], made[0, :, :length], made[1, :, :length]
+    probability, second_probability = (p.gather(1, rank) for p in (records.probability, records.second_probability))
+    paths = best_paths(probability, second_probability, count, config.branches, m)
+    second = records.second_token.gather(1, rank)
+    tokens = torch.where(paths.second, second[:, None], token[:, None])
+    k, last = paths.last.shape[1], paths.last[..., None]
+    state.edits[0, :, 1:].fill_(-1)
+    state.edits[0, :, 1 : k + 1, :length] = torch.where(arange(length, rank.device) <= last, position[:, None], -1)
+    state.edits[1, :, 1 : k + 1, :length] = tokens
+
+    depth, parent, last_token, _ = state.paths
+    depth.zero_()
+    depth[:, 1 : k + 1] = paths.last + 1
+    parent[:, 1 : k + 1] = parents(paths, m, length)
+    last_token[:, 1 : k + 1] = tokens.gather(2, last)[..., 0]
+    return paths.found + 1
+
+
+class Paths(NamedTuple):
+    """The k' paths of largest weight, of each sequence; k' is k, or less where there are few drafts."""
+
+    found: Tensor  # [S] how many there are
+    number: Tensor  # [S, k'] in the table of all paths
+    earlier: Tensor  # [S, k'] draft for which a path takes the second choice before its end; -1: none
+    last: Tensor  # [S, k'] draft for which it makes its last choice
+    second: Tensor  # [S, k', n] bool: drafts for which it takes the second choice
+
+
+def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> Paths:
+    """Choose the paths of largest weight.
+
+    A path ends with a choice for draft j: the second one, or the first where it goes on behind all m drafts of another
+    branch. Before that it may have another second choice, for draft i. So one table of i (or none) by j and choice has
+    the weights of all paths.
+
+    Args:
+        first, second: ``[S, n]`` probabilities of the drafts' first and second choices.
+        count: ``[S]`` how many drafts there are.
+        k: paths wanted.
+        m: drafts that a branch verifies.
+    """
+    slots, n = first.shape
+    both = (
+        torch.stack(chances(first.double(), second.double()), 2).log().clamp(min=LEAST).nan_to_num(LEAST)
+    )  # [S, n, 2]
+    first = both[..., 0]
+    number = arange(n, first.device)
+    before = torch.where(number < count[:, None], first.cumsum(1) - first, -torch.inf)
+    final = (before[..., None] + both).view(slots, 1, -1)  # [S, 1, 2 n]
+    other = F.pad(both[..., 1] - first, (1, 0))  # [S, 1 + n]
+    weight = other[..., None] + final + table(m, n, first.device)
+    best = weight.flatten(1).topk(min(k, weight[0].numel()), dim=1)
+    earlier, at = best.indices // (2 * n) - 1, best.indices % (2 * n)
+    last = at // 2
+    takes_second = (number == earlier[..., None]) | (number == last[..., None]) & (at % 2 == 1)[..., None]
+    return Paths((best.values > -torch.inf).sum(1), best.indices, earlier, last, takes_second)
+
+
+def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how probable it is that verification says a draft's first choice, and that it says the second one.
+
+    Both are more probable than the model said of them, the less probable ones by more: verification sees the drafts
+    before, which were confirmed. The exponents were measured (docs/embedded-model.md).
+
+    Args:
+        first, second: probabilities of the choices, where they were predicted.
+    """
+    accepted = first**ACCEPTED
+    of_the_rest = (second / (1 - first).clamp(min=TIE)).clamp(0, 1)
+    return accepted, (1 - accepted) * of_the_rest**SECOND
+
+
+def parents(paths: Paths, m: int, n: int) -> Tensor:
+    """Return of each path the branch that verifies its last draft, ``[S, k']``; 0: the anchor.
+
+    It goes on from draft i, or from the beginning, by as many times m drafts as fit.
+
+    Args:
+        paths: from `best_paths` of n drafts.
+        m: drafts that a branch verifies.
+        n: as said.
+    """
+    begin = paths.earlier + 1
+    depth = begin + (paths.last - begin) // m * m
+    of_second = (depth == begin) & (paths.earlier >= 0)  # it ends with that second choice
+    wanted = torch.where(of_second, 2 * paths.earlier + 1, begin * 2 * n + 2 * (depth - 1))
+    match = (wanted[:, :, None] == paths.number[:, None]).long()  # [S, k', k'], at most one
+    return (match.argmax(2) + 1) * (depth > 0)
+
+
+@lru_cache(64)
+def table(m: int, length: int, device: torch.device) -> Tensor:
+    """Return what is added to the weights of paths: ``[1 + length, 2 length]``, i (or none) by j and choice.
+
+    It is -inf where there is no such path, and else breaks ties.
+
+    Args:
+        m: drafts of a branch.
+        length: of the deepest path.
+        device: where it is wanted.
+    """
+    row, column = arange(1 + length, device)[:, None], arange(2 * length, device)
+    j, choice = column // 2, column % 2  # 1: the second one
+    is_path = (j >= row) & ((choice == 1) | ((j + 1 - row) % m == 0))
+    order = column * (1 + length) + row
+    return torch.where(is_path, -TIE * order.double(), -torch.inf)
+
+
+def contexts(state: State) -> Tensor:
+    """Return the token before each draft's position ``[S, K x m]``, from which a model with the shift predicts it.
+
+    It is a token of the branch's path or of an earlier draft where one stands there, and else the sequence's. Behind
+    the drafts, `chain` holds others; what is found for them is not used, but their rows run, so it has to be a token.
+    """
+    m, (position, token) = state.config.drafts, state.chain.view(2, state.slots, state.config.max_branches, -1)
+    before, number = position - 1, arange(m, position.device)[:, None]
+    written = state.canvas.gather(1, (before + state.origin).clamp_(min=0).flatten(1))
+    if state.config.branches:
+        place = torch.where(state.edit_position < 0, -2, state.edit_position)  # nowhere, so before nothing
+        position, token = torch.cat([place, position], 2), torch.cat([state.edit_token, token], 2)
+    length = position.shape[2]
+    earlier = arange(length, position.device) < length - m + number
+    drafted = (position[:, :, None] == before[..., None]) & earlier  # [S, K, m, length]
+    found = (token[:, :, None] * drafted).amax(3).flatten(1)
+    return torch.where(drafted.any(3).flatten(1), found, written)

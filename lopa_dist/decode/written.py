@@ -1,0 +1,86 @@
+"""How each token of an answer was written: with which probability, in which step, and in what way.
+
+It is kept on the device for as long as a running request asks for it (`Request.token_steps`). Tensors are
+``[S, 3, N + 1]`` int32: probability (bits of fp32), step and way of each position; the last column takes what belongs
+nowhere. At masked positions the probability is that of the last prediction, which a lookahead branch fills without
+another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from lopa_dist.decode.state import State
+from lopa_dist.decode.winner import Winner
+from lopa_dist.ragged import to_device
+
+PROBABILITY, STEP, WAY = range(3)
+FILLED, ACCEPTED, BONUS = range(3)
+WAYS = ("filled", "accepted", "bonus")
+
+
+class Written(NamedTuple):
+    """How a token was written."""
+
+    probability: float  # by the model, after temperature and filters, in the context that proved or filled the token
+    step: int  # forward of the request, from 1
+    way: str  # "filled"; "accepted": a draft or a lookahead that stayed; "bonus": instead of a draft that failed
+
+
+def start(state: State) -> None:
+    """Keep from now on how tokens are written; what was written before is not known."""
+    if state.written is None:
+        slots, columns = state.answers.shape
+        state.written = state.answers.new_zeros((slots, 3, columns + 1)).int()
+
+
+def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor | None = None) -> None:
+    """Keep how the tokens of a step were written, if anybody asks; after `State.step` has counted it.
+
+    Args:
+        state: with the drafts of this step.
+        winner: what it brings was written.
+        at: ``[S, W]`` positions that were masked behind what the winner brings, -1: none. None: there are no masks.
+        chosen: ``[S, W]`` bool, which of these were filled from the winner's records.
+    """
+    if state.written is None:
+        return
+    last = state.written.shape[2] - 1
+    rows = state.written.unbind(1)
+
+    def put(row: int, position: Tensor, value: Tensor) -> None:
+        target = position.masked_fill(position < 0, last)
+        rows[row].scatter_(1, target, value.int().expand_as(target))
+
+    step = state.step[:, None]
+    if winner.accepted is None:  # a lookahead, whose probability is that of the prediction that it was made from
+        way = step.new_full((1, 1), ACCEPTED)
+    else:
+        assert winner.probability is not None
+        put(PROBABILITY, winner.position, winner.probability)
+        number, accepted = (winner.position >= 0).cumsum(1) - 1, winner.accepted[:, None]
+        way = ((accepted < state.drafts[:, None]) * BONUS).masked_fill(number < accepted, ACCEPTED)
+    put(STEP, winner.position, step)
+    put(WAY, winner.position, way)
+    if at is not None and chosen is not None:
+        put(PROBABILITY, at, winner.records.packed[1])
+        filled = at.masked_fill(~chosen, -1)
+        put(STEP, filled, step)
+        put(WAY, filled, step.new_full((1, 1), FILLED))
+
+
+def written(state: State, slots: Sequence[int], ends: Sequence[int]) -> list[list[Written]]:
+    """Return how the answers in `slots` up to the positions `ends` were written, without the prompts' tails."""
+    assert state.written is not None
+    found = state.written[to_device(np.array(slots), state.written.device)].cpu().numpy()
+    known = state.known.cpu().numpy()[slots]
+    answers = []
+    for (probability, step, way), begin, end in zip(found, known, ends, strict=True):
+        part = slice(begin, end)
+        three = probability.view(np.float32)[part].tolist(), step[part].tolist(), way[part].tolist()
+        answers.append([Written(p, s, WAYS[w]) for p, s, w in zip(*three, strict=True)])
+    return answers

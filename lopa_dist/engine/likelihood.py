@@ -1,0 +1,274 @@
+"""How likely a model finds given answers.
+
+A causal model's likelihood is exact: the sum of its tokens' log probabilities, each in the context of the tokens before
+it. Of a masked model there is a lower bound (LLaDA, arXiv 2502.09992), the mean over masks of an answer
+
+    E over l in 1..L, E over l masked positions:  L / l  x  the sum of the masked tokens' log probabilities.
+
+Masks are drawn by the request's key; their numbers l are spread evenly, as the authors do. Short answers have fewer
+masks than samples were asked for: then all are computed, and the bound has no sampling error. Contexts in which a row
+sees nothing behind its block give each block the answer's earlier blocks in clear, and the bounds of the blocks add up.
+
+Many answers and many of their masks are rows of one forward. What a row sees before its block is computed once for all
+masks of an answer, and for all answers to one prompt that follow one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.request import request_key
+from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
+from lopa_dist.models.tensor_parallel import head_shard
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.ragged import Ints, padded, to_device
+
+Mask = NDArray[np.bool_]
+ROWS = 4096  # of a forward, unless one mask of one answer has more
+TILE = 256  # rows whose logits are there at once
+SAMPLES = 128  # masks of an answer, as LLaDA's authors take
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer that is to be scored; `key` seeds its masks."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    key: int
+
+    @classmethod
+    def seeded(cls, prompt: Sequence[int], answer: Sequence[int], seed: int) -> Given:
+        """Return an answer whose masks follow from it, its prompt and a seed alone."""
+        return cls(prompt, answer, request_key(seed, f"{list(prompt)} {list(answer)}"))
+
+
+class Likelihood(NamedTuple):
+    """How likely an answer is, in nats."""
+
+    loglikelihood: float  # of a masked model, a lower bound
+    error: float  # standard error of the bound at most; 0 where nothing was sampled
+    greedy: bool  # whether filling one token at a time, the most probable first, gives this answer
+
+
+class Part(NamedTuple):
+    """Tokens of an answer that are scored together; positions from the prompt's first token on."""
+
+    begin: int  # of the rows that are computed anew for each mask
+    first: int  # token
+    end: int
+
+
+class View(NamedTuple):
+    """A part of an answer, some of whose tokens are masked."""
+
+    given: int  # its number
+    part: Part
+    mask: Mask  # [end - first]
+
+
+class Found(NamedTuple):
+    """What a model says of the masked tokens of a view, in order."""
+
+    logprob: NDArray[np.float64]  # of the answer's tokens
+    right: Mask  # whether the answer's token is the most probable one
+    sure: NDArray[np.float64]  # log probability of the most probable one
+
+
+class Scorer:
+    """Scores answers; all ranks of the `tensor` group make the same calls.
+
+    Args:
+        model: on the device where everything runs.
+        config: what rows see; the other options are not read.
+        samples: masks of an answer, or of a block of it.
+        rows: of a forward.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: DecodeConfig,
+        samples: int = SAMPLES,
+        rows: int = ROWS,
+        tensor: Communicator | None = None,
+    ) -> None:
+        if samples < 1:
+            raise ValueError(f"samples={samples}: must be at least 1")
+        self.model, self.config, self.samples, self.rows = model, config, samples, rows
+        self.shard = head_shard(tensor or Solo())
+        self.shift = int(model.config.shift or config.causal)
+
+    @torch.inference_mode()
+    def score(self, given: Sequence[Given]) -> list[Likelihood]:
+        """Return the likelihoods of some answers; with the logit shift, no prompt is empty."""
+        views: list[View] = []
+        weights: list[float] = []  # of the views in their part's sum
+        drawn: set[tuple[int, Part]] = set()  # parts some of whose masks are left out
+        for number, one in enumerate(given):
+            for index, part in enumerate(self.parts(one)):
+                masks, of = self.masks(part.end - part.first, np.random.default_rng([one.key, index]))
+                if of is None:
+                    drawn.add((number, part))
+                    of = [len(mask) / int(mask.sum()) / len(masks) for mask in masks]
+                views += [View(number, part, mask) for mask in masks]
+                weights += of
+        sums, variances, greedy = ([start] * len(given) for start in (0.0, 0.0, 1.0))
+        told = zip(views, weights, self.found(given, views), strict=True)
+        for (number, part), group in groupby(told, lambda one: (one[0].given, one[0].part)):
+            several = list(group)
+            values = [weight * found.logprob.sum() for _, weight, found in several]
+            sums[number] += float(sum(values))
+            if (number, part) in drawn and len(values) > 1:
+                variances[number] += len(values) * float(np.var(values, ddof=1))
+            greedy[number] *= several[0][2].right.all()  # of a causal model
+        found = greedy if self.config.causal else self.greedy(given)
+        return [Likelihood(a, math.sqrt(b), bool(c)) for a, b, c in zip(sums, variances, found, strict=True)]
+
+    def parts(self, given: Given) -> list[Part]:
+        """Return the parts of an answer: the whole of it, or its blocks where none sees those behind it."""
+        prompt, end, size = len(given.prompt), len(given.prompt) + len(given.answer), self.config.block_size
+        if not given.answer:
+            return []
+        if self.config.window_attention != "block_causal":
+            joint = self.config.prompt_attention == "joint"
+            # the row that predicts the first token sees the masks, too, as in decoding (boundary=fresh)
+            begin = 0 if joint else prompt if self.config.causal else prompt - self.shift
+            return [Part(begin, prompt, end)]
+        origin = 0 if self.config.prompt_attention == "blocks" else prompt
+        first = origin + (prompt - origin) // size * size
+        return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
+
+    def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float] | None]:
+        """Return masks of `length` tokens; their weights where they are all that there are, None if they were drawn."""
+        if self.config.causal:  # every token is seen by those behind it, and predicted
+            return [np.ones(length, bool)], [1.0]
+        if length < 63 and 2**length - 1 <= self.samples:
+            sets = [list(some) for count in range(1, length + 1) for some in combinations(range(length), count)]
+            masks = [np.isin(np.arange(length), some) for some in sets]
+            return masks, [1 / len(some) / math.comb(length, len(some)) for some in sets]
+        counts = ((np.arange(self.samples) + random.random()) / self.samples * length).astype(int) + 1
+        return [random.permutation(length) < count for count in counts], None
+
+    def greedy(self, given: Sequence[Given]) -> list[bool]:
+        """Return which answers filling the most probable token of each part in every forward would give."""
+        greedy = [True] * len(given)
+        views = [
+            View(number, part, np.ones(part.end - part.first, bool))
+            for number, one in enumerate(given)
+            for part in self.parts(one)
+        ]
+        while views:
+            left = []
+            for view, found in zip(views, self.found(given, views), strict=True):
+                best = int(found.sure.argmax())
+                greedy[view.given] &= bool(found.right[best])
+                mask = view.mask.copy()
+                mask[np.flatnonzero(mask)[best]] = False
+                if mask.any():
+                    left.append(view._replace(mask=mask))
+            views = [view for view in left if greedy[view.given]]
+        return greedy
+
+    def found(self, given: Sequence[Given], views: Iterable[View]) -> Iterator[Found]:
+        """Yield what the model says of each view, in as few forwards as their rows fit into."""
+        some: list[View] = []
+        rows, last = 0, None
+        for view in views:
+            before = self.before(given[view.given], view.part)
+            own = view.part.end - view.part.begin
+            more = own + (0 if before == last else len(before))
+            if some and rows + more > self.rows:
+                yield from self.forward(given, some)
+                some, rows, more = [], 0, own + len(before)
+            some.append(view)
+            rows, last = rows + more, before
+        if some:
+            yield from self.forward(given, some)
+
+    def before(self, given: Given, part: Part) -> list[int]:
+        """Return the tokens that are seen before a part and do not see it."""
+        joint = self.config.prompt_attention == "joint"
+        return [] if joint else [*given.prompt, *given.answer][: max(part.begin, len(given.prompt))]
+
+    def forward(self, given: Sequence[Given], views: Sequence[View]) -> list[Found]:
+        """Return what the model says of some views, whose rows are all in one forward."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[tuple[int, int, int, int]] = []  # start, rows, base and number of the rows that it sees besides
+        ends: list[int] = []  # of what each row sees of its own segment
+        wanted: list[int] = []  # rows that predict
+        targets: list[int] = []
+        last, base = None, 0
+        for view in views:
+            one, part = given[view.given], view.part
+            text, before = [*one.prompt, *one.answer], self.before(one, part)
+            if before != last:
+                last, base = before, len(tokens)
+                if before:
+                    segments.append((base, len(before), base, 0))
+                    tokens += before
+                    positions += range(len(before))
+                    ends += self.ends(len(before), len(one.prompt))
+            masked = part.first + np.flatnonzero(view.mask)
+            start, count = len(tokens), part.end - part.begin
+            own = np.array(text[part.begin : part.end])
+            if not self.config.causal:
+                own[masked - part.begin] = self.model.config.mask_id
+            segments.append((start, count, base, part.begin if before else 0))
+            tokens += own.tolist()
+            positions += range(part.begin, part.end)
+            ends += range(1, count + 1) if self.config.causal else [count] * count
+            predicts = masked - self.shift
+            wanted += np.where(predicts < part.begin, base + predicts, start + predicts - part.begin).tolist()
+            targets += [text[at] for at in masked.tolist()]
+        columns = self.logprobs(self.hidden(tokens, positions, np.array(segments), np.array(ends)), wanted, targets)
+        cuts = np.cumsum([view.mask.sum() for view in views])[:-1]
+        logprob, right, sure = (np.split(column, cuts) for column in columns)
+        return [Found(*one) for one in zip(logprob, (r > 0 for r in right), sure, strict=True)]
+
+    def ends(self, rows: int, prompt: int) -> list[int]:
+        """Return where what each row sees ends, of the rows that begin with a prompt of so many tokens."""
+        size, attention = self.config.block_size, self.config.prompt_attention
+        if attention == "causal":
+            return [row + 1 for row in range(rows)]
+        if attention == "blocks":
+            return [min(rows, (row // size + 1) * size) for row in range(rows)]
+        return [
+            prompt if row < prompt else min(rows, prompt + ((row - prompt) // size + 1) * size) for row in range(rows)
+        ]
+
+    def hidden(self, tokens: list[int], positions: list[int], segments: Ints, ends: Ints) -> Tensor:
+        """Hidden states ``[R, d]`` of packed rows."""
+        device, shape = self.model.head_weight.device, self.model.config
+        extra = padded(len(tokens)) - len(tokens)
+        start, rows, base, seen = segments.T
+        groups = plan(Segments(start, rows, base, seen, start, ends), shape.heads // shape.kv_heads, device)
+        sent = to_device(np.array([tokens + extra * [0], positions + extra * [0]]), device)
+        return self.model(*sent, lambda layer, q, k, v: attend_grouped(q, k, v, groups))
+
+    def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int]) -> NDArray[np.float64]:
+        """``[3, H]``: log probabilities of the targets, 1 where one is the most probable token, and that one's."""
+        mask_id, found = self.model.config.mask_id, []
+        both = to_device(np.array([rows, targets]), hidden.device)
+        for row, target in zip(both[0].split(TILE), both[1].split(TILE), strict=True):
+            tile = F.pad(row, (0, padded(len(row)) - len(row)))
+            parts = self.shard.gather(F.linear(hidden[tile], self.model.head_weight))
+            logits = parts.transpose(0, 1).flatten(1)[: len(row)].float()
+            logits[:, mask_id : mask_id + 1] = -torch.inf  # as in decoding, it is never predicted
+            total, (best, token) = logits.logsumexp(1), logits.max(1)
+            logprob = logits.gather(1, target[:, None])[:, 0] - total
+            found.append(torch.stack([logprob, (token == target).float(), best - total]))
+        return torch.cat(found, 1).double().cpu().numpy()

@@ -1,0 +1,61 @@
+"""Two ways of decoding, compared on the same problems: the difference of their accuracies, and whether it is chance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from lopa_dist.jobs.run.results import result_lines
+
+Verdicts = Mapping[str, float]
+"""By custom_id, 1 for a right answer and 0 for a wrong one; of several runs, the mean."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How a run compares with a baseline on the problems that both answered."""
+
+    difference: float  # of the accuracies
+    low: float  # its 95 % confidence interval (Agresti and Min, Statistics in Medicine 2005)
+    high: float
+    better: int  # problems that the run gets right and the baseline wrong
+    worse: int  # the other way round
+    p: float  # of McNemar's exact test
+    problems: int
+
+
+def verdicts(folders: Sequence[Path]) -> Verdicts:
+    """What was judged in runs of the same problems, which may differ in the seed."""
+    found = defaultdict(list)
+    for folder in folders:
+        file = folder / "results.jsonl"
+        for _, line in result_lines(file) if file.exists() else ():
+            if line.get("correct") is not None:
+                found[line["custom_id"]].append(float(line["correct"]))
+    return {problem: fmean(values) for problem, values in found.items()}
+
+
+def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
+    """Compare two runs; None where they have no problem in common.
+
+    McNemar's exact test asks how likely it is that chance divides the problems on which the two differ as unevenly as
+    this. With means over seeds it is the sign test of the problems' differences.
+    """
+    differences = [right - baseline[problem] for problem, right in run.items() if problem in baseline]
+    if not differences:
+        return None
+    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    tail = sum(comb(better + worse, i) for i in range(min(better, worse) + 1)) / 2 ** (better + worse)
+    count = len(differences)
+    added = [
+        1 / sqrt(2),
+        -1 / sqrt(2),
+        *differences,
+    ]  # half a problem in each of the four cells: two, with squares of 1
+    middle, half = fmean(added), 1.96 * pstdev(added) / sqrt(count + 2)
+    low, high = max(-1.0, middle - half), min(1.0, middle + half)
+    return Paired(fmean(differences), low, high, better, worse, min(1.0, 2 * tail), count)

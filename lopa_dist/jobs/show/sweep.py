@@ -1,0 +1,135 @@
+"""The runs below a folder as points of one comparison: seeds of one setting are a point, unfinished runs are named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+
+from lopa_dist.checks import UserError
+from lopa_dist.jobs.commands.explain import shown
+from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
+from lopa_dist.jobs.show.report import read_report
+
+NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A point of a comparison: a run, or runs that differ in their seed alone.
+
+    Attributes:
+        name: of the run folder; of several, what their names have in common.
+        report: the run's, or of several runs the first one's with mean figures and `seeds`, how many there are.
+        folders: of the runs.
+    """
+
+    name: str
+    report: dict[str, Any]
+    folders: list[Path]
+
+
+def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """All reports under a folder, by the names of their run folders.
+
+    Runs inside another run's folder are left out: they are shards that were merged into it.
+    """
+    files = sorted(folder.rglob("report.json"))
+    runs = {file.parent for file in files}
+    files = [file for file in files if runs.isdisjoint(file.parent.parents)]
+    if not files:
+        raise ValueError(f"{folder}: no report.json in it or below it; name a run or sweep folder")
+    reports = [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
+    for file, (_, report) in zip(files, reports, strict=True):
+        if not set(report) >= NEEDED:
+            raise ValueError(f"{file} is no report of a job; name a folder with jobs only")
+    return reports
+
+
+def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
+    """Run folders without a report, by their names, with what was typed: jobs that failed, or still run."""
+    found = []
+    for file in sorted(folder.rglob(".hydra/overrides.yaml")):
+        run = file.parent.parent
+        parents = [parent for parent in (run, *run.parents) if parent == folder or folder in parent.parents]
+        if not any((parent / "report.json").exists() for parent in parents):
+            typed = (text.partition("=") for text in yaml.safe_load(file.read_text(encoding="utf-8")) or [])
+            found.append((str(run.relative_to(folder)), {key: value for key, _, value in typed}))
+    return found
+
+
+def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
+    """What a run's texts depend on, by name; names of decode settings go without their section."""
+    sections = {"": "decode", "model.": "model", "task.": "task"}
+    found = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
+    return found | {"seed": report.get("seed")}
+
+
+def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[Group]:
+    """Runs whose settings differ in nothing but the seed as one point each, the slowest first.
+
+    Its accuracy is the mean, and the confidence interval is that of a single run: another seed asks no new problem.
+    """
+    points: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for name, report in named:
+        key = json.dumps(settings_by_name(report) | {"seed": None}, sort_keys=True)
+        points.setdefault(key, []).append((name, report))
+    found = []
+    for runs in points.values():
+        seeds = [report.get("seed") for _, report in runs]
+        if len(runs) > 1 and len(set(seeds)) == len(runs):
+            names = [",".join(p for p in name.split(",") if not p.startswith("seed=")) for name, _ in runs]
+            name = names[0] if len(set(names)) == 1 and names[0] else " + ".join(name for name, _ in runs)
+            found.append(Group(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
+        else:
+            found += [Group(name, report, [folder / name]) for name, report in runs]
+    return sorted(found, key=lambda point: point.report["tpf"])
+
+
+def mean_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first report with the means of the figures that are compared."""
+    first = reports[0]
+    means = {
+        key: fmean(report[key] for report in reports)
+        for key in ("accuracy", "tpf", "rows_per_token")
+        if all(key in report for report in reports)
+    }
+    job = fmean(report["tokens_per_s"]["job"] for report in reports)
+    seeds: dict[str, Any] = {"seed": ", ".join(str(r.get("seed")) for r in reports), "seeds": len(reports)}
+    if "accuracy" in means:
+        seeds["accuracy_sd"] = stdev(report["accuracy"] for report in reports)
+    return first | means | {"tokens_per_s": first["tokens_per_s"] | {"job": job}} | seeds
+
+
+def find_baseline(groups: Sequence[Group], asked: str) -> Group:
+    """The point that is called `asked`, or the only one with these settings, as in ``decode.drafts=0,tau_conf=0.9``.
+
+    Raises:
+        UserError: there is no such point, or there are several.
+    """
+    named = [group for group in groups if group.name == asked]
+    if len(named) == 1:
+        return named[0]
+    wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
+    found = [group for group in groups if wanted and wanted.items() <= in_words(group.report).items()]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(group.name for group in found or groups)
+    many = f"{len(found)} runs have these settings" if found else "no run is called so or has these settings"
+    raise UserError(f"--baseline {asked}: {many}; there are {names}")
+
+
+def in_words(report: dict[str, Any]) -> dict[str, str]:
+    """Settings by name, as they are given on the command line."""
+    return {key: shown(value) for key, value in settings_by_name(report).items()}
+
+
+def differences(groups: Sequence[Group], baseline: Group) -> list[Paired | None]:
+    """Each point compared with the baseline on the same problems; None for the baseline and where nothing is judged."""
+    of: Verdicts = verdicts(baseline.folders)
+    return [None if group is baseline else compared(verdicts(group.folders), of) for group in groups]

@@ -1,0 +1,61 @@
+"""Functions of the user's own, named on the command line: ``rules.py:function``, or ``module:function``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def is_own(text: object) -> bool:
+    """Whether a setting names a function of the user's own."""
+    return isinstance(text, str) and ":" in text
+
+
+@cache
+def load(text: str, key: str) -> Callable[..., Any]:
+    """The function that the setting `key` names.
+
+    Raises:
+        ValueError: there is no such file, module or function, or it cannot be imported.
+    """
+    function = getattr(module_of(text, key), text.rpartition(":")[2], None)
+    if not callable(function):
+        raise ValueError(f"{key}={text}: there is no function {text.rpartition(':')[2]!r} in {text.rpartition(':')[0]}")
+    return function
+
+
+@cache
+def module_of(text: str, key: str) -> ModuleType:
+    """The module with the function."""
+    source, _, function = text.rpartition(":")
+    if not source or not function.isidentifier():
+        raise ValueError(f"{key}={text}: write FILE.py:FUNCTION, or MODULE:FUNCTION")
+    try:
+        if not source.endswith(".py"):
+            return importlib.import_module(source)
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ValueError:
+        raise
+    except Exception as error:  # of the user's code
+        raise ValueError(f"{key}={text}: {source} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def digest(text: str, key: str) -> str:
+    """A hash of the file with the function: results of another version of it are not mixed with its own."""
+    file = inspect.getsourcefile(module_of(text, key))
+    return hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()[:16]

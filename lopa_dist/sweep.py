@@ -1,0 +1,71 @@
+"""What jobs would refuse, before they are started: the points of a sweep, and a job that a script would start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf.errors import OmegaConfBaseException
+
+from lopa_dist.checks import UserError
+from lopa_dist.config import check_files, check_keys, composed, plain, with_own_model
+from lopa_dist.parallel.launcher import LaunchError
+from lopa_dist.parallel.mesh import choose_mesh
+from lopa_dist.tasks.rows import check
+
+SHOWN = 8  # points that a message names
+
+
+def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
+    """Raise a ValueError where a job with these overrides, on so many ranks, would not begin."""
+    config = composed(list(overrides))
+    check_files(config)
+    if config.task.input:
+        check(config.task.input)
+    if ranks is not None:
+        parallel = config.parallel
+        choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
+
+
+def main(ranks: int, arguments: Sequence[str]) -> None:
+    """What `--dry-run` of a launch script asks: exit with a message where the job would not begin."""
+    try:
+        check_keys([a for a in arguments if not a.startswith("-")])
+        own = [a for a in with_own_model(list(arguments)) if not a.startswith(("hydra", "-"))]
+        check_job(own, ranks)
+    except (ValueError, LaunchError, OmegaConfBaseException) as error:
+        reason = plain(error) if isinstance(error, OmegaConfBaseException) else str(error)
+        sys.exit(f"lopa-dist: the job would be refused: {reason}")
+
+
+def check_points(arguments: Sequence[str]) -> None:
+    """Raise a UserError that names the points of a sweep that cannot run.
+
+    Args:
+        arguments: of the command line. What belongs to Hydra (launchers, folders) does not count; where another sweeper
+            chooses the points, they are not known yet.
+    """
+    own = [a for a in arguments if not a.startswith("-") and not a.startswith(("hydra", "launcher="))]
+    if any(a.startswith("hydra/sweeper") for a in arguments):
+        return
+    overrides = OverridesParser.create().parse_overrides(own)
+    [points] = BasicSweeper.split_arguments(overrides, None)
+    swept = {o.get_key_element() for o in overrides if o.is_sweep_override()}
+    refused = []
+    for point in points:
+        try:
+            check_job(point)
+        except ValueError as error:
+            refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
+    if not refused:
+        return
+    if len(refused) == len(points) and len({text.split(": ", 1)[1] for text in refused}) == 1:
+        raise UserError(refused[0].split(": ", 1)[1])
+    more = [f"and {len(refused) - SHOWN} more"] if len(refused) > SHOWN else []
+    lines = "\n  ".join([*refused[:SHOWN], *more])
+    raise UserError(
+        f"{len(refused)} of {len(points)} points cannot run, so none has started:\n  {lines}\n"
+        "Sweep over the others: two sweeps with one hydra.sweep.dir have one table"
+    )

@@ -1,0 +1,89 @@
+"""`lopa-dist table`: what a run left, with plain columns, beside what its input said."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.commands.table import write_table
+from lopa_dist.jobs.run.job import run
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_job import config
+
+LINES = [
+    {
+        "id": 7,
+        "prompt": "Sam has 12 candles . How many candles does Sam have ?",
+        "n": 2,
+        "expected": 12,
+        "text": "t",
+    },
+    {"prompt": " "},
+    {"custom_id": "z", "messages": [{"role": "user", "content": "Olga has 8 books ."}], "tags": ["a"]},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("run")
+    (made / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    run(config(TaskConfig(name="batch", input=str(made / "in.jsonl"), limit=None)), made, World("python"))
+    return made
+
+
+def results(folder: Path, name: str = "results.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_results_carry_what_the_input_said_besides(folder: Path) -> None:
+    found = results(folder)
+    own = {"expected": 12, "text": "t"}
+    assert [line.get("metadata") for line in found] == [own, own, None, {"tags": ["a"]}]
+    assert [line.get("sample") for line in found] == [0, 1, None, None]
+    assert results(folder, "errors.jsonl") == [found[2]]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_row_a_result(folder: Path, tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"t{ending}"
+    count, columns, missing = write_table(folder, file)
+    if ending == ".csv":
+        with file.open(newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install 'lopa_dist[eval]'")
+        rows = [
+            {key: "" if value is None else str(value) for key, value in row.items()}
+            for row in parquet.read_table(file).to_pylist()
+        ]
+    assert (count, missing) == (4, "")
+    assert all(list(row) == columns for row in rows)
+    assert [(row["id"], row["sample"]) for row in rows] == [("7", "0"), ("7", "1"), ("line-2", ""), ("z", "")]
+    assert [row["prompt"] for row in rows] == [LINES[0]["prompt"]] * 2 + ["", "Olga has 8 books ."]
+    lines = results(folder)
+    assert [row["text"] for row in rows] == [line["text"] for line in lines]
+    assert rows[0]["forwards"] == str(lines[0]["usage"]["forwards"])
+    assert float(rows[0]["tokens_per_forward"]) == lines[0]["tpf"]
+    assert (rows[0]["expected"], rows[0]["input.text"], rows[3]["tags"]) == ("12", "t", '["a"]')
+    assert rows[2]["error"].startswith("line 2: prompt must be a non-empty string")
+
+
+def test_without_its_input_a_table_has_no_prompts(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "in.jsonl").read_text()
+    (folder / "in.jsonl").write_text("\n" + "\n".join(text.splitlines()[1:]))
+    _, columns, missing = write_table(folder, tmp_path / "t.csv")
+    (folder / "in.jsonl").write_text(text)
+    assert "prompt" not in columns
+    assert "the input has changed since the run" in missing
+
+
+def test_what_is_no_run_or_no_table_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no results\.jsonl; name the folder of a run"):
+        write_table(tmp_path, tmp_path / "t.csv")
+    with pytest.raises(ValueError, match=r"name a \.csv or a \.parquet file"):
+        write_table(folder, tmp_path / "t.xlsx")

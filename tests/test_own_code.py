@@ -1,0 +1,118 @@
+"""Rules and scoring of the user's own, without editing the package."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.config import Config, TaskConfig, check_files
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.jobs.run.job import run
+from lopa_dist.own_code import load
+from lopa_dist.parallel.launcher import World
+from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.batch import Batch
+from lopa_dist.tasks.task import CannotJudge
+from tests.jobs.run.test_job import config, lines
+
+RULES = """
+def surest(probability, confidence, masked):
+    return probability > 0.9
+
+def half(probability, confidence, masked):
+    return probability > 0.5
+"""
+SCORE = """
+import re
+
+def last_number(text, fields):
+    found = re.findall(r"-?\\d+", text)
+    return found[-1:] == [str(fields["expected"])], found[-1] if found else None
+
+def broken(text, fields):
+    return 0.5
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "rules.py").write_text(RULES)
+    (tmp_path / "score.py").write_text(SCORE)
+    items = list(Arithmetic(limit=6).items())
+    rows = [{"messages": item.messages, "expected": item.reference, "reference": "8"} for item in items]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def job(folder: Path, name: str, score: str | None = None, **decode: Any) -> tuple[dict[str, Any], list[str]]:
+    """A job over the file; returns its report and texts."""
+    asked = config(TaskConfig("batch", None, str(folder / "in.jsonl"), score=score), **decode)
+    report = run(asked, folder / name, World("python"))
+    return report, [line["text"] for line in lines(folder / name)]
+
+
+def test_a_rule_of_one_s_own_fills(files: Path) -> None:
+    """That of `tau_conf` writes its texts, another one others, in fewer forwards."""
+    usual, texts = job(files, "usual", branches=0, tau_conf=0.9)
+    same, again = job(files, "same", branches=0, fill=f"{files}/rules.py:surest")
+    assert (again, same["forwards"]) == (texts, usual["forwards"])
+    faster, _ = job(files, "faster", branches=0, fill=f"{files}/rules.py:half")
+    assert faster["forwards"] < usual["forwards"]
+    (files / "rules.py").write_text(RULES.replace("0.9", "0.8"))
+    load.cache_clear()
+    with pytest.raises(ValueError, match=r"the source of decode\.fill was"):
+        job(files, "same", branches=0, fill=f"{files}/rules.py:surest")
+
+
+def test_answers_are_judged_by_the_file_s_own_references(files: Path) -> None:
+    report, texts = job(files, "own", score=f"{files}/score.py:last_number")
+    expected = [item.reference for item in Arithmetic(limit=6).items()]
+    right = [text.split()[-1:] == [answer] for text, answer in zip(texts, expected, strict=True)]
+    assert report["accuracy"] == sum(right) / 6 > 0
+    found = lines(files / "own")
+    assert [line["correct"] for line in found] == right
+    assert found[0]["extracted"] == texts[0].split()[-1]
+
+
+def test_exact_answers(files: Path) -> None:
+    source = str(files / "in.jsonl")
+    items = list(Batch(source, score="exact").items())
+    assert [Batch(source, score="exact").score(items[0], text).correct for text in (" 8\n", "18")] == [True, False]
+    assert Batch(source).score(items[0], "8") is None
+    (files / "none.jsonl").write_text('{"prompt": "x", "expected": 8}')
+    [item] = Batch(str(files / "none.jsonl"), score="exact").items()
+    assert item.error == "line 1: task.score=exact needs a field reference; besides the prompt there is expected"
+    broken = Batch(source, score=f"{files}/score.py:broken")
+    with pytest.raises(CannotJudge, match=r"score\.py:broken returned 0\.5: return True or False"):
+        broken.score(next(iter(broken.items())), "8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nowhere.py:f", r"decode\.fill=nowhere\.py:f: no such file: /"),
+        ("rules.py:none", "there is no function 'none' in"),
+        ("bad.py:f", r"bad\.py cannot be imported: ZeroDivisionError"),
+        ("lopa_nothing:f", "lopa_nothing cannot be imported: ModuleNotFoundError"),
+        (":f", r"write FILE\.py:FUNCTION"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_anything_is_read(files: Path, text: str, message: str) -> None:
+    (files / "bad.py").write_text("1 / 0")
+    named = text if text in (":f", "lopa_nothing:f", "nowhere.py:f") else f"{files}/{text}"
+    with pytest.raises(ValueError, match=message):
+        check_files(Config(decode=replace(Config().decode, fill=named)))
+
+
+def test_settings_that_cannot_be_a_function_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"decode\.fill=budget: write FILE\.py:FUNCTION"):
+        DecodeConfig(fill="budget")
+    with pytest.raises(ValueError, match=r"decode\.fill=a\.py:f: causal models fill nothing"):
+        DecodeConfig(fill="a.py:f", context="causal")
+    with pytest.raises(ValueError, match=r"task\.score=judge: must be exact or FILE\.py:FUNCTION"):
+        TaskConfig("batch", input="x", score="judge")
+    assert load("math:sqrt", "decode.fill")(4) == 2
