@@ -376,6 +376,8 @@ def check_keys(overrides: list[str]) -> None:
         if key not in known:
             close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
+            if key.split(".")[-1] == "n":  # as one line of a file and `SamplingParams` have it
+                near = ["task.samples"]
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]

@@ -228,10 +228,10 @@ def show(found: Trace, console: Console) -> None:
                 line.append("·", "dim")
         seen |= step.filled
         console.print(line)
-    steps, tokens = len(found.steps), len(seen)
-    console.print(
-        f"\n{tokens} tokens in {steps} forwards: {tokens / steps:.2f} a forward, filler after the end included"
-    )
+    steps, filled = len(found.steps), len(seen)
+    tokens = found.texts.index(END) if END in found.texts else filled
+    filler = f"; {filled - tokens} more tokens, of no use, behind its end" if filled > tokens else ""
+    console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} a forward{filler}")
     if not found.same:
         console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
 
