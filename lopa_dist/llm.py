@@ -199,7 +199,7 @@ class LLM:
         for index, (item, continuation) in enumerate(zip(items_of(prompts, None), continuations, strict=True)):
             found = encoder.encode_pair(index, item, continuation)
             if isinstance(found, Rejection):
-                raise ValueError(f"prompts[{index}]: {found.message}")
+                raise ValueError(f"prompts[{index}]: {found.message.removeprefix(f'line {index + 1}: ')}")
             given.append(Given.seeded(*found, config.seed))
         with self.joined(config, max(len(given), self.world.size), 1) as group:
             return self.likelihoods(config, given, samples, group)

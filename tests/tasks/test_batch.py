@@ -86,7 +86,7 @@ def test_samples_have_ids_of_their_own() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["read only text"]),
         ({"prompt": "x", "temprature": 1}, ["'temprature'", "did you mean temperature", "task.column=prompt"]),
         ({"prompt": "x", "id": ["a"]}, ["id", "string or an integer"]),
-        ({"prompt": "x", "logprobs": 5}, ["logprobs", "not supported; remove"]),
+        ({"prompt": "x", "suffix": "y"}, ["suffix", "not supported; remove"]),
         ({"prompt": "x", "custom_id": 5}, ["custom_id", "string"]),
         (openai(CHAT, extra=1), ["'extra'", "body"]),
         (openai(CHAT, "/v1/embeddings"), ["url", "/v1/chat/completions"]),
