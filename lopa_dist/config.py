@@ -68,6 +68,10 @@ class ModelOptions:
         "wrap plain prompts in the tokenizer's chat template; auto: where it has one",
         ("auto", "always", "never"),
     )
+    template: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"meaning": "values of the chat template's own variables, such as {enable_thinking: false}"},
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -315,7 +319,9 @@ def short(name: str) -> str:
     return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-ConfigStore.instance().store(name="lopa_dist_schema", node=Config)  # which `conf/config.yaml` extends
+SCHEMA = OmegaConf.structured(Config)
+OmegaConf.set_struct(SCHEMA.model.template, False)  # whose names are the user's
+ConfigStore.instance().store(name="lopa_dist_schema", node=SCHEMA)  # which `conf/config.yaml` extends
 OmegaConf.register_new_resolver("lopa_dist.short", short, replace=True)  # which it uses
 
 

@@ -109,7 +109,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
 def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     """Return what the texts depend on besides the requests."""
     task = config.task
-    model = {
+    model: dict[str, Any] = {
         "revision": builder.revision,
         "lora": builder.adapter_revision,
         "lora_rows": config.model.lora_rows,
@@ -117,6 +117,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,
     }
+    if config.model.template:
+        model["template"] = config.model.template
     settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": asdict(config.decode)}
     settings |= {"seed": config.seed, "task": task.name}
     if task.shards > 1:  # a folder that has another share would lose its results

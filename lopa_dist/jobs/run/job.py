@@ -32,7 +32,15 @@ from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.results import NOT_NUMBERS, Pieces, error_line, finished_text, generation_line, write_errors
+from lopa_dist.jobs.run.results import (
+    NOT_NUMBERS,
+    Pieces,
+    error_line,
+    finished_text,
+    generation_line,
+    thought,
+    write_errors,
+)
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
@@ -258,7 +266,9 @@ class Job:
             for generation in generations:
                 item = self.input.items[generation.request.index]
                 self.begun.note(id_of(item, generation.request), ended=True)
-                judges.submit(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
+                generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
+                reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
+                judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
             end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
             while judges.open and group.stop.level() != StopLevel.ABORT:
@@ -283,6 +293,8 @@ class Job:
                     continue
                 figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids, self.pieces)
+                if answer.reasoning is not None:
+                    line["reasoning"] = answer.reasoning
                 if self.attempt.changes:
                     line["retried_with"] = self.attempt.changes
                 if verdict.failure:
