@@ -87,8 +87,7 @@ def verified() -> list[tuple[str, Setting]]:
         ("verified, draft rows", drafted(0, 10)),
         ("plain", {"tau_conf": 0.9}),
         ("control", {"extra_fill": 1}),
-        ("verified, both", drafted(1, 12)),
-        ("verified, branches", drafted(7, 1)),
+        ("verified, tree of 8", drafted(7, 10)),
         ("control", {"extra_fill": 2}),
         ("LoPA published", {"branches": 7}),
     ]
@@ -96,8 +95,8 @@ def verified() -> list[tuple[str, Setting]]:
 
 def depths() -> list[tuple[str, Setting]]:
     """Branches x drafts of verified lookahead."""
-    grid_of = [(0, m) for m in (2, 4, 8, 12, 16)] + [(1, m) for m in (1, 4, 8, 12)] + [(3, m) for m in (1, 4, 8)]
-    return [("verified", drafted(k, m)) for k, m in [*grid_of, (7, 1), (7, 4)]]
+    grid_of = [(0, m) for m in (2, 4, 8, 12, 16)] + [(k, 10) for k in (1, 3, 15)]
+    return [("verified", drafted(k, m)) for k, m in [*grid_of, (7, 1)]]
 
 
 def temperatures() -> list[tuple[str, Setting]]:
@@ -125,7 +124,7 @@ def final() -> list[tuple[str, Setting]]:
         ("left to right", dict(LEFT_TO_RIGHT)),
         ("plain", {"tau_conf": 0.9}),
         ("verified, draft rows", drafted(0, 10)),
-        ("verified, branches", drafted(7, 1)),
+        ("verified, tree of 8", drafted(7, 10)),
         ("LoPA published", {"branches": 7}),
         ("LoPA published", {"branches": 1}),
         ("control", {"extra_fill": 1}),
@@ -294,9 +293,8 @@ STYLES = {
     "control 1": ("^", "#94a3b8", "control: +1 a step, unverified"),
     "control 2": ("v", "#94a3b8", "control: +2 a step, unverified"),
     "LoPA published": ("s", "#dc2626", "LoPA as published, k = 7"),
-    "verified, branches": ("P", "#059669", "verified, 7 branches of one draft"),
     "verified, draft rows": ("D", "#2563eb", "verified, 10 drafts in rows (the default)"),
-    "verified, both": ("X", "#7c3aed", "verified, 1 lookahead branch, 12 drafts in each"),
+    "verified, tree of 8": ("P", "#059669", "verified, a tree of 8 branches with 10 drafts"),
 }
 
 

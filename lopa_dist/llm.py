@@ -200,7 +200,7 @@ class LLM:
         for index, (item, continuation) in enumerate(zip(items_of(prompts, None), continuations, strict=True)):
             found = encoder.encode_pair(index, item, continuation)
             if isinstance(found, Rejection):
-                raise ValueError(f"prompts[{index}]: {found.message.removeprefix(f'line {index + 1}: ')}")
+                raise ValueError(reason_of(found, item))
             given.append(Given.seeded(*found, config.seed))
         with self.joined(config, max(len(given), self.world.size), 1) as group:
             return self.likelihoods(config, given, samples, group)
@@ -376,11 +376,14 @@ def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     refused = [one for one in found if isinstance(one, Rejection)]
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        origin = items[refused[0].index].origin
-        assert origin
-        reason = refused[0].message.removeprefix(f"line {origin.line}: ")
-        raise ValueError(f"prompts[{origin.line - 1}]: {reason}{more}")
+        raise ValueError(f"{reason_of(refused[0], items[refused[0].index])}{more}")
     return [one for one in found if isinstance(one, Request)]
+
+
+def reason_of(rejection: Rejection, item: Item) -> str:
+    """Why a prompt was refused, and which one: prompts have no lines."""
+    assert item.origin
+    return f"prompts[{item.origin.line - 1}]: {rejection.message.removeprefix(f'line {item.origin.line}: ')}"
 
 
 @contextmanager

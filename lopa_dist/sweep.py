@@ -1,17 +1,43 @@
-"""A sweep's points before the first of them starts: each is a configuration, and must be one that can be used."""
+"""What jobs would refuse, before they are started: the points of a sweep, and a job that a script would start."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_files, composed
+from lopa_dist.config import check_files, check_keys, composed, plain, with_own_model
+from lopa_dist.parallel.launcher import LaunchError
+from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # points that a message names
+
+
+def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
+    """Raise a ValueError where a job with these overrides, on so many ranks, would not begin."""
+    config = composed(list(overrides))
+    check_files(config)
+    if config.task.input:
+        check(config.task.input)
+    if ranks is not None:
+        parallel = config.parallel
+        choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
+
+
+def main(ranks: int, arguments: Sequence[str]) -> None:
+    """What `--dry-run` of a launch script asks: exit with a message where the job would not begin."""
+    try:
+        check_keys([a for a in arguments if not a.startswith("-")])
+        own = [a for a in with_own_model(list(arguments)) if not a.startswith(("hydra", "-"))]
+        check_job(own, ranks)
+    except (ValueError, LaunchError, OmegaConfBaseException) as error:
+        reason = plain(error) if isinstance(error, OmegaConfBaseException) else str(error)
+        sys.exit(f"lopa-dist: the job would be refused: {reason}")
 
 
 def check_points(arguments: Sequence[str]) -> None:
@@ -30,10 +56,7 @@ def check_points(arguments: Sequence[str]) -> None:
     refused = []
     for point in points:
         try:
-            config = composed(list(point))
-            check_files(config)
-            if config.task.input:
-                check(config.task.input)
+            check_job(point)
         except ValueError as error:
             refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
     if not refused:

@@ -4,7 +4,8 @@
 #
 # Environment: BIN (folder of the programs, default .venv/bin), RANKS (processes a node where there are no GPUs, default 2),
 # LAUNCH=torchrun|srun|mpirun (default torchrun), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
-# folder for temporary files). The job goes on where it was when Slurm requeues it: its run folder bears the job's number.
+# folder for temporary files). The job goes on where it was when Slurm requeues it: its run folder bears the job's number,
+# and has a link to the log, slurm.log. A dry run checks what the job would; it believes that a node has RANKS ranks.
 set -euo pipefail
 
 ROOT=${SLURM_SUBMIT_DIR:-$(cd "$(dirname "${BASH_SOURCE[1]}")/.." && pwd)}
@@ -97,6 +98,7 @@ command_line() {
     local nodes=${SLURM_JOB_NUM_NODES:-1} per_node=${SLURM_GPUS_ON_NODE:-${RANKS:-2}} step=()
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HYDRA_FULL_ERROR=1
     [ -n "${SCRATCH:-}" ] && export TMPDIR="$SCRATCH" TRITON_CACHE_DIR="$SCRATCH/triton" TORCHINDUCTOR_CACHE_DIR="$SCRATCH/inductor"
+    WORLD=$((nodes * per_node))
     local common=(--nodes "$nodes" --kill-on-bad-exit=1 --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}")
     case ${LAUNCH:-torchrun} in
         torchrun)
@@ -112,6 +114,24 @@ command_line() {
         *) echo "LAUNCH=$LAUNCH: must be torchrun, srun or mpirun" >&2; exit 2 ;;
     esac
     COMMAND+=("${WORK[@]}")
+}
+
+# What the job would refuse: its settings and files, and ranks that do not fit.
+check_settings() {
+    if [ ! -x "$BIN/python" ]; then
+        echo "not checked, for there is no $BIN/python: run 'make install', or set BIN to your environment's bin" >&2
+        return
+    fi
+    "$BIN/python" -c 'import sys; from lopa_dist.sweep import main; main(int(sys.argv[1]), sys.argv[2:])' "$WORLD" "${WORK[@]}"
+}
+
+# The log's name has the job's number, which for a task of an array is another one than that of its folder.
+link_log() {
+    local log folder
+    log=$(readlink "/proc/$$/fd/1" || true) folder=$(value_of hydra.run.dir "${WORK[@]}")
+    if [ -n "${SLURM_JOB_ID:-}" ] && [ -f "$log" ] && [ -n "$folder" ]; then
+        { mkdir -p "$folder" && ln -sfn "$log" "$folder/slurm.log"; } || true
+    fi
 }
 
 end_child() { kill -TERM "$CHILD" 2>/dev/null || true; } # it may have ended by itself
@@ -140,9 +160,11 @@ lopa_launch() {
         echo "in $ROOT, with OMP_NUM_THREADS=$OMP_NUM_THREADS:"
         printf '%q ' "${COMMAND[@]}"
         echo
+        check_settings
         return
     fi
     [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
+    link_log
     ASKED=0 CHILD=
     trap on_signal USR1 TERM
     "${COMMAND[@]}" &

@@ -25,7 +25,10 @@ def started(script: Path, cwd: Path, **environment: str) -> subprocess.Completed
 def dry_run(script: Path, cwd: Path, *given: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The same with more overrides."""
     command = ["bash", str(script), "--dry-run", "model.path=m", "task.input=p.jsonl", *given]
-    return subprocess.run(command, cwd=cwd, env=OUTSIDE | environment, capture_output=True, text=True, check=False)
+    unchecked = {"BIN": "nowhere"}  # without an interpreter nothing is checked
+    return subprocess.run(
+        command, cwd=cwd, env=OUTSIDE | unchecked | environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -34,6 +37,26 @@ def test_a_dry_run_prints_the_command(script: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert f"in {ROOT}, with OMP_NUM_THREADS=" in ran.stdout
     assert "model.path=m task.input=p.jsonl" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["parallel.branch=8", "decode=lopa"], "= 8, but the job has 2 ranks; start 8 ranks"),
+        (["task.input=nothing.jsonl"], "refused: task.input=nothing.jsonl: no such file"),
+        (["decode.tau_conf=1.5"], "refused: decode.tau_conf=1.5: must be between 0 and 1"),
+        (["decode.drfts=3"], "did you mean decode.drafts"),
+        (["task.input=examples/prompts.jsonl", "parallel.branch=2"], ""),
+    ],
+)
+def test_a_dry_run_refuses_what_the_job_would(given: list[str], said: str) -> None:
+    environment = OUTSIDE | {"BIN": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
+    if not any("task.input" in text for text in given):
+        given = [*given, "task.input=examples/prompts.jsonl"]
+    command = ["bash", str(ROOT / "launch" / "batch.sh"), "--dry-run", "model=embedded", *given]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode != 0) == bool(said), ran.stderr
+    assert said in ran.stderr
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -63,7 +86,7 @@ def test_scripts_ask_slurm_for_the_same() -> None:
 )
 def test_which_task_a_script_runs(script: str, given: list[str], work: str) -> None:
     command = ["bash", str(ROOT / "launch" / f"{script}.sh"), "--dry-run", *given]
-    ran = subprocess.run(command, env=OUTSIDE, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, env=OUTSIDE | {"BIN": "nowhere"}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.rstrip().split("-m lopa_dist")[1].strip() == work
     assert ("instead" in ran.stdout) == (not work)

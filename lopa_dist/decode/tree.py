@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
@@ -200,13 +201,15 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
         m: drafts that a branch verifies.
     """
     slots, n = first.shape
-    first, second = (p.log().clamp(min=LEAST).nan_to_num(LEAST) for p in chances(first.double(), second.double()))
-    before = first.cumsum(1) - first
-    final = torch.stack([before + first, before + second], 2).view(slots, 1, -1)  # [S, 1, 2 n]
-    other = torch.cat([first.new_zeros(slots, 1), second - first], 1)  # [S, 1 + n]
+    both = (
+        torch.stack(chances(first.double(), second.double()), 2).log().clamp(min=LEAST).nan_to_num(LEAST)
+    )  # [S, n, 2]
+    first = both[..., 0]
     number = arange(n, first.device)
-    there = (number < count[:, None]).repeat_interleave(2, 1)
-    weight = (other[..., None] + final + table(m, n, first.device)).masked_fill(~there[:, None], -torch.inf)
+    before = torch.where(number < count[:, None], first.cumsum(1) - first, -torch.inf)
+    final = (before[..., None] + both).view(slots, 1, -1)  # [S, 1, 2 n]
+    other = F.pad(both[..., 1] - first, (1, 0))  # [S, 1 + n]
+    weight = other[..., None] + final + table(m, n, first.device)
     best = weight.flatten(1).topk(min(k, weight[0].numel()), dim=1)
     earlier, at = best.indices // (2 * n) - 1, best.indices % (2 * n)
     last = at // 2

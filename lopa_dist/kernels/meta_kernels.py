@@ -64,25 +64,32 @@ def attend_kernel(
     peak = tl.full([BM], LOWEST, tl.float32)
     n = tl.arange(0, BN)
 
+    row_lo = tl.load(lo + at, mask=valid, other=0)
+    row_hi = tl.load(hi + at, mask=valid, other=0)
     if BOUNDED:
-        # all cached tokens in blocks that begin at fixed tokens, wherever a row's bound lies: its sum has one order
-        blocks0 = tl.cdiv(s0_len, BN)
-        blocks1 = tl.cdiv(s1_len, BN)
+        # blocks of columns begin at fixed tokens, wherever a row's bound lies, and own columns go on behind the cached
+        # ones: so a row's sum has one order, whether what it sees is cached or of this forward
+        own0 = tl.where(s1_len > 0, 0, c1 - c0)
+        own1 = c1 - c0 - own0
+        blocks0 = tl.cdiv(s0_len + own0, BN)
+        blocks1 = tl.cdiv(s1_len + own1, BN)
         bound = tl.load(seen + at, mask=valid, other=0) - before
         for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
-            c = tl.where(block < blocks0, block, block - blocks0) * BN + n  # within its range
-            slot = (tl.where(block < blocks0, s0_base, s1_base) + c).to(tl.int64)
-            there = c < tl.where(block < blocks0, s0_len, s1_len)
+            first = block < blocks0
+            c = tl.where(first, block, block - blocks0) * BN + n  # within its range
+            own = c - tl.where(first, s0_len, s1_len)  # negative: cached
+            slot = tl.where(own < 0, tl.where(first, s0_base, s1_base) + c, scratch + c0 + own).to(tl.int64)
+            there = own < tl.where(first, own0, own1)
             k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
             scores = tl.dot(query, k, input_precision=PRECISION)
-            column = c + tl.where(block < blocks0, 0, s0_len)
-            scores = tl.where(there[None, :] & (column[None, :] < bound[:, None]), scores, float("-inf"))
+            cached = (own < 0)[None, :] & ((c + tl.where(first, 0, s0_len))[None, :] < bound[:, None])
+            column = (c0 + own)[None, :]
+            visible = cached | (own >= 0)[None, :] & (column >= row_lo[:, None]) & (column < row_hi[:, None])
+            scores = tl.where(visible & there[None, :], scores, float("-inf"))
             v = tl.load(
                 values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
             )
             total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
-        rest0 = 0
-        cached = 0
     else:
         # whole blocks of cached tokens: every row sees all of them, no mask
         blocks0 = s0_len // BN
@@ -93,24 +100,25 @@ def attend_kernel(
             scores = tl.dot(query, k, input_precision=PRECISION)
             v = tl.load(values + base * v_slot + n[:, None] * v_slot + d[None, :], mask=inside[None, :], other=0.0)
             total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
+        # the rest of both ranges and the own columns, side by side; slots outside are not read: they may hold NaN
         rest0 = s0_len % BN
         cached = rest0 + s1_len % BN
-
-    # the rest of both ranges and the own columns, side by side; slots outside are not read: they may hold NaN
-    columns = cached + c1 - c0
-    row_lo = cached - c0 + tl.load(lo + at, mask=valid, other=0)
-    row_hi = tl.minimum(cached - c0 + tl.load(hi + at, mask=valid, other=0), columns)  # a part ends before its rows do
-    for start in tl.range(0, columns, BN, num_stages=STAGES):
-        c = start + n
-        slot = tl.where(c < rest0, s0_base + blocks0 * BN + c, s1_base + blocks1 * BN + c - rest0)
-        slot = tl.where(c < cached, slot, scratch + c0 + c - cached).to(tl.int64)
-        there = c < columns
-        k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
-        scores = tl.dot(query, k, input_precision=PRECISION)
-        visible = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
-        scores = tl.where(visible, scores, float("-inf"))
-        v = tl.load(values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
+        columns = cached + c1 - c0
+        row_lo += cached - c0
+        row_hi = tl.minimum(row_hi + cached - c0, columns)  # a part ends before its rows do
+        for start in tl.range(0, columns, BN, num_stages=STAGES):
+            c = start + n
+            slot = tl.where(c < rest0, s0_base + blocks0 * BN + c, s1_base + blocks1 * BN + c - rest0)
+            slot = tl.where(c < cached, slot, scratch + c0 + c - cached).to(tl.int64)
+            there = c < columns
+            k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+            scores = tl.dot(query, k, input_precision=PRECISION)
+            visible = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
+            scores = tl.where(visible, scores, float("-inf"))
+            v = tl.load(
+                values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
+            )
+            total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
 
     some = tl.where(norm > 0, norm, 1.0)
     result = total / some[:, None]  # 0 where a row sees nothing

@@ -79,6 +79,7 @@ class Group:
                 self._split_torch(device, timeout)
         except RuntimeError as error:
             if hasattr(self, "failures"):
+                self.failures.announce(error)
                 self.failures.close()
             raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
 

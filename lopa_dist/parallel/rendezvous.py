@@ -15,12 +15,15 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi
+from lopa_dist.parallel.neighbours import ended_here
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
 
 log = logging.getLogger("lopa_dist")
 POLL_S = 0.02
 REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
+CONNECT_S = 10.0  # for one try
+LOOK_S = 1.0  # between looks for ranks that have ended
 WORD_S = 30.0  # between lines that say who is awaited
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
 SLURM_START = (  # of a job step
@@ -65,7 +68,18 @@ def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, st
         share_by_mpi(world, endpoint) if world.launcher == "mpirun" else share_by_file(world, endpoint, environment)
     )
     address, number = endpoint.split()
+    if first is None:  # torch would wait for it without a word
+        wait_until(lambda: answers(address, int(number)), world, lambda: f"rank 0 does not answer at {endpoint}")
     return first or TCPStore(address, int(number), world.size, False, JOIN), "lopa_dist"
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether anything listens on a port."""
+    try:
+        socket.create_connection((address, port), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def common_start(store: Store, world: World) -> int:
@@ -106,11 +120,17 @@ def wait_until(
     """Return when `reached` says so; a line now and then says what is awaited.
 
     Raises:
-        LaunchError: that took longer than `limit_s`; the message is the `state`.
+        LaunchError: that took longer than `limit_s`, or a rank of this host has ended; the message has the `state`.
     """
-    began = said = time.monotonic()
+    began = said = looked = time.monotonic()
+    ended: set[int] = set()
     while not reached():
         now = time.monotonic()
+        if now - looked > LOOK_S:
+            before, ended, looked = ended, {*ended_here()}, now
+            if gone := sorted(before & ended):  # not only for a moment; what it announced was seen by `reached`
+                names = f"{' and '.join(f'rank {rank}' for rank in gone)} of {world.size}"
+                raise LaunchError(f"{names} ended before all had joined: killed, or it says why itself ({state()})")
         if now - began > limit_s:
             raise LaunchError(f"{state()}, after {limit_s:.0f} s")
         if now - said > WORD_S and world.local_rank == 0:

@@ -17,6 +17,7 @@ from torch import Tensor
 from lopa_dist.kernels.meta_attention import Launch, MetaPlan, attend_meta, attend_tiles_plain, launch_for
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.kernels.tiles import Capacity, Split, capacity, tile, tile_rows_for
+from lopa_dist.ragged import Ints
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.mixes import Mix, mixes, poisoned, subset, tensors
 
@@ -232,6 +233,49 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(RuntimeError, match="pip install triton"):
         attend_meta(q, keys, values, plan)
+
+
+@few
+@given(cached=st.integers(1, 50), rows=st.integers(1, 20), tail=st.integers(0, 20), seed=st.integers(0, 1000))
+def test_a_row_has_the_same_bits_whether_what_it_sees_is_cached_or_of_this_forward(
+    cached: int, rows: int, tail: int, seed: int
+) -> None:
+    """A causal model's drafts are verified in the pool as the chain, and in scratch as a branch beside it."""
+    group, dim, total = 2, 16, 32
+    torch.manual_seed(seed)
+    q = torch.randn(total, KV_HEADS * group, dim)
+    k, v = torch.randn(2, cached + tail + rows + total, KV_HEADS, dim)
+    scratch = cached + tail + rows
+    own = slice(cached + tail, scratch)
+    for of in (k, v):  # of the same tokens: behind the cached ones, and in scratch
+        of[scratch : scratch + rows] = of[own]
+    number, none = np.arange(rows), np.zeros(total, np.int64)
+    before = cached + tail
+    seen, hi = none.copy(), none.copy()
+
+    def attend(behind: int, seen: Ints, hi: Ints) -> Tensor:
+        """With `behind` of the rows' own tokens among the cached ones."""
+        ranges = (np.array([cached]), np.array([tail + behind])) if tail else None
+        shared = cached if tail else cached + behind
+        one = Segments(
+            np.array([0]),
+            np.array([rows]),
+            np.array([0]),
+            np.array([shared]),
+            np.array([scratch]),
+            hi,
+            ranges,
+            None,
+            seen,
+        )
+        mix = Mix(one, total, len(k), scratch, [0])
+        return meta(plan_for(mix, group, dim, (16, None, False)), q, k, v)[:rows]
+
+    seen[:rows] = before + number + 1
+    chain = attend(rows, seen, none)
+    seen, hi[:rows] = none.copy(), number + 1
+    seen[:rows] = before
+    assert torch.equal(attend(0, seen, hi), chain)
 
 
 def variant(arch: int, group: int, height: int, dim: int = 128, dtype: str = "bf16", bounded: bool = False) -> Variant:

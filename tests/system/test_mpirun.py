@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.system import many_calls
+
 MPIRUN = Path(sys.executable).parent / "mpirun"
 pytestmark = [
     pytest.mark.system,
@@ -44,3 +46,9 @@ def test_two_ranks(tmp_path: Path, one_process: list[str], mesh: str, backend: s
     assert job(tmp_path, 2, mesh, f"parallel.backend={backend}") == one_process
     world = json.loads((tmp_path / "report.json").read_text())["world"]
     assert (world["launcher"], world["backend"]) == ("mpirun", backend)
+
+
+def test_call_after_call_holds_no_more_files_or_threads(tmp_path: Path) -> None:
+    """A few calls; `python -m tests.system.many_calls` makes 300, also under torchrun."""
+    for rank, held in enumerate(many_calls.run("mpirun", 9, tmp_path)):
+        assert many_calls.constant(held), (rank, held)

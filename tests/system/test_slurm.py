@@ -50,6 +50,8 @@ def test_sbatch_on_two_nodes(cluster: dict[str, str], one_process: list[str], tm
         state = subprocess.run(ask, env=cluster, capture_output=True, text=True, check=True).stdout.strip()
     assert state == "COMPLETED", log.read_text()[-3000:]
     assert "the embedded model runs on its own word problems" in log.read_text()
+    assert (tmp_path / "run" / "slurm.log").resolve() == log.resolve()
+    assert "12 requests: accuracy " in log.read_text().splitlines()[-1]
     assert texts(tmp_path / "run") == one_process[:12]
     world = json.loads((tmp_path / "run" / "report.json").read_text())["world"]
     assert (world["size"], world["data"], world["branch"]) == (4, 2, 2)
@@ -63,6 +65,19 @@ def test_srun_without_torchrun(cluster: dict[str, str], one_process: list[str], 
     assert texts(tmp_path) == one_process[:12]
     assert json.loads((tmp_path / "report.json").read_text())["world"]["launcher"] == "srun"
     assert not list(ROOT.glob(".lopa_dist-rendezvous*"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_while_joining_is_named_by_its_neighbour(
+    cluster: dict[str, str], tmp_path: Path, rank: int
+) -> None:
+    """Plain srun lets the others go on."""
+    fault = ["-m", "tests.system.random_faults", "run", "joining", str(rank), "SIGKILL", "itself"]
+    command = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", sys.executable, *fault, *OVERRIDES]
+    command += [f"hydra.run.dir={tmp_path}", "parallel.branch=2", "parallel.threads=1"]
+    done = subprocess.run(command, env=cluster, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode != 0
+    assert f"rank {rank} of 2 ended before all had joined" in done.stderr, done.stderr[-3000:]
 
 
 def submit(cluster: dict[str, str], log: Path, *arguments: str) -> str:

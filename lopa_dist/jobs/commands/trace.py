@@ -166,13 +166,18 @@ def trace(folder: Path, which: str) -> Trace:
 def result(folder: Path, which: str) -> dict[str, Any]:
     """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
     by_index: dict[str, Any] | None = None
+    samples = []
     for _, line in result_lines(folder / "results.jsonl"):
         if line["custom_id"] == which:
             return line
+        if line["custom_id"].rpartition("#")[0] == which:
+            samples.append(line["custom_id"])
         if str(line["index"]) == which:
             by_index = line
     if by_index is not None:
         return by_index
+    if samples:
+        raise ValueError(f"{folder}: {which} has {len(samples)} answers; name one: {samples[0]} to {samples[-1]}")
     raise ValueError(f"{folder}: no request {which!r}; give a custom_id or an index (from 0) of results.jsonl")
 
 

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta
@@ -22,6 +22,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
 
+SPACE = "\u2581"  # how the tokenizers of the package write it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -183,8 +184,13 @@ class Encoder:
         """Count a prompt with words that the model does not know."""
         self.strange_prompts += 1
         if len(self.strange) < 3:
-            spelt = takewhile(self.bytes.__contains__, dropwhile(lambda i: i not in self.bytes, ids))
-            self.strange.append(str(self.tokenizer.decode(list(spelt))))
+            pieces = self.tokenizer.convert_ids_to_tokens(ids)
+            at = next(i for i, token in enumerate(ids) if token in self.bytes)
+            begin = next((i for i in range(at, -1, -1) if pieces[i].startswith(SPACE)), at)
+            word = takewhile(
+                lambda i: i == begin or pieces[i][0] not in (SPACE, "<") or ids[i] in self.bytes, range(begin, len(ids))
+            )
+            self.strange.append(str(self.tokenizer.decode([ids[i] for i in word])).strip())
 
     def warning(self) -> str:
         """What to say of prompts with words that a model of the package does not know; empty where there are none."""

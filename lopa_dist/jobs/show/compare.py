@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.encodable import encodable
+from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.page import Point, Scatter, front, place_labels, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.report import accuracy_interval, judged, table
@@ -27,7 +28,6 @@ from lopa_dist.jobs.show.sweep import (
     grouped,
     load_reports,
     settings_by_name,
-    shown,
     unfinished,
 )
 from lopa_dist.whole import named as naming
@@ -135,11 +135,11 @@ def print_table(
     """Print the columns that fit: a number of requests that all runs have stands in the title."""
     knobs = range(1, 1 + len(differing([group.report for group in groups])))
     counts = {group.report["requests"] for group in groups}
-    if len(counts) == 1:
-        title += f", {counts.pop()} requests each"
+    if one := len(counts) == 1:
+        title += f", {counts.pop()} requests{' each' if len(groups) > 1 else ''}"
     # names that a person gave say more than settings, which are left out on a narrow terminal
     columns = [i for i in range(start, len(head)) if start or i not in knobs or console.width >= 120]
-    if "requests each" in title:
+    if one:
         columns.remove(len(head) - 1)
     printed = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i in columns:

@@ -134,7 +134,8 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     middle = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 1 + z**2 / count
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    low, high = max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return min(low, share), max(high, share)  # which rounding may leave out where all or none are right
 
 
 def reliability(figures: Columns) -> list[dict[str, float]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist import __version__
-from lopa_dist.config import Config, ModelOptions, TaskConfig
+from lopa_dist.config import Config, ModelOptions, TaskConfig, typed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.whole import whole
 
@@ -123,18 +124,22 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
     branch = report["branch"]
     total = max(1, sum(branch["wins"]))
     wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
-    knobs = ", ".join(f"{k}={v}" for k, v in decode.items())
-    where = f"{world['size']} x {world['launcher']}, {world['branch']} branch ranks, backend {world['backend']}"
-    attempts = f"Attempts: {report['attempts']}. Times of steps, bytes and the wall time are those of the last one."
+    knobs = " ".join(typed(f"decode.{key}", shown(value)) for key, value in decode.items())
+    ranks = "1 rank" if world["size"] == 1 else f"{world['size']} ranks ({world['branch']} branch ranks a replica)"
+    where = f"{ranks}, started by {world['launcher']}, backend {world['backend']}"
     drafts = report.get("drafts")
     shares = drafts["acceptance"] if drafts else []
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
     parts = [
         f"# {report['task']['name']} with {report['model']['path']}",
         table(("figure", "value"), figures(report)),
-        f"Branches: 1 anchor and {branch['k']} lookahead. Wins: {wins if sum(branch['wins']) else 'no choice'}.",
-        *([drafts_sentence(drafts), table(depths, [[f"{share:.0%}" for share in shares]])] if drafts else []),
-        *([attempts] if report["attempts"] > 1 else []),
+        f"Branches: 1 anchor and {branch['k']} lookahead.{f' Wins: {wins}.' if sum(branch['wins']) else ''}",
+        *(
+            [drafts_sentence(drafts, branch["wins"]), table(depths, [[f"{share:.0%}" for share in shares]])]
+            if drafts
+            else []
+        ),
+        *([attempts_sentence(report)] if report["attempts"] > 1 else []),
         *([UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []),
         "## Where a step's time goes",
         table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
@@ -147,20 +152,38 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         table(("tokens", "forwards", "TPF", "tokens/s"), [counted]),
         "## Settings",
         f"`{knobs}`",
-        f"World: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
+        f"Ranks: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def drafts_sentence(drafts: dict[str, Any]) -> str:
-    """Return how many drafts were accepted, and what that means."""
+def attempts_sentence(report: dict[str, Any]) -> str:
+    """Which attempt a figure is of, where there were several; else empty."""
+    if report.get("attempts", 1) < 2:
+        return ""
+    return (
+        f"Attempts: {report['attempts']}. What is counted, and tokens a second, is of all of them; times of steps, "
+        "bytes and the wall time are those of the last one."
+    )
+
+
+def drafts_sentence(drafts: dict[str, Any], wins: Sequence[int]) -> str:
+    """Return how many drafts were accepted, and what that means.
+
+    Args:
+        drafts: of the report.
+        wins: forwards by the branch that won, of those with several.
+    """
     chains = {int(length): count for length, count in drafts.get("chains", {}).items()}
     verified = sum(length * count for length, count in chains.items()) / max(1, sum(chains.values()))
     some = f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} a branch"
     share = f" ({drafts['accepted_share']:.0%} of those verified)" if "accepted_share" in drafts else ""
+    others = sum(wins[1:]) / max(1, sum(wins))
+    tree = f" In {others:.0%} of the forwards with branches, one that holds second choices won." if sum(wins) else ""
     return (
         f"Drafts: {some}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}. A draft is accepted if the "
-        "model, in the context of the drafts before it, predicts the same token. Accepted with all before it, by depth:"
+        f"model, in the context of the drafts before it, predicts the same token.{tree} "
+        "Accepted with all before it, by depth:"
     )
 
 

@@ -15,7 +15,7 @@ from lopa_dist.jobs.commands.explain import settings_of, shown
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
-from lopa_dist.jobs.show.report import accuracy_interval, drafts_sentence, figures, settings
+from lopa_dist.jobs.show.report import accuracy_interval, attempts_sentence, drafts_sentence, figures, settings
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
@@ -51,10 +51,13 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         title=f"{report['task']['name']} with {report['model']['path']}",
         headline=headline(report),
         tiles=tiles(report),
-        drafts=drafts_sentence(report["drafts"]) if "drafts" in report else "",
+        drafts=drafts_sentence(report["drafts"], report.get("branch", {}).get("wins", []))
+        if "drafts" in report
+        else "",
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),
+        attempts=attempts_sentence(report),
         answers=some_answers(folder, questions),
         looked_at=LOOKED_AT,
         changed=[row for row in rows if row[1] != row[2]],
@@ -184,7 +187,8 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
         yield bars("Which branch won", "branch", names, [won / sum(wins) for won in wins], ".0%")
     if "step_ms" in report:
         phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
-        yield bars("Where a step's time goes", "milliseconds a step", list(phases), list(phases.values()), ".2f")
+        last = " in the last attempt" if report.get("attempts", 1) > 1 else ""
+        yield bars(f"Where a step's time goes{last}", "milliseconds a step", list(phases), list(phases.values()), ".2f")
 
 
 def results(folder: Path) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from lopa_dist.checks import UserError
+from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import read_report
 
@@ -126,11 +127,6 @@ def find_baseline(groups: Sequence[Group], asked: str) -> Group:
 def in_words(report: dict[str, Any]) -> dict[str, str]:
     """Settings by name, as they are given on the command line."""
     return {key: shown(value) for key, value in settings_by_name(report).items()}
-
-
-def shown(value: Any) -> str:
-    """A setting's value, as it is given on the command line."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def differences(groups: Sequence[Group], baseline: Group) -> list[Paired | None]:

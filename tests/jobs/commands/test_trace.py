@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '{"custom_id": "<b>&", "prompt": "Ben has 12 pens . Ben gives 5 away . How many pens does Ben have now ?"}\n'
         '{"custom_id": "bad", "prompt": ""}\n'
         '{"custom_id": "0", "prompt": ""}\n'
+        '{"custom_id": "two", "prompt": "Ann has 3 books .", "n": 2, "max_tokens": 2}\n'
     )
     run(config(TaskConfig("batch", None, str(prompts))), place, World("python"))
     return place
@@ -114,7 +115,12 @@ def test_index_and_custom_id_name_the_same(folder: Path, found: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "message"), [("nobody", "no request 'nobody'"), ("bad", "has no answer to trace: line 3: prompt must be")]
+    ("which", "message"),
+    [
+        ("nobody", "no request 'nobody'"),
+        ("two", "two has 2 answers; name one: two#0 to two#1"),
+        ("bad", "has no answer to trace: line 3: prompt must be"),
+    ],
 )
 def test_what_cannot_be_traced_says_why(folder: Path, which: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

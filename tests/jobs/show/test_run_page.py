@@ -11,6 +11,7 @@ import pytest
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare
+from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.report import accuracy_interval, figures, read_report
 from lopa_dist.jobs.show.run_page import LONGEST, asked, asked_again, short, write_run_page
 from lopa_dist.parallel.launcher import World
@@ -63,6 +64,9 @@ def test_a_job_leaves_a_page_with_its_figures(judged: Path) -> None:
 def test_few_answers_that_are_all_right_prove_little() -> None:
     low, high = accuracy_interval({"accuracy": 1.0, "requests": 12, "errors": 2})
     assert (low, high) == (pytest.approx(0.722, abs=1e-3), 1.0)
+    assert all(
+        low <= right / n <= high for n in range(1, 300) for right in (0, 1, n) for low, high in [wilson(right / n, n)]
+    )
     low, high = accuracy_interval({"accuracy": 0.5, "requests": 10_000, "errors": 0})
     assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.5098, abs=1e-4))
 

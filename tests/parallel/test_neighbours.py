@@ -1,0 +1,53 @@
+"""A rank of this host that has ended is noticed by the others, as long as nothing is doubtful."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lopa_dist.parallel.neighbours import ended_here
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="needs /proc")
+
+STEP = """
+import os, subprocess, sys
+open("/proc/self/comm", "w").write(sys.argv[1])
+def start(rank, program):
+    environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+                   "SLURM_GTIDS": "0,1,2"}
+    return subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE)
+look = "from lopa_dist.parallel.neighbours import ended_here; print(ended_here(), flush=True)"
+waiting = start(2, "input()")
+dead = start(1, "")
+dead.stdin.close()
+if sys.argv[2] == "reaped":
+    dead.wait()
+else:
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+other = subprocess.Popen(["sleep", "60"]) if sys.argv[2] == "doubtful" else None
+start(0, look).wait()
+waiting.kill()
+waiting.wait()
+if other: other.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("parent", "case", "said"),
+    [
+        ("slurmstepd", "reaped", "[1]"),
+        ("slurmstepd", "not reaped", "[1]"),
+        ("slurmstepd", "doubtful", "[]"),  # a process that may be a rank soon
+        ("bash", "reaped", "[]"),  # a rank that has ended is not its child
+    ],
+)
+def test_who_has_ended(parent: str, case: str, said: str) -> None:
+    command = [sys.executable, "-c", STEP, parent, case]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip() == said
+
+
+def test_other_launchers_end_a_job_themselves() -> None:
+    assert ended_here({}) == []
