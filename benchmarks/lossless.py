@@ -3,11 +3,13 @@
     python -m benchmarks.lossless --part texts                     # 2,000 problems: half an hour
     python -m benchmarks.lossless --part speed                     # 256 problems, 1 to 256 in flight: half an hour
     python -m benchmarks.lossless --part speed --problems 64 --in-flight 1
+    python -m benchmarks.lossless --part texts --seed 2 --temperature 0 --decoding "n = 8" --decoding auto
+    python -m benchmarks.lossless --part texts --in-flight 4 --in-flight 256 --temperature 0 --decoding "n = 8"
 
-On one thread, with the held-out problems of `--seed`. `texts` compares every text with that of one token at a time,
-greedy and sampled. In `speed` the ways of decoding take turns, in `--rounds` rounds whose medians count, and the masked
-model with its best settings takes part. Seconds are those of the processor, which other work beside it hardly changes;
-`wall_tokens_per_s` is by the clock. Results go to benchmarks/results/lossless.json.
+On one thread, with the held-out problems of `--seed`. `texts` compares every text with that of one token at a time with
+64 in flight, greedy and sampled. In `speed` the ways of decoding take turns, in `--rounds` rounds whose medians count,
+and the masked model with its best settings takes part. Seconds are those of the processor, which other work beside it
+hardly changes; `wall_tokens_per_s` is by the clock. Results go to benchmarks/results/lossless.json.
 """
 
 from __future__ import annotations
@@ -76,24 +78,33 @@ def generate(builder: EngineBuilder, config: DecodeConfig, in_flight: int, probl
 
 
 def texts(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
-    """Compare every way of looking ahead with one token at a time, at several temperatures."""
+    """Compare ways of looking ahead with one token at a time, at several temperatures."""
     rows = []
-    for temperature in TEMPERATURES:
+    for temperature in arguments.temperature or TEMPERATURES:
         plain: list[list[int]] = []
-        found = {}
-        for name, setting in LOOKAHEADS.items():
-            if temperature and setting.get("drafts") not in (None, 8, "auto"):
-                continue
-            config = replace(CAUSAL, temperature=temperature, **setting)
-            result = generate(builder, config, 64, arguments.problems, arguments.seed)
-            written = result.pop("texts")
-            plain = plain or written
-            result["equal"] = sum(one == other for one, other in zip(written, plain, strict=True))
-            found[name] = result
-            rows.append({"part": "texts", "decoding": name, "temperature": temperature, "in_flight": 64, **result})
-            keep(rows, arguments)
-            print(f"{temperature} {name}: {result['equal']} of {len(plain)} equal", flush=True)
-        show(f"temperature {temperature:g}, {arguments.problems} problems", found)
+        for in_flight in arguments.in_flight or [64]:
+            found = {}
+            for name, setting in LOOKAHEADS.items():
+                drafts = setting.get("drafts")
+                if drafts is None:
+                    wanted = not plain
+                elif arguments.decoding:
+                    wanted = name in arguments.decoding
+                else:
+                    wanted = not temperature or drafts in (8, "auto")
+                if not wanted:
+                    continue
+                config = replace(CAUSAL, temperature=temperature, **setting)
+                result = generate(builder, config, in_flight if plain else 64, arguments.problems, arguments.seed)
+                written = result.pop("texts")
+                plain = plain or written
+                result["equal"] = sum(one == other for one, other in zip(written, plain, strict=True))
+                found[name] = result
+                ran = {"part": "texts", "decoding": name, "temperature": temperature}
+                rows.append(ran | {"in_flight": in_flight if drafts is not None else 64, **result})
+                keep(rows, arguments)
+                print(f"{temperature} {name}, {in_flight}: {result['equal']} of {len(plain)} equal", flush=True)
+            show(f"temperature {temperature:g}, {arguments.problems} problems, {in_flight} in flight", found)
 
 
 def speed(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
@@ -102,6 +113,8 @@ def speed(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
     masked.load(warn=False)
     ways = {name: (builder, replace(CAUSAL, **setting)) for name, setting in LOOKAHEADS.items()}
     ways |= {name: (masked, replace(MASKED, **setting)) for name, setting in MASKED_SETTINGS.items()}
+    if arguments.decoding:
+        ways = {name: way for name, way in ways.items() if name in ("one token at a time", *arguments.decoding)}
     rows = []
     for in_flight in arguments.in_flight or IN_FLIGHT:
         problems = max(arguments.problems if in_flight > 1 else arguments.problems // 4, in_flight)
@@ -142,7 +155,9 @@ def main() -> None:
     parser.add_argument("--problems", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--in-flight", type=int, action="append", help=f"sequences; may be repeated ({IN_FLIGHT})")
+    parser.add_argument("--in-flight", type=int, action="append", help=f"may be repeated ({IN_FLIGHT}; 64 for texts)")
+    parser.add_argument("--decoding", action="append", help="beside one token at a time; may be repeated (all)")
+    parser.add_argument("--temperature", type=float, action="append", help=f"may be repeated ({TEMPERATURES})")
     arguments = parser.parse_args()
     arguments.problems = arguments.problems or {"texts": 2000, "speed": 256}[arguments.part]
     torch.set_num_threads(1)
@@ -152,12 +167,16 @@ def main() -> None:
 
 
 def keep(rows: list[Found], arguments: argparse.Namespace) -> None:
-    """Write the rows so far, in place of older ones of this part, seed and numbers in flight."""
+    """Write the rows so far, in place of older ones of the same setting."""
     file = RESULTS / "lossless.json"
     older = json.loads(file.read_text())["rows"] if file.exists() else []
-    same = {(arguments.part, arguments.seed, row["in_flight"]) for row in rows}
-    kept = [row for row in older if (row["part"], row["seed"], row["in_flight"]) not in same]
+
+    def setting(row: Found) -> tuple[Any, ...]:
+        return tuple(row.get(key) for key in ("part", "seed", "in_flight", "decoding", "temperature"))
+
     rows = [{"seed": arguments.seed, "problems": arguments.problems, **row} for row in rows]
+    new = {setting(row) for row in rows}
+    kept = [row for row in older if setting(row) not in new]
     machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
     RESULTS.mkdir(exist_ok=True)
     file.write_text(json.dumps(machine | {"rows": kept + rows}, indent=1) + "\n")

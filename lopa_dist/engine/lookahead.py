@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -16,7 +17,8 @@ import numpy as np
 from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import Lookahead, row_counts
+from lopa_dist.rows.causal_rows import Lookahead, prompt_rows, row_counts
+from lopa_dist.rows.prefill import SharedPrefixes
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
 DECAY = 0.998  # what a count of drafts is worth a step later
@@ -98,16 +100,18 @@ class LookaheadPolicy:
     Args:
         config: `drafts`, `groups` and `branches` are read.
         ranks: of the branch group, which share the branches.
+        clock: returns seconds. On a CPU those of this process, which other work beside it hardly changes.
     """
 
-    def __init__(self, config: DecodeConfig, ranks: int = 1) -> None:
-        self.ranks, self.paths = ranks, -(-config.branches // ranks)
+    def __init__(self, config: DecodeConfig, ranks: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
         self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, config.groups)
         self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
+        self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
-        self.began: float | None = None  # when the last step began, of which the time counts
+        self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
         self.chosen: dict[int, int] = {}  # steps by masks of a group
 
@@ -120,18 +124,24 @@ class LookaheadPolicy:
         depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
         return Lookahead(masks, tuple(depths))
 
-    def begin(self, host: HostState) -> Lookahead:
-        """Begin a step, whose time is measured, of the sequences `host`; returns its `lookahead`."""
+    def begin(self, host: HostState, prefixes: SharedPrefixes | None = None, chunk: bool = False) -> Lookahead:
+        """Begin a step, whose time is measured, of the sequences `host`; returns its `lookahead`.
+
+        Args:
+            host: of the step.
+            prefixes: what prompts share; None where no prompt waits.
+            chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
+        """
         ahead = self.lookahead()
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
         if self.auto:
-            now = time.perf_counter()
-            if self.began is not None:
+            now = self.clock()
+            if self.began is not None and not chunk:
                 self.times.measured(self.rows, now - self.began)
-            prefill = ((host.committed < 0) & (host.branches > 0)).any()
-            self.began = None if prefill else now
             _, common, of_path = row_counts(host, ahead)
-            self.rows = int((common + of_path * -(-(host.branches - 1) // self.ranks)).sum())
+            self.began, self.rows = now, int((common + of_path * -(-(host.branches - 1) // self.ranks)).sum())
+            if prefixes is not None:
+                self.rows += prompt_rows(host, prefixes)
         return ahead
 
     def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
@@ -142,6 +152,11 @@ class LookaheadPolicy:
         drafted = (before.drafts > 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
         if drafted.any():
             self.acceptance.count(before.drafts[drafted], after.accepted[drafted])
+        ended = (before.done == 0) & (after.done != 0)
+        if ended.any():
+            share = DECAY ** int(ended.sum())
+            found = int(ended.sum()), int((after.complete - after.known)[ended].sum())
+            self.lengths = [share * old + new for old, new in zip(self.lengths, found, strict=True)]
 
     def propose(self, host: HostState) -> Choice:
         """Return what this rank would do in the next step."""
@@ -166,13 +181,17 @@ class LookaheadPolicy:
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
         """Return what so many sequences would bring if every step were made by a choice.
 
-        A step behind an end that had a group has a chain of drafts; one behind another end has none, and brings one
-        token. So of ``2 - covered`` steps one has a chain.
+        The first step of an answer has no drafts, and brings a token. A step behind an end that had a group has a chain
+        of drafts; one behind another end has none again. So each step with a chain has ``1 - covered`` steps without.
+        The last step has no masks, and brings any number of tokens up to those of a chain.
         """
         masks, groups = choice
         ends = self.acceptance.ends(masks)
-        tokens = 1 + sum(depth * p for depth, p in enumerate(ends))
         covered = ends[-1] + sum(sorted(ends[:-1], reverse=True)[: groups - 1])
-        chain, cold = 1 + masks + groups * masks + self.paths * 2 * masks, 1 + masks
-        seconds = self.times.of(sequences * chain) + (1 - covered) * self.times.of(sequences * cold)
-        return sequences * (tokens + 1 - covered) / seconds
+        brought = 1 + sum(depth * p for depth, p in enumerate(ends)) + 1 - covered
+        length = self.lengths[1] / self.lengths[0]
+        rounds = (length - 1) / brought + (1 - 1 / brought) / 2
+        chain = self.times.of(sequences * (1 + masks + groups * masks + self.paths * 2 * masks))
+        bare = self.times.of(sequences * (1 + masks))  # a first step or a last one
+        seconds = bare + min(rounds, 1) * bare + max(rounds - 1, 0) * (chain + (1 - covered) * bare)
+        return sequences * length / seconds

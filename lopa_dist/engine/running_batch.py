@@ -134,14 +134,15 @@ class RunningBatch:
 
     def schedule(self) -> Step:
         """Choose the sequences of the next step."""
+        chunk = bool(self.chunks.waiting())
         waiting = self.compute_chunk()
         slots = self.scheduler.choose(self.state, self.host, self.lookahead.lookahead(), waiting)
         before = self.host if slots is None else self.host.take(slots)
         state = self.state if slots is None else self.state.take(slots)
-        ahead, proposal = self.lookahead.begin(before), self.lookahead.propose(before)
         running = {slot: admission.work for slot, admission in self.running.items()}
         works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
         prefixes, error = self.shared_prefixes(slots, before, works), self.chunks.error
+        ahead, proposal = self.lookahead.begin(before, prefixes, chunk), self.lookahead.propose(before)
         return Step(slots, state, before, prefixes, before, ahead, proposal, works, error)
 
     def compute_chunk(self) -> list[int]:

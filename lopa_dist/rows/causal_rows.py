@@ -61,6 +61,13 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
     return masks, (host.drafts + 1) * running + masks.sum(1), (host.drafts + behind) * (host.branches > 1)
 
 
+def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
+    """Return how many rows of prompts run in the next forward."""
+    waiting = (host.committed < 0) & (host.branches > 0)
+    computed = prefixes.source == np.arange(len(waiting))
+    return int((host.prompt - prefixes.length)[waiting].sum() + prefixes.length[waiting & computed].sum())
+
+
 def layout(
     state: State,
     host: HostState,

@@ -200,6 +200,36 @@ def test_acceptance_and_times_choose() -> None:
     assert best == (0, 1)
 
 
+def test_an_answer_begins_and_ends() -> None:
+    """Its first step has no drafts, and its last may bring few tokens: the shorter it is, the more that counts."""
+    policy = LookaheadPolicy(causal(drafts="auto"))
+    policy.acceptance = accepted(0.999)
+    for rows in (1, 10**5):
+        policy.times.measured(rows, 200.0 + rows)
+    policy.times.look()
+    best = []
+    for length in (6, 1000):
+        policy.lengths = [1, length]
+        assert policy.tokens_a_second((0, 1), 16) == pytest.approx(16 / policy.times.of(16))
+        best.append(max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16)))
+    assert 0 < best[0][0] < best[1][0]
+
+
+def test_a_step_s_time_counts_for_its_rows(small_model: Transformer) -> None:
+    """Those of prompts, too, as far as the step runs them: a beginning that several share runs once."""
+    engine = Engine(small_model, causal(drafts="auto"), Solo(), EngineConfig(max_sequences=3))
+    counted, ran = [], []
+
+    def look(engine: Engine) -> None:
+        assert engine.ended is not None
+        counted.append(engine.lookahead.rows)
+        ran.append(int(engine.ended.rows.rows.sum()))
+
+    engine.on_step.append(look)
+    list(engine.generate(requests_of(5, 8)))
+    assert counted == ran
+
+
 def accepted(share: float) -> Acceptance:
     found = Acceptance()
     found.accepted[:], found.tried[:] = 1000 * share, 1000
