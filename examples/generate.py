@@ -32,8 +32,8 @@ def main() -> None:
     show("as the model is set up, by verified lookahead:", llm.generate(PROBLEMS))
     show("LoPA as published, with 3 branches:", llm.generate(PROBLEMS, decode="embedded_lopa", branches=3))
     chat = [{"role": "user", "content": PROBLEMS[0]}]
-    sampling = [SamplingParams(temperature=0.7, seed=seed) for seed in (1, 2)]
-    show("a chat, answered twice at random:", llm.generate([chat, chat], sampling=sampling))
+    sampling = SamplingParams(temperature=0.7, n=2)
+    show("a chat, answered twice at random:", llm.generate([chat], sampling=sampling))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-# Your own prompts: JSONL, OpenAI Batch lines or a Hugging Face dataset.
+# Your own prompts: CSV, JSONL, Parquet, OpenAI Batch lines or a Hugging Face dataset.
 #
 #   sbatch --gpus-per-node 8 launch/batch.sh model=dream_instruct task.input=prompts.jsonl
-#   sbatch --array=0-7 launch/batch.sh model=dream_instruct task.input=prompts.jsonl     8 jobs, each its share;
-#                                          then: lopa-dist merge outputs/slurm-<job>     one file in input order
+#   sbatch --array=0-7 --output=%x-%A_%a.log launch/batch.sh model=dream_instruct task.input=prompts.jsonl
+#                                                     8 jobs, each its share, with logs named by array and task;
+#   lopa-dist merge outputs/slurm-<job>               then one file in input order
 #   bash launch/batch.sh --dry-run [overrides]                                           what would run
 #
 # Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.

@@ -35,5 +35,5 @@ if [ "$dry" = 1 ]; then
 fi
 status=0
 "${command[@]}" || status=$?
-"$BIN/lopa-dist" report "$FOLDER" || true # of what is finished, also where one of the jobs failed
+[ ! -d "$FOLDER" ] || "$BIN/lopa-dist" report "$FOLDER" || true # of what is finished, also where one of the jobs failed
 exit "$status"

@@ -23,8 +23,8 @@ from lopa_dist import __version__
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import CONF, Config, check_files, check_keys, composition, plain, typed, with_own_model
-from lopa_dist.parallel.failures import RankError, die
-from lopa_dist.parallel.launcher import LaunchError, detect, process_start
+from lopa_dist.parallel.failures import RankError
+from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.sweep import check_points
 from lopa_dist.whole import no_room

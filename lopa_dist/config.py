@@ -68,6 +68,10 @@ class ModelOptions:
         "wrap plain prompts in the tokenizer's chat template; auto: where it has one",
         ("auto", "always", "never"),
     )
+    template: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"meaning": "values of the chat template's own variables, such as {enable_thinking: false}"},
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -220,11 +224,23 @@ class JobConfig:
         "go on where the run folder's journal ends (auto), or set that aside and start over (new)",
         ("auto", "new"),
     )
+    retry: str | None = option(
+        None,
+        "errors: run the requests again that ended with an error, also with another model.dtype or model.quantization",
+        ("errors", None),
+    )
+    crashes: int | None = option(
+        2, "set a request aside as an error when the process ended so many times while it ran; null: never"
+    )
     grace_s: float = option(20.0, "seconds to finish what is in flight after SIGTERM or SIGUSR1, before it is dropped")
 
     def __post_init__(self) -> None:
         check_choices("job", self)
         require_seconds("job.grace_s", self.grace_s, zero=True)
+        if self.crashes is not None and not 1 <= self.crashes < 256:
+            raise ValueError(f"job.crashes={self.crashes}: must be from 1 to 255, or null")
+        if self.retry and self.resume == "new":
+            raise ValueError("job.retry=errors with job.resume=new: a job that starts over has no errors yet")
 
 
 @dataclass
@@ -303,7 +319,9 @@ def short(name: str) -> str:
     return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-ConfigStore.instance().store(name="lopa_dist_schema", node=Config)  # which `conf/config.yaml` extends
+SCHEMA = OmegaConf.structured(Config)
+OmegaConf.set_struct(SCHEMA.model.template, False)  # whose names are the user's
+ConfigStore.instance().store(name="lopa_dist_schema", node=SCHEMA)  # which `conf/config.yaml` extends
 OmegaConf.register_new_resolver("lopa_dist.short", short, replace=True)  # which it uses
 
 
@@ -376,6 +394,8 @@ def check_keys(overrides: list[str]) -> None:
         if key not in known:
             close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
+            if key.split(".")[-1] == "n":  # as one line of a file and `SamplingParams` have it
+                near = ["task.samples"]
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]

@@ -20,7 +20,7 @@ from lopa_dist.engine.likelihood import SAMPLES, Given, Likelihood, Scorer
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import finished_text, logprob
+from lopa_dist.jobs.run.results import finished_text, logprob, thought
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
@@ -83,6 +83,7 @@ class Output:
     seconds: float  # from admission to the end, with others beside it
     tokens_per_forward: float  # TPF: what lookahead is there to raise
     acceptance: float | None  # the share of the drafts that was accepted; None where nothing was drafted
+    reasoning: str | None = None  # what came before the text, where the chat template marks it; its tokens count
     logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
     steps: list[int] | None = None  # forward that wrote each token, from 1
     ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed) or "bonus" (instead of one that failed)
@@ -282,6 +283,7 @@ class LLM:
     def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""
         generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
+        reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
         told = generation.written
         assert item.origin
         return Output(
@@ -289,6 +291,7 @@ class LLM:
             sample=item.origin.sample,
             prompt=item.messages or item.prompt or "",
             text=text,
+            reasoning=reasoning,
             tokens=generation.tokens,
             finish_reason=generation.finish_reason,
             prompt_tokens=len(generation.request.prompt),

@@ -67,5 +67,5 @@ def check_points(arguments: Sequence[str]) -> None:
     lines = "\n  ".join([*refused[:SHOWN], *more])
     raise UserError(
         f"{len(refused)} of {len(points)} points cannot run, so none has started:\n  {lines}\n"
-        "Sweep over the others: two sweeps with one hydra.sweep.dir have one table"
+        "Sweep over the others: two sweeps with one hydra.sweep.dir (FOLDER of launch/sweep.sh) have one table"
     )

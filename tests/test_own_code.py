@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lopa_dist.config import Config, TaskConfig, check_files
 from lopa_dist.decode import DecodeConfig
@@ -19,6 +20,7 @@ from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.task import CannotJudge
 from tests.jobs.run.test_job import config, lines
 
+ROOT = Path(__file__).parent.parent
 RULES = """
 def surest(probability, confidence, masked):
     return probability > 0.9
@@ -116,3 +118,13 @@ def test_settings_that_cannot_be_a_function_are_refused() -> None:
     with pytest.raises(ValueError, match=r"task\.score=judge: must be exact or FILE\.py:FUNCTION"):
         TaskConfig("batch", input="x", score="judge")
     assert load("math:sqrt", "decode.fill")(4) == 2
+
+
+def test_the_examples_do_what_they_say() -> None:
+    answer, budget = (load(f"{ROOT}/examples/{name}", "") for name in ("score.py:answer", "rules.py:budget"))
+    assert answer("Now 3 + 4 = 7 . #### 7", {"reference": "7"}) == (True, "7")
+    assert answer("Now 3 + 4 = 7 .", {"reference": "7"}) == (False, None)
+    probability = torch.tensor([[0.95, 0.5, 0.9, 0.99], [0.7, 0.7, 0.7, 0.7]])
+    masked = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    # errors of 0.05 and 0.1 fit into 0.2, that of 0.5 does not, and what is not masked is not filled again
+    assert budget(probability, probability, masked).tolist() == [[True, False, True, False], [False] * 4]

@@ -201,9 +201,8 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
         m: drafts that a branch verifies.
     """
     slots, n = first.shape
-    both = (
-        torch.stack(chances(first.double(), second.double()), 2).log().clamp(min=LEAST).nan_to_num(LEAST)
-    )  # [S, n, 2]
+    both = torch.stack(chances(first.double(), second.double()), 2)  # [S, n, 2]
+    both = both.log().clamp(min=LEAST).nan_to_num(LEAST)
     first = both[..., 0]
     number = arange(n, first.device)
     before = torch.where(number < count[:, None], first.cumsum(1) - first, -torch.inf)
@@ -221,7 +220,7 @@ def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return how probable it is that verification says a draft's first choice, and that it says the second one.
 
     Both are more probable than the model said of them, the less probable ones by more: verification sees the drafts
-    before, which were confirmed. The exponents were measured (docs/embedded-model.md).
+    before, which were confirmed. The exponents were measured (docs/branches.md).
 
     Args:
         first, second: probabilities of the choices, where they were predicted.

@@ -64,8 +64,6 @@ def attend_kernel(
     peak = tl.full([BM], LOWEST, tl.float32)
     n = tl.arange(0, BN)
 
-    row_lo = tl.load(lo + at, mask=valid, other=0)
-    row_hi = tl.load(hi + at, mask=valid, other=0)
     if BOUNDED:
         # blocks of columns begin at fixed tokens, wherever a row's bound lies, and own columns go on behind the cached
         # ones: so a row's sum has one order, whether what it sees is cached or of this forward
@@ -74,6 +72,9 @@ def attend_kernel(
         blocks0 = tl.cdiv(s0_len + own0, BN)
         blocks1 = tl.cdiv(s1_len + own1, BN)
         bound = tl.load(seen + at, mask=valid, other=0) - before
+        own_bound = (
+            tl.load(hi + at, mask=valid, other=0) - c0
+        )  # a tile has rows of one segment, which see from its first on
         for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
             first = block < blocks0
             c = tl.where(first, block, block - blocks0) * BN + n  # within its range
@@ -82,10 +83,9 @@ def attend_kernel(
             there = own < tl.where(first, own0, own1)
             k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
             scores = tl.dot(query, k, input_precision=PRECISION)
-            cached = (own < 0)[None, :] & ((c + tl.where(first, 0, s0_len))[None, :] < bound[:, None])
-            column = (c0 + own)[None, :]
-            visible = cached | (own >= 0)[None, :] & (column >= row_lo[:, None]) & (column < row_hi[:, None])
-            scores = tl.where(visible & there[None, :], scores, float("-inf"))
+            column = tl.where(own < 0, c + tl.where(first, 0, s0_len), own)
+            most = tl.where((own < 0)[None, :], bound[:, None], own_bound[:, None])
+            scores = tl.where(there[None, :] & (column[None, :] < most), scores, float("-inf"))
             v = tl.load(
                 values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
             )
@@ -104,8 +104,10 @@ def attend_kernel(
         rest0 = s0_len % BN
         cached = rest0 + s1_len % BN
         columns = cached + c1 - c0
-        row_lo += cached - c0
-        row_hi = tl.minimum(row_hi + cached - c0, columns)  # a part ends before its rows do
+        row_lo = cached - c0 + tl.load(lo + at, mask=valid, other=0)
+        row_hi = tl.minimum(
+            cached - c0 + tl.load(hi + at, mask=valid, other=0), columns
+        )  # a part ends before its rows do
         for start in tl.range(0, columns, BN, num_stages=STAGES):
             c = start + n
             slot = tl.where(c < rest0, s0_base + blocks0 * BN + c, s1_base + blocks1 * BN + c - rest0)

@@ -80,7 +80,8 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
         segments: in any order; the own K/V of every segment must lie in pool slots of packed order.
         tile_rows: most query rows of a tile, see `tile_rows_for`.
         split: how low stacks are split along their columns. None: never.
-        stacked: False makes every segment a stack of its own: a branch's bits then do not depend on its siblings.
+        stacked: False makes every segment a stack of its own: a branch's bits then do not depend on its siblings. So
+            they are where rows see a part of the cached tokens (`Segments.seen`).
 
     Raises:
         ValueError: own K/V that do not lie in packed order.
@@ -159,6 +160,7 @@ def stacks(segments: Segments, stacked: bool) -> tuple[Ints, Ints, Ints]:
     view[::2] *= view[1::2] > 0  # where an empty range lies says nothing
     together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
     together &= stacked & (view[1, 1:] + view[3, 1:] > 0)  # without cached tokens there is nothing to share
+    together &= segments.seen is None  # where rows are bounded, own columns go on behind the cached ones
     first = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~together]))
     return order, view, first
 

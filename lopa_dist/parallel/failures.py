@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from torch._C._distributed_c10d import Store
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.launcher import World, die
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous, wait_until
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
@@ -327,11 +326,3 @@ def first_line(error: BaseException) -> str:
     """Return the first line of a message, without torch's source locations."""
     line = (str(error) or type(error).__name__).strip().splitlines()[0]
     return line.split("] ", 1)[-1][:160]
-
-
-def die(message: str, status: int = 1) -> None:
-    """Leave at once: after a lost rank, tidy shutdown would wait for it."""
-    sys.stderr.write(message + "\n")
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os._exit(status)

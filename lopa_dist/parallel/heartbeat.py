@@ -56,16 +56,15 @@ class Heartbeat:
                 self._own.add(keys.BEAT.format(self.rank), 1)
                 turn += 1
                 if turn % 2 == 0:  # counted in turns of this thread: a process that was stopped has not waited
-                    if self.rank == 0:
+                    self._all_joined = self._all_joined or self._own.add(keys.JOINED, 0) >= self.size
+                    if self._all_joined and self.rank == 0:
                         self._look(turn)
-                    self._hear()
+                    if self._all_joined:
+                        self._hear()
                 self._answers += 1
 
     def _look(self, turn: int) -> None:
         """See how far all ranks have counted, and write down who has been silent for too long."""
-        self._all_joined = self._all_joined or self._own.add(keys.JOINED, 0) >= self.size
-        if not self._all_joined:
-            return
         counts = self._counts(self._own)
         for rank, (before, count) in enumerate(zip(self._counts_seen, counts, strict=True)):
             self._quiet_s[rank] = self._quiet_s[rank] + 2 * INTERVAL_S if count == before else 0.0
@@ -74,10 +73,8 @@ class Heartbeat:
         self._own.set(keys.SILENT, " ".join([str(turn), *silent]))
 
     def _hear(self) -> None:
-        """Learn from rank 0 who has been silent for too long; it is rank 0 itself when it writes no more."""
-        if not self._own.check([keys.SILENT]):
-            return
-        written = self._own.get(keys.SILENT)
+        """Learn from rank 0 who has been silent for too long; it is rank 0 itself when it writes no more, or never."""
+        written = self._own.get(keys.SILENT) if self._own.check([keys.SILENT]) else b""
         last, quiet_s = self._round
         self._round = (written, quiet_s + 2 * INTERVAL_S if written == last else 0.0)
         self.overdue = [0] if self._round[1] > self.limit_s else [int(rank) for rank in written.split()[1:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -102,3 +103,11 @@ def mpi() -> Any:
     except ImportError as error:
         raise LaunchError("mpirun and parallel.backend=mpi need mpi4py: pip install mpi4py") from error
     return MPI
+
+
+def die(message: str, status: int = 1) -> None:
+    """Leave at once: after a lost rank, tidy shutdown would wait for it."""
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,41 +1,60 @@
 """Ranks of this host whose processes have ended before all ranks were there.
 
-torchrun and mpirun end a job when a rank dies, and so does ``srun --kill-on-bad-exit=1``. Plain srun does not: the
-others would wait for the dead one as for one that starts slowly. Slurm's process of the node has all its ranks as
-children, so each of them can see who is not there any more.
+torchrun ends a job when a rank dies, and so does ``srun --kill-on-bad-exit=1``. Plain srun does not, and neither does
+MPICH's mpirun where a rank leaves with an error before it has called MPI: the others would wait for it as for one that
+starts slowly. The launcher's process of the node has all its ranks as children, so each of them can see who is not
+there any more.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.launcher import JOIN, World, detect
 
-STEP = "slurmstepd"  # starts all ranks of a node before the first of them runs
+LOOK_S = 1.0  # between looks for ranks that have ended
+WORD_S = 30.0  # between lines that say who is awaited
+
+PARENTS = {"srun": "slurmstepd", "mpirun": "hydra_pmi_proxy"}  # each starts all ranks of a node at once
 
 
-def ended_here(environment: Mapping[str, str] = os.environ) -> list[int]:
-    """Return the ranks that srun started on this host and that run no more; empty where that cannot be told.
+def ended_here(environment: Mapping[str, str] = os.environ, process: str = "self") -> list[int]:
+    """Return the ranks that were started on this host and that run no more; empty where that cannot be told.
 
-    It cannot where something else, such as a shell, stands between Slurm and the ranks, or without /proc.
+    It cannot where something else, such as a shell, stands between the launcher and the ranks, or without /proc.
 
     Args:
-        environment: of this process.
+        environment: of this process, or of the rank that has started it.
+        process: the number of that rank's process.
     """
-    own, step = detect(environment), Path(f"/proc/{os.getppid()}")
-    if own.launcher != "srun":
+    own = detect(environment)
+    if own.launcher not in PARENTS:
         return []
     try:
-        if (step / "comm").read_text().strip() != STEP:
+        parent = Path("/proc") / state_of(Path("/proc") / process)[1]
+        if (parent / "comm").read_text().strip() != PARENTS[own.launcher]:
             return []
-        there = {rank_of(process) for process in children(step)}
+        there = {rank_of(process, own.launcher) for process in children(parent)}
     except OSError:  # one of them has just ended, or is not ours to look at
         return []
     if None in there or own.rank not in there:
         return []
-    return sorted({int(rank) for rank in environment["SLURM_GTIDS"].split(",")} - there)
+    return sorted(started_here(own, environment) - there)
+
+
+def started_here(own: World, environment: Mapping[str, str]) -> set[int]:
+    """Return the ranks of this host; MPICH does not say which of several hosts has which."""
+    if own.launcher == "srun":
+        return {int(rank) for rank in environment["SLURM_GTIDS"].split(",")}
+    return {*range(own.size)} if own.local_size == own.size else set()
 
 
 def children(process: Path) -> Iterator[Path]:
@@ -43,12 +62,81 @@ def children(process: Path) -> Iterator[Path]:
     for thread in (process / "task").iterdir():
         for number in (thread / "children").read_text().split():
             child = process.parent / number
-            if (child / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if state_of(child)[0] != "Z":
                 yield child
 
 
-def rank_of(process: Path) -> int | None:
+def state_of(process: Path) -> list[str]:
+    """Return the state of a process (Z: ended, and not yet noticed), its parent's number, and more."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
+def rank_of(process: Path, launcher: str) -> int | None:
     """Return the rank that a process is; None where it is none, or none yet."""
     entries = (process / "environ").read_bytes().split(b"\0")
     found = detect(dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries))
-    return found.rank if found.launcher == "srun" else None
+    return found.rank if found.launcher == launcher else None
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Return a context around what waits for all ranks in MPI, which knows no timeout.
+
+    Nothing in this process could end it: MPI begins in an import, which keeps Python's other threads from running. So
+    another process watches, and kills this one.
+    """
+    watch = subprocess.Popen(
+        [sys.executable, "-m", __name__, f"{os.getpid()}", f"{os.getppid()}"], stdin=subprocess.PIPE
+    )
+    try:
+        yield
+    finally:
+        watch.communicate()
+
+
+def main(process: str, parent: str) -> None:
+    """Watch over the rank that has started this process, until it closes our standard input.
+
+    Args:
+        process: its number.
+        parent: that of the process that has started the rank.
+    """
+    world, began, said = detect(), time.monotonic(), time.monotonic()
+    before: set[int] = set()
+    why = ""
+    while not why:
+        if select.select([sys.stdin], [], [], LOOK_S)[0]:
+            return
+        ended, now = {*ended_here(process=process)}, time.monotonic()
+        if gone := before & ended:
+            why = gone_words(gone, world.size)
+        elif parent_of(process) not in ("", parent):
+            why = f"{world.launcher}, which started rank {world.rank}, has ended"
+        elif now - began > JOIN.total_seconds():
+            why = f"rank {world.rank} has waited for {JOIN.total_seconds():.0f} s for all ranks to call MPI"
+        elif now - said > WORD_S:
+            said = now
+            sys.stderr.write(
+                f"lopa-dist: rank {world.rank} waits for all ranks to call MPI, after {now - began:.0f} s\n"
+            )
+        before = ended
+    sys.stderr.write(f"lopa-dist: {why}\n")
+    os.kill(int(process), signal.SIGKILL)
+
+
+def parent_of(process: str) -> str:
+    """Return the number of a process's parent; empty where there is no /proc."""
+    try:
+        return state_of(Path("/proc") / process)[1]
+    except OSError:
+        return ""
+
+
+def gone_words(gone: Iterable[int], size: int) -> str:
+    """Who is missed."""
+    names = " and ".join(f"rank {rank}" for rank in sorted(gone))
+    return f"{names} of {size} ended before all had joined: killed, or it says why itself"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

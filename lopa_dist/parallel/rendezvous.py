@@ -15,16 +15,15 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi
-from lopa_dist.parallel.neighbours import ended_here
+from lopa_dist.parallel.neighbours import LOOK_S, WORD_S, ended_here, gone_words, watched
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
 
 log = logging.getLogger("lopa_dist")
 POLL_S = 0.02
 REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
+AGENT_S = 10.0  # for torchrun's agent to answer, which is there unless it has ended
 CONNECT_S = 10.0  # for one try
-LOOK_S = 1.0  # between looks for ranks that have ended
-WORD_S = 30.0  # between lines that say who is awaited
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
 SLURM_START = (  # of a job step
     "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT",
@@ -58,6 +57,9 @@ def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, st
     if world.launcher == "torchrun":
         hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        if hosted:  # since before any rank was started; torch would wait for it without a word
+            agent = f"torchrun's agent at {address}:{port}"
+            wait_until(lambda: answers(address, port), world, lambda: f"{agent} does not answer", AGENT_S)
         store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, JOIN)
         if store.check([keys.STOPPED]):
             raise Stopped(f"{store.get(keys.STOPPED).decode()}; torchrun started it again in vain")
@@ -128,9 +130,8 @@ def wait_until(
         now = time.monotonic()
         if now - looked > LOOK_S:
             before, ended, looked = ended, {*ended_here()}, now
-            if gone := sorted(before & ended):  # not only for a moment; what it announced was seen by `reached`
-                names = f"{' and '.join(f'rank {rank}' for rank in gone)} of {world.size}"
-                raise LaunchError(f"{names} ended before all had joined: killed, or it says why itself ({state()})")
+            if gone := before & ended:  # not only for a moment; what it announced was seen by `reached`
+                raise LaunchError(f"{gone_words(gone, world.size)} ({state()})")
         if now - began > limit_s:
             raise LaunchError(f"{state()}, after {limit_s:.0f} s")
         if now - said > WORD_S and world.local_rank == 0:
@@ -167,14 +168,16 @@ def host(world: World) -> TCPStore:
 
 def share_by_mpi(world: World, endpoint: str) -> str:
     """Return rank 0's `endpoint` on every rank, by MPI."""
-    everyone = mpi().COMM_WORLD
-    if everyone.Get_size() != world.size:
-        version = mpi().Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
-        raise LaunchError(
-            f"mpirun started {world.size} ranks, but mpi4py finds {everyone.Get_size()}: it uses another MPI "
-            f"({version}) than mpirun belongs to. Start the job with the mpirun of that MPI, or install mpi4py for this"
-        )
-    return str(everyone.bcast(endpoint))
+    with watched():
+        everyone = mpi().COMM_WORLD
+        if everyone.Get_size() != world.size:
+            version = mpi().Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+            raise LaunchError(
+                f"mpirun started {world.size} ranks, but mpi4py finds {everyone.Get_size()}: it uses another MPI "
+                f"({version}) than mpirun belongs to. Start the job with the mpirun of that MPI, or install mpi4py for "
+                "this one"
+            )
+        return str(everyone.bcast(endpoint))
 
 
 def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -> str:

@@ -117,21 +117,10 @@ def layout(
     hi = np.zeros(total, np.int64)
     hi[tokens_end:] = ragged_arange(rows[chains:]) + 1
 
-    # rows of paths: drafts, then masks. One path has a column for each draft of all sequences, then for each mask
-    branching = np.flatnonzero(path_rows)
-    drafts, behind_last = host.drafts[branching], (path_rows - host.drafts)[branching]
-    path_drafts, path_masks = int(drafts.sum()), int(behind_last.sum())
-    first_draft, first_mask = np.zeros((2, len(host.drafts)), np.int64)
-    first_draft[branching] = drafts.cumsum() - drafts
-    first_mask[branching] = path_drafts + behind_last.cumsum() - behind_last
+    common, of_heads = paths_begin - begin, np.arange(paths_begin - begin)
+    columns, width = path_columns(host, path_rows, of_path)
     of_path_row, local_row, number = of_path.repeat(rows[groups:]), local.repeat(rows[groups:]), hi[paths_begin:] - 1
     is_draft = number < host.drafts[of_path_row]
-    column = np.where(
-        is_draft, first_draft[of_path_row] + number, first_mask[of_path_row] + number - host.drafts[of_path_row]
-    )
-    common, width = paths_begin - begin, path_drafts + path_masks
-    slots_of_heads = np.append(np.arange(common), common + local_row * width + column)
-    drafted = paths_begin + np.flatnonzero(is_draft)
     of_chain = (of_path_row * state.config.max_branches + own[local_row] + 1) * state.config.max_drafts + number
 
     # to the device in one transfer
@@ -142,6 +131,8 @@ def layout(
     positions[:total] = place
     depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
     head_sequence = of_row[begin:]
+    branching = np.flatnonzero(path_rows)
+    drafts, behind_last = host.drafts[branching], (path_rows - host.drafts)[branching]
     on = together(
         state.canvas.device, cells=cells, positions=positions, head_rows=np.arange(begin, total),
         head_sequence=head_sequence, predicted=(place - host.prompt[of_row] + 1)[begin:],
@@ -150,7 +141,8 @@ def layout(
         + ragged_arange(rows[chains:groups]),
         path_tokens=(branching * depths + 1).repeat(drafts) + ragged_arange(drafts),
         path_masks=((branching * depths + drafts) * group).repeat(behind_last) + ragged_arange(behind_last),
-        slots=slots_of_heads, drafted=drafted, of_chain=of_chain[is_draft],
+        slots=np.append(of_heads, common + local_row * width + columns),
+        drafted=paths_begin + np.flatnonzero(is_draft), of_chain=of_chain[is_draft],
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["cells"])
     tokens[tokens_end:total] = state.vocabulary.mask_id
@@ -176,6 +168,25 @@ def layout(
             on["path_tokens"], on["path_masks"],
         ),
     )  # fmt: skip
+
+
+def path_columns(host: HostState, path_rows: Ints, of_path: Ints) -> tuple[Ints, int]:
+    """Return the column of each row of paths among those of one path, and how many columns one path has.
+
+    A path has a column for each draft of all sequences, then for each mask behind them.
+
+    Args:
+        host: of the step.
+        path_rows: ``[S]`` rows of each path of a sequence; 0: it has none.
+        of_path: sequence of each path of this rank.
+    """
+    branching = path_rows > 0
+    drafts, masks = host.drafts * branching, (path_rows - host.drafts) * branching
+    number = ragged_arange(path_rows[of_path])
+    sequence = of_path.repeat(path_rows[of_path])
+    mask = drafts.sum() + (masks.cumsum() - masks)[sequence] + number - drafts[sequence]
+    column = np.where(number < drafts[sequence], (drafts.cumsum() - drafts)[sequence] + number, mask)
+    return column, int(path_rows.sum())
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:

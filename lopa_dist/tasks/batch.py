@@ -62,9 +62,8 @@ class Batch:
             return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
         value, wanted = row.value, (self.column,) if self.column else (*PROMPTS, "body")
         if not value.keys() & {*wanted}:
-            reason = (
-                f"no {' or '.join(wanted)} in it; it has {', '.join(value)}: task.column=NAME says which is the prompt"
-            )
+            there = f"no {' or '.join(wanted[:2])} in it; it has {', '.join(value)}"
+            reason = f"{there}: task.column=NAME says which is the prompt"
             if is_table(self.source):
                 raise ValueError(f"task.input={self.source}: {reason}")
             if self.column:

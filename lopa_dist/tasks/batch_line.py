@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -56,7 +57,7 @@ def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | N
             what they are called.
     """
     fallback, raw = f"line-{number}", given_fields(raw)
-    wrapped = column is None and ("body" in raw or (any(k in raw for k in ENVELOPE) and not raw.keys() & {*PROMPTS}))
+    wrapped = column is None and ("body" in raw or (("url" in raw or "method" in raw) and not raw.keys() & {*PROMPTS}))
     form: Form = "simple"
     custom_id, model, metadata = fallback, None, None
     try:
@@ -67,6 +68,8 @@ def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | N
             model = request.get("model")
         else:
             request, metadata = parted(raw, column)
+            if column is not None and column not in raw:
+                raise BadLine(f"{column} is empty; give it a prompt, or leave the line out")
         base = read_request({"n": samples} | request)
         count = base.pop("samples")
         return [
@@ -79,7 +82,7 @@ def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | N
             for sample in range(count)
         ]
     except BadLine as error:
-        return [bad_line(number, str(error), custom_id, form)]
+        return [replace(bad_line(number, str(error), custom_id, form), metadata=metadata)]
 
 
 def bad_line(number: int, message: str, custom_id: str | None = None, form: Form = "simple") -> Item:

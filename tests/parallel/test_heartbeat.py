@@ -11,14 +11,15 @@ import threading
 import time
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
+from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.heartbeat import INTERVAL_S, Heartbeat
 
 HOST = """
 import sys, time
 from datetime import timedelta
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, timedelta(seconds=60), False)
 time.sleep(120)
 """
@@ -44,3 +45,19 @@ def test_a_store_that_falls_silent_is_noticed_while_an_operation_hangs() -> None
     finally:
         os.kill(host.pid, signal.SIGKILL)
         host.wait()
+
+
+def test_rank_0_is_silent_from_when_all_have_joined_also_if_it_has_never_told_of_others() -> None:
+    """It was stopped right behind joining; torchrun's agent keeps the store, which goes on answering."""
+    store = HashStore()
+    heart = Heartbeat(store, 1, 2, INTERVAL_S, lambda: None)
+    try:
+        time.sleep(6 * INTERVAL_S)
+        assert heart.overdue == [], "it may still import torch"
+        store.add(keys.JOINED, 2)
+        end = time.monotonic() + 60
+        while not heart.overdue and time.monotonic() < end:
+            time.sleep(0.05)
+        assert heart.overdue == [0]
+    finally:
+        heart.close()

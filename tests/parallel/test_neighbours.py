@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,12 @@ STEP = """
 import os, subprocess, sys
 open("/proc/self/comm", "w").write(sys.argv[1])
 def start(rank, program):
-    environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
-                   "SLURM_GTIDS": "0,1,2"}
+    environment = dict(os.environ)
+    if sys.argv[1] == "hydra_pmi_proxy":
+        environment |= {"PMI_SIZE": "3", "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "3"}
+    else:
+        environment |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+                        "SLURM_GTIDS": "0,1,2"}
     return subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE)
 look = "from lopa_dist.parallel.neighbours import ended_here; print(ended_here(), flush=True)"
 waiting = start(2, "input()")
@@ -40,6 +45,7 @@ if other: other.kill()
     [
         ("slurmstepd", "reaped", "[1]"),
         ("slurmstepd", "not reaped", "[1]"),
+        ("hydra_pmi_proxy", "reaped", "[1]"),
         ("slurmstepd", "doubtful", "[]"),  # a process that may be a rank soon
         ("bash", "reaped", "[]"),  # a rank that has ended is not its child
     ],
@@ -51,3 +57,26 @@ def test_who_has_ended(parent: str, case: str, said: str) -> None:
 
 def test_other_launchers_end_a_job_themselves() -> None:
     assert ended_here({}) == []
+
+
+WAITS = """
+import time
+from lopa_dist.parallel.neighbours import watched
+with watched():
+    print("waits", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_rank_whose_launcher_has_been_killed_does_not_wait_for_ever_in_mpi() -> None:
+    program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITS!r}]); sys.stdin.read()"
+    ranks = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, **ranks}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "waits\n"
+    launcher.kill()
+    said = launcher.communicate(timeout=60)[1]  # when the rank has ended
+    assert "mpirun, which started rank 1, has ended" in said

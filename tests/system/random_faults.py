@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
@@ -31,6 +32,7 @@ from tests.system.conftest import MARK, QUIET, ROOT, marked
 
 REQUESTS, TIMEOUT_S, LIMIT_S = 16, 6, 150
 STAGES = ("joining", "reading", "loading", "first step", "generating", "writing", "merging", "pages")
+BEGINS = "the fault begins"
 OF_RANK_0 = ("merging", "pages")
 OF_THE_RANKS = ("world",)  # in a report
 MPIRUN = Path(sys.executable).parent / "mpirun"
@@ -53,13 +55,15 @@ class Fault:
         """One that says anything: a process that is stopped before all have joined is waited for."""
         while True:
             stage = rng.choice(STAGES)
-            rank = 0 if stage in OF_RANK_0 else rng.randrange(2)
+            mesh = rng.choice(["data", "branch"])
+            of_rank_0 = stage in OF_RANK_0 or (stage == "writing" and mesh == "branch")  # only leaders write
+            rank = 0 if of_rank_0 else rng.randrange(2)
             how = rng.choice(["SIGKILL", "SIGSTOP", "SIGTERM", "SIGUSR1", "raise"])
             whom = rng.choice(["itself", "launcher"]) if how in ("SIGKILL", "SIGTERM") else "itself"
             if not (how == "SIGSTOP" and stage == "joining"):
                 launcher = rng.choice(launchers)
                 again = rng.choice([other for other in launchers if other != launcher] or [launcher])
-                return cls(stage, rank, how, whom, launcher, rng.choice(["data", "branch"]), again)
+                return cls(stage, rank, how, whom, launcher, mesh, again)
 
 
 @contextlib.contextmanager
@@ -108,15 +112,23 @@ def until_it_says(job: subprocess.Popen[str], word: str) -> str:
     """What a job printed up to `word`; then it is ended. A launcher waits long for a rank that is stopped."""
     assert job.stdout is not None
     printed = ""
+    limit = threading.Timer(LIMIT_S, end, [job])
+    limit.start()
     for line in job.stdout:
         printed += line
         if word in line:
             break
+    limit.cancel()
+    end(job)
+    job.communicate()
+    return printed
+
+
+def end(job: subprocess.Popen[str]) -> None:
+    """End a job, whatever state it is in."""
     for process in [job.pid, *of_jobs()]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    job.communicate()
-    return printed
 
 
 def until_gone(limit_s: float = 20.0) -> dict[int, str]:
@@ -155,6 +167,7 @@ def survive(fault: Fault, folder: Path, undisturbed: Path) -> None:
         assert said in (printed := until_it_says(job, said)), printed[-3000:]
     else:
         printed = finished(job)
+        assert BEGINS in printed or (fault.how, fault.whom) == ("SIGKILL", "launcher"), printed[-3000:]
         complete = (job.returncode == 0 and fault.stage in OF_RANK_0) or (folder / "report.html").exists()
         if fault.how == "raise":
             assert "planted fault" in printed, printed[-3000:]
@@ -195,6 +208,7 @@ def planted(stage: str, rank: int, how: str, whom: str) -> None:
         nonlocal calls
         calls += 1
         if calls == number:
+            os.write(2, f"{BEGINS}\n".encode())
             if how == "raise":
                 raise MemoryError("planted fault")
             launcher = int(os.environ.get("SRUN", os.getppid()))

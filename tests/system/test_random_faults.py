@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.conftest import alone
-from tests.system.random_faults import REQUESTS, Fault, launchers, survive
+from tests.system.random_faults import REQUESTS, Fault, finished, launchers, start, survive, until_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of one process, to which nothing happens."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    alone(folder, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1")
+    alone(folder, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1", "engine.max_sequences=4")
     return folder
 
 
@@ -27,6 +27,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     with launchers(tmp_path_factory.mktemp("slurm") / "cluster") as found:
         yield found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "fault", "said"),
+    [
+        ("torchrun", ["0", "SIGKILL", "launcher"], "does not answer"),  # its agent keeps the store
+        ("mpirun", ["1", "raise", "itself"], "rank 1 of 2 ended before all had joined"),  # MPI waits for ever
+    ],
+)
+def test_a_rank_that_waits_in_vain_to_join_ends(
+    tmp_path: Path, here: list[str], launcher: str, fault: list[str], said: str
+) -> None:
+    if launcher not in here:
+        pytest.skip("needs an MPI in this environment: pip install mpi4py mpich")
+    job = start(launcher, ["-m", "tests.system.random_faults", "run", "joining", *fault], tmp_path, "data")
+    printed = finished(job)
+    assert said in printed, printed[-3000:]
+    assert job.returncode != 0
+    assert not until_gone()
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LOPA_FAULTS", "2"))))

@@ -26,7 +26,8 @@ KILLS = int(os.environ.get("LOPA_KILLS", "3"))
 def start(folder: Path, *extra: str, ranks: int = 2) -> subprocess.Popen[str]:
     overrides = [
         f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled",
-        "logging.plots=false", "logging.progress=never", "parallel.threads=1", "parallel.timeout_s=10", *extra,
+        "logging.plots=false", "logging.progress=never", "parallel.threads=1", "parallel.timeout_s=10",
+        "job.crashes=null", *extra,
     ]  # fmt: skip
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return subprocess.Popen(

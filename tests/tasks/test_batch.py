@@ -86,7 +86,7 @@ def test_samples_have_ids_of_their_own() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["read only text"]),
         ({"prompt": "x", "temprature": 1}, ["'temprature'", "did you mean temperature", "task.column=prompt"]),
         ({"prompt": "x", "id": ["a"]}, ["id", "string or an integer"]),
-        ({"prompt": "x", "logprobs": 5}, ["logprobs", "not supported; remove"]),
+        ({"prompt": "x", "presence_penalty": 1}, ["presence_penalty", "not supported; remove"]),
         ({"prompt": "x", "custom_id": 5}, ["custom_id", "string"]),
         (openai(CHAT, extra=1), ["'extra'", "body"]),
         (openai(CHAT, "/v1/embeddings"), ["url", "/v1/chat/completions"]),
@@ -221,6 +221,11 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     assert (item.custom_id, item.metadata) == ("a", {"id": 7})
     (item,) = read(tmp_path, {"id": 7, "question": "x", "temprature": 1, "n": 5}, column="question")
     assert (item.custom_id, item.prompt, item.metadata) == ("7", "x", {"temprature": 1, "n": 5})
+    (bad,) = read(tmp_path, {"id": 7, "question": None, "day": 1}, column="question")
+    assert (bad.custom_id, bad.metadata) == ("7", {"day": 1})
+    assert bad.error == "line 1: question is empty; give it a prompt, or leave the line out"
+    (bad,) = read(tmp_path, {"custom_id": "a", "question": "x"})
+    assert bad.error == "line 1: give either prompt or messages"
     (bad,) = read(tmp_path, {"question": "x"}, column="prompt")
     assert bad.error == "line 1: no prompt in it; it has question: task.column=NAME says which is the prompt"
     (tmp_path / "t.csv").write_text('id,prompt,max_tokens,temperature,day\n7,x,5,0.5,Monday\n8,"[1]",,hot,\n')

@@ -39,7 +39,7 @@ def test_datasets_and_parquet(tmp_path: Path) -> None:
     assert [row.value for row in rows(source)] == lines
     items = list(Batch(source, column="question").items())
     assert [(item.custom_id, item.prompt) for item in items] == [("line-1", "a"), ("line-2", "b")]
-    for column, wanted in (("answer", "answer"), (None, "prompt or messages or body")):
+    for column, wanted in (("answer", "answer"), (None, "prompt or messages")):
         with pytest.raises(ValueError, match=f"no {wanted} in it; it has question, other: task.column=NAME says which"):
             list(Batch(source, column=column).items())
     datasets.Dataset.from_list(lines).to_parquet(tmp_path / "x.parquet")

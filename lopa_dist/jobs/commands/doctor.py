@@ -31,6 +31,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config, check_keys, composed, with_own_model
 from lopa_dist.engine import memory
 from lopa_dist.jobs.commands.explain import in_cache, shape_of
+from lopa_dist.jobs.run.prompts import check_template
 from lopa_dist.jobs.setup.device import choose_dtype, cores
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
@@ -300,7 +301,12 @@ def tokenizer(machine: Machine) -> Finding:
             return broken("model.chat_template=always, but the tokenizer has none", "model.chat_template=never")
         return fine(f"{len(words)} tokens, no chat template: prompts go in as they are")
     messages = [{"role": "user", "content": "What is 17 + 25?"}]
-    text = str(words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    given = machine.config.model.template
+    try:
+        check_template(given, str(words.chat_template))
+    except ValueError as error:
+        return broken(str(error), "other values in model.template")
+    text = str(words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
     if messages[0]["content"] not in text:
         return broken("the chat template leaves the question out", "model.chat_template=never, or another tokenizer")
     wraps = "not used (model.chat_template=never)" if mode == "never" else "wraps prompts"

@@ -35,6 +35,7 @@ KINDS = {
     "bool": "true, false",
     "None": "null",
     "list[str]": "a list",
+    "dict[str, Any]": "names and values",
 }
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.results import finished_text, result_lines
+from lopa_dist.jobs.run.results import finished_text, result_lines, thought
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
@@ -154,7 +154,7 @@ def trace(folder: Path, which: str) -> Trace:
     alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
     engine = builder.engine(config.decode, alone, on_step=recorder)
     [generation] = engine.generate([request])
-    _, text = finished_text(tokenizer, generation, item.stop)
+    _, text = thought(tokenizer, request.prompt, finished_text(tokenizer, generation, item.stop)[1])
     prompt = tokenizer.decode(request.prompt)
     texts = [
         END if token in builder.shape.eos_ids else piece
@@ -228,10 +228,10 @@ def show(found: Trace, console: Console) -> None:
                 line.append("·", "dim")
         seen |= step.filled
         console.print(line)
-    steps, tokens = len(found.steps), len(seen)
-    console.print(
-        f"\n{tokens} tokens in {steps} forwards: {tokens / steps:.2f} a forward, filler after the end included"
-    )
+    steps, filled = len(found.steps), len(seen)
+    tokens = found.texts.index(END) if END in found.texts else filled
+    filler = f"; {filled - tokens} more tokens, of no use, behind its end" if filled > tokens else ""
+    console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} a forward{filler}")
     if not found.same:
         console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
 

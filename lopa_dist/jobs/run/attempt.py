@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from lopa_dist.config import Config
 from lopa_dist.jobs.run.attempt_record import AttemptRecord
+from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.journal import FORMAT, Journal
 from lopa_dist.jobs.setup.build import EngineBuilder
@@ -29,12 +31,16 @@ class Attempt:
         settings: what the texts depend on besides the requests.
         number: counts the attempts from 1.
         done: by a request's index, 1 if an earlier attempt finished it.
+        crashes: by a request's index, how often the process ended while it ran (at most 255).
+        changes: what differs from the first attempt's settings, where failed requests are run again.
     """
 
     journal: Journal
     settings: dict[str, Any]
     number: int
     done: bytearray
+    crashes: bytearray
+    changes: list[str]
 
 
 def begin_attempt(
@@ -53,17 +59,25 @@ def begin_attempt(
         ValueError: this rank would not do the same as rank 0, or the journal has results of other settings.
     """
     group.store.agree("job", work(config, builder) | {"the input's hash": input_hash})
-    journal, number, done = Journal(folder), 1, bytearray()
+    journal, number, done, crashed, changes = Journal(folder), 1, bytearray(), bytearray(), list[str]()
     settings = journal_settings(config, builder)
     if group.world.rank == 0:
-        journal.open(settings, config.job.resume, Start.read())
+        start, retry = Start.read(), config.job.retry == "errors"
+        changes = journal.open(settings, config.job.resume, start, retry)
         number = journal.next_attempt()
-        done, errors = journal.done(job_input.ids)
-        counts = len(job_input), sum(job_input.rejected), sum(done), errors
+        since = journal.retried_from(retry, number, start)
+        done, errors = journal.done(job_input.ids, since if retry else 0)
+        if config.job.crashes is not None:
+            crashed = crashes(journal.folder, job_input.ids, done, since)
+        aside = sum(count >= (config.job.crashes or 256) for count in crashed)
+        counts = len(job_input), sum(job_input.rejected) + aside, sum(done), errors
         AttemptRecord.of(number, *counts, group.world).write(journal.folder)
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
     done = unpack_flags(group.store.broadcast("done", pack_flags(done)))
-    return Attempt(journal, settings, int(group.store.broadcast("attempt", str(number))), done)
+    crashed = unpack_flags(group.store.broadcast("crashes", pack_flags(crashed)))
+    number = int(group.store.broadcast("attempt", str(number)))
+    changes = json.loads(group.store.broadcast("changes", json.dumps(changes)))
+    return Attempt(journal, settings, number, done, crashed, changes)
 
 
 def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
 def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     """Return what the texts depend on besides the requests."""
     task = config.task
-    model = {
+    model: dict[str, Any] = {
         "revision": builder.revision,
         "lora": builder.adapter_revision,
         "lora_rows": config.model.lora_rows,
@@ -103,6 +117,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         "quantization": config.model.quantization,
         "chat_template": config.model.chat_template,
     }
+    if config.model.template:
+        model["template"] = config.model.template
     settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": asdict(config.decode)}
     settings |= {"seed": config.seed, "task": task.name}
     if task.shards > 1:  # a folder that has another share would lose its results

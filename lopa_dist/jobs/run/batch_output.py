@@ -104,7 +104,9 @@ def response(line: Line, results: Sequence[dict[str, Any]], model: str, created:
 
 def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
     """One sample."""
-    content = {"message": {"role": "assistant", "content": result["text"]}} if chat else {"text": result["text"]}
+    told = {"reasoning": result["reasoning"]} if "reasoning" in result else {}
+    message = {"role": "assistant", "content": result["text"], **told}
+    content = {"message": message} if chat else {"text": result["text"]}
     logprobs = (chat_logprobs if chat else completion_logprobs)(result) if "token_steps" in result else None
     return {"index": number, **content, "logprobs": logprobs, "finish_reason": result["finish_reason"]}
 

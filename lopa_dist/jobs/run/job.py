@@ -20,10 +20,11 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation
+from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.run.batch_output import line_of, write_batch_output, write_lines
+from lopa_dist.jobs.run.crashes import Begun, in_turn
 from lopa_dist.jobs.run.extra import Extra
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.run.journal import Merged, Writer, merge
@@ -31,7 +32,15 @@ from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.results import NOT_NUMBERS, Pieces, error_line, finished_text, generation_line, write_errors
+from lopa_dist.jobs.run.results import (
+    NOT_NUMBERS,
+    Pieces,
+    error_line,
+    finished_text,
+    generation_line,
+    thought,
+    write_errors,
+)
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
@@ -129,12 +138,15 @@ class Job:
     began: float
     start: float = field(init=False)
     writer: Writer = field(init=False)
+    begun: Begun = field(init=False)
     merged: Merged = field(init=False)  # what the journal came to, for the plots
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
         self.pieces = Pieces(self.builder.tokenizer)
-        self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data)
+        crashes = self.attempt.crashes
+        self.suspects = self.input.set_aside(crashes, self.config.job.crashes)
+        self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data, crashes)
 
     def run(self) -> dict[str, Any]:
         """Generate, write, report; the report on rank 0."""
@@ -161,11 +173,19 @@ class Job:
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
-        generations = engine.generate(self.requests, partial(group.queue.take, total=len(self.requests)))
+        take = partial(group.queue.take, total=len(self.requests))
+        first = len(self.requests) - self.suspects
         if group.is_leader:
-            self.record(generations, engine)
+            lone = group.mesh.branch == group.mesh.tensor == 1
+            self.begun = Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone)
+            try:
+                self.record(in_turn(engine, self.requests, first, take, self.begin), engine)
+            except BaseException as error:
+                self.begun.leave(error)
+                raise
+            self.begun.leave(None)
         else:
-            for _ in generations:
+            for _ in in_turn(engine, self.requests, first, take, lambda requests: None):
                 pass
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
@@ -182,6 +202,10 @@ class Job:
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
 
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Write down which requests begin."""
+        self.begun.note(*(id_of(self.input.items[request.index], request) for request in requests))
+
     def finished_before(self) -> dict[str, Any] | None:
         """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
         file = self.folder / "report.json"
@@ -193,7 +217,7 @@ class Job:
             return None  # it is made anew
         if report.get("input") != self.digest() or report["requests"] != len(self.input):
             return None
-        merge(self.attempt.journal, self.folder, self.input.ids, self.input.rejection, self.numbers, self.input.carried)
+        self.merge()
         write_errors(self.folder, report["errors"])
         self.write_batch_output()
         if not (self.folder / RUN_PAGE).exists():
@@ -217,6 +241,11 @@ class Job:
         )  # fmt: skip
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
+        if self.suspects or self.input.aside:
+            log.warning(
+                "WARNING: the process ended while requests ran: %d of them run again, one at a time when all others "
+                "are done; %d were set aside as errors", self.suspects, len(self.input.aside),
+            )  # fmt: skip
 
     def threads(self) -> str:
         """How many CPU threads compute, and why so many; empty on a GPU."""
@@ -236,7 +265,10 @@ class Job:
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             for generation in generations:
                 item = self.input.items[generation.request.index]
-                judges.submit(Answer(item, *finished_text(self.builder.tokenizer, generation, item.stop), self.now()))
+                self.begun.note(id_of(item, generation.request), ended=True)
+                generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
+                reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
+                judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
             end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
             while judges.open and group.stop.level() != StopLevel.ABORT:
@@ -261,6 +293,10 @@ class Job:
                     continue
                 figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids, self.pieces)
+                if answer.reasoning is not None:
+                    line["reasoning"] = answer.reasoning
+                if self.attempt.changes:
+                    line["retried_with"] = self.attempt.changes
                 if verdict.failure:
                     entry |= {"unjudged": True}
                     line |= {"correct": None, "unjudged": verdict.failure}
@@ -280,8 +316,7 @@ class Job:
     def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        inputs = self.input
-        merged = merge(self.attempt.journal, folder, inputs.ids, inputs.rejection, self.numbers, inputs.carried)
+        inputs, merged = self.input, self.merge()
         figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(inputs.rejected)
         write_errors(folder, errors)
         complete = len(figures) + errors == len(self.input)
@@ -312,6 +347,12 @@ class Job:
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
         self.merged = merged
         return report
+
+    def merge(self) -> Merged:
+        """Write `results.jsonl` from what all attempts have finished."""
+        inputs = self.input
+        lines = inputs.ids, inputs.rejection, self.numbers, inputs.carried, inputs.aside
+        return merge(self.attempt.journal, self.folder, *lines)
 
     def write_pages(self, report: dict[str, Any], engine: Engine | None) -> list[str]:
         """What persons look at: plots, `report.md` and `report.html`; returns the plots' names.

@@ -59,6 +59,7 @@ class JobInput:
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
         self.carries = False  # whether any line of the input has what `carried` is about
+        self.aside: dict[int, str] = {}  # why, of requests that were set aside; they count as rejected
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
@@ -79,7 +80,20 @@ class JobInput:
     def __len__(self) -> int:
         return len(self.items)
 
-    def left(self, done: bytearray, engine: EngineConfig, replicas: int) -> Sequence[Request]:
+    def set_aside(self, crashes: bytearray, most: int | None) -> int:
+        """Set requests aside during which the process ended `most` times; returns how many others it ended during."""
+        counts = np.array(crashes, int)
+        for index in np.flatnonzero(counts >= (most or 256)).tolist():
+            self.rejected[index] = 1
+            self.aside[index] = (
+                f"the process ended {counts[index]} times while this request ran, the last time with no other beside "
+                "it; it was set aside. job.retry=errors runs it again: give it more memory, or a shorter prompt"
+            )
+        return int((counts > 0).sum()) - len(self.aside)
+
+    def left(
+        self, done: bytearray, engine: EngineConfig, replicas: int, crashes: bytes | bytearray = b""
+    ) -> Sequence[Request]:
         """The requests without those that are done, in the order in which they should begin.
 
         Those go first whose answers may be longest. So no long answer begins when all others are done, and the ranks
@@ -89,6 +103,7 @@ class JobInput:
             done: 1 for each item that is.
             engine: how many requests a replica takes to begin with.
             replicas: that take requests.
+            crashes: how often the process ended while each ran; those during which it did are the last.
         """
         numbers = np.flatnonzero(~(np.array(done, bool) | np.array(self.rejected, bool)))
         limits = np.array(self.limits)[numbers]
@@ -97,6 +112,8 @@ class JobInput:
             # the first ones are dealt out: else one replica would take all the longest of them at once
             first, rest = np.split(numbers, [replicas * sequences_of_replica(engine, len(numbers), replicas)])
             numbers = np.concatenate([*(first[replica::replicas] for replica in range(replicas)), rest])
+        if len(crashes):
+            numbers = numbers[np.argsort(np.array(bytearray(crashes), bool)[numbers], kind="stable")]
         return Chosen(self.encoded, array("q", numbers))
 
     def rejection(self, index: int) -> dict[str, Any]:
@@ -105,6 +122,8 @@ class JobInput:
 
     def reason(self, index: int) -> str:
         """Why an item could not run."""
+        if index in self.aside:
+            return self.aside[index]
         rejection = self.encoded[index]
         assert isinstance(rejection, Rejection)
         return rejection.message

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,6 +35,8 @@ from lopa_dist.whole import named, whole
 RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", ERRORS, NAME, LINES)
 FORMAT = 2  # of the entries; those of another one lack figures, so a journal that has them is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
+MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
+FAILED, UNJUDGED, JUDGED = range(3)  # how good a request's entry is
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -69,14 +71,15 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "journal"
 
-    def open(self, settings: dict[str, Any], resume: str, start: Start) -> None:
-        """Begin an attempt.
+    def open(self, settings: dict[str, Any], resume: str, start: Start, retry: bool = False) -> list[str]:
+        """Begin an attempt; returns what differs from the first one's settings.
 
         Args:
             settings: what the texts depend on besides the requests.
             resume: ``auto``, or ``new``, which sets earlier attempts and their results aside. A launcher that restarts
                 a job repeats its command line: then those since the first `start` are kept.
             start: this attempt's.
+            retry: whether the attempt is one at what had failed, which may be with other numerics (`MAY_CHANGE`).
 
         Raises:
             ValueError: earlier attempts ran under other settings; the message shows the difference.
@@ -90,15 +93,33 @@ class Journal:
         file = self.folder / "settings.json"
         if file.exists():
             changes = difference(read(file), settings)
-            if changes:
+            if any(not (retry and change.startswith(MAY_CHANGE)) for change in changes):
                 raise ValueError(
                     f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
                     "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
                 )
-            return
+            return changes
         for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
             with whole(self.folder / name) as file:
                 file.write_text(json.dumps(content, indent=1) + "\n")
+        return []
+
+    def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
+        """The attempt from which on failures count, as those before are run again; 0: all count.
+
+        Args:
+            asked: whether `attempt` is to run again what has failed before. A launcher that restarts it asks once more:
+                what has failed since the first of its starts counts.
+            attempt: that begins.
+            start: its.
+        """
+        file = self.folder / "retry.json"
+        known: dict[str, Any] = read(file) if file.exists() else {"attempt": 0, "start": {}}
+        if asked and not start.again(Start(**known["start"])):
+            known = {"attempt": attempt, "start": asdict(start)}
+            with whole(file) as partial:
+                partial.write_text(json.dumps(known) + "\n")
+        return int(known["attempt"])
 
     def first_start(self) -> Start:
         """How the first attempt was started."""
@@ -133,16 +154,21 @@ class Journal:
                     if isinstance(entry, dict):
                         yield entry, location
 
-    def done(self, ids: RequestIds) -> tuple[bytearray, int]:
+    def done(self, ids: RequestIds, since: int = 0) -> tuple[bytearray, int]:
         """1 for each request whose id has an entry, 0 for the others (and for rejected ones); how many ended in errors.
 
-        An answer that could not be judged is not done: another attempt may be able to.
+        An answer that could not be judged is not done: another attempt may be able to. Nor is an error of an attempt
+        before `since`.
         """
         done = np.zeros(len(ids), np.uint8)
         failed = set[int]()
         for found in self.found(ids):
-            done[[index for index, entry, _ in found if index >= 0 and "unjudged" not in entry]] = 1
-            failed.update(index for index, entry, _ in found if index >= 0 and "figures" not in entry)
+            ended = [(index, "figures" in entry, attempt_of(where.part)) for index, entry, where in found
+                     if index >= 0 and "unjudged" not in entry]  # fmt: skip
+            counted = [(index, well) for index, well, attempt in ended if well or attempt >= since]
+            done[[index for index, _ in counted]] = 1
+            failed.update(index for index, well in counted if not well)
+            failed.difference_update(index for index, well in counted if well)
         return bytearray(done.tobytes()), len(failed)
 
     def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
@@ -197,6 +223,7 @@ def merge(
     rejected: Callable[[int], dict[str, Any]],
     numbers: Sequence[int],
     carried: Callable[[int], dict[str, Any]] = lambda index: {},
+    aside: Container[int] = (),
 ) -> Merged:
     """Write `results.jsonl` in input order, atomically, from what is done.
 
@@ -204,23 +231,25 @@ def merge(
 
     Args:
         ids: by input index, the request's id, or null where the item was rejected.
-        rejected: the line of a rejected item, by its index.
+        rejected: the line of a rejected item, or of one that was set aside, by its index.
         numbers: by input index, the place in the whole input, which becomes the line's `index`.
         carried: by input index, what the line has from today's input.
+        aside: input indices of requests that were set aside.
     """
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
-    replicas, unjudged = [], set[int]()
+    replicas, weak = [], dict[int, int]()  # of entries that a better one replaces, how good they are
     for found in journal.found(ids):
         for index, entry, where in found:
             if "statistics" in entry:
                 replicas.append(entry | {"attempt": attempt_of(where.part)})
-            # the first counts, and one with a verdict more than one without
-            if index >= 0 and (not length[index] or (index in unjudged and "unjudged" not in entry)):
-                unjudged.discard(index)
-                if "unjudged" in entry:
-                    unjudged.add(index)
+            # the first counts; an answer more than an error, and one with a verdict more than one without
+            good = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
+            if index >= 0 and (not length[index] or weak.get(index, JUDGED) < good):
+                weak.pop(index, None)
+                if good != JUDGED:
+                    weak[index] = good
                 part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures, work, failed = Columns(), Work(), 0
     with OpenFiles() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
@@ -234,9 +263,9 @@ def merge(
                 attempt = attempt_of(parts[part_of[index]])
                 work.add(entry["work"])
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
-            elif ids[index] is None:
+            elif ids[index] is None or index in aside:
                 write_line(out, numbers[index], rejected(index) | carried(index))
-    return Merged(figures, work, failed, len(unjudged), replicas)
+    return Merged(figures, work, failed, sum(good == UNJUDGED for good in weak.values()), replicas)
 
 
 def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ class Answer:
     generation: Generation
     text: str
     at: float
+    reasoning: str | None = None  # that came before the text, where the model marks it
 
 
 @dataclass(frozen=True)

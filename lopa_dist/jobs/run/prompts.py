@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
+from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
@@ -23,6 +24,9 @@ from lopa_dist.tasks.task import DEFAULT, Item
 
 SPACE = "\u2581"  # how the tokenizers of the package write it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+OF_EVERY_TEMPLATE = ("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Encoder:
         if mode == "always" and not tokenizer.chat_template:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
         self.wrap = bool(tokenizer.chat_template) and mode != "never"
+        check_template(config.model.template, str(tokenizer.chat_template or ""))
+        self.templated = partial(tokenizer.apply_chat_template, tokenize=False, **config.model.template)
         self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
         self.words = tokenizer.backend_tokenizer  # without what transformers makes of each text besides its tokens
         self.words.no_truncation()
@@ -127,7 +133,7 @@ class Encoder:
             return rejected(index, item, reason)
         messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self.templated(messages, add_generation_prompt=True)
         except Exception as error:  # a template is a program, and messages may hold anything
             return rejected(index, item, f"the chat template refused these messages: {error}")
         return str(text) + item.answer_prefix
@@ -138,7 +144,7 @@ class Encoder:
             end = len(item.prefix) if text.startswith(item.prefix) else 0
         elif item.messages and len(item.messages) > 1:
             try:
-                before = str(self.tokenizer.apply_chat_template(item.messages[:-1], tokenize=False))
+                before = str(self.templated(item.messages[:-1]))
             except Exception:  # not every template takes a system prompt alone
                 return 0
             end = common_prefix(before, text)
@@ -213,6 +219,24 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def check_template(given: Mapping[str, Any], template: str) -> None:
+    """Raise a ValueError where values are given that a chat template does not read."""
+    if not given:
+        return
+    jinja = Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        read = meta.find_undeclared_variables(jinja.parse(template))
+    except TemplateSyntaxError:  # it has tags of transformers' own
+        return
+    there = sorted(read - {*jinja.globals, *OF_EVERY_TEMPLATE})
+    unknown = sorted(set(given) - set(there))
+    if unknown:
+        raise ValueError(
+            f"model.template has {', '.join(unknown)}, which this tokenizer's chat template does not read; it reads "
+            f"{', '.join(there) or 'nothing but the messages'}"
+        )
 
 
 def pair_of(tokens: Callable[[str], list[int]], prompt: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -50,6 +50,20 @@ def finished_text(
     return replace(generation, tokens=tokens, finish_reason="stop", written=written), text
 
 
+def thought(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], text: str) -> tuple[str | None, str]:
+    """The reasoning that a text begins with, and the answer behind it.
+
+    The reasoning is None where the chat template does not know its marks, or the model gave its answer at once. A text
+    that ended before its answer began has an empty one.
+    """
+    if ANSWER not in str(tokenizer.chat_template or ""):
+        return None, text
+    reasoning, mark, answer = text.partition(ANSWER)
+    if not mark and not (THINK in text or str(tokenizer.decode(prompt[-8:])).rstrip().endswith(THINK)):
+        return None, text
+    return reasoning.replace(THINK, "", 1).strip(), answer.lstrip()
+
+
 class Pieces:
     """The texts of single tokens, as each stands behind another one."""
 
@@ -104,6 +118,7 @@ def generation_line(
     return line
 
 
+THINK, ANSWER = "<think>", "</think>"  # around reasoning, in the templates of Qwen3 and its kin
 AGAIN = "start its job again with this run folder, which writes the file anew"
 NOT_NUMBERS = (
     "the model's predictions are not numbers; fp16 overflows in many models: use model.dtype=bf16 or fp32, or shorten "

@@ -317,7 +317,9 @@ def annotate(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
     pixel = 72 / axes.figure.dpi  # in points
     dots = [tuple(pixel * axes.transData.transform((x, y))) for _, x, y in points]
     window = axes.get_window_extent()
-    places = place_labels(dots, [4.5 * len(name) for name, _, _ in points], pixel * window.x0, pixel * window.x1, 8.0)
+    places = place_labels(
+        dots, [4.5 * len(name) for name, _, _ in points], pixel * window.x0, pixel * window.x1 + 16, 8.0
+    )
     for (name, x, y), dot, place in zip(points, dots, places, strict=True):
         offset = (place[0] - dot[0], place[1] - dot[1])
         axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=7, ha="center", va="center")

@@ -147,8 +147,8 @@ def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
         + ", ".join(f"{what} {amount:.0f}" for what, amount in report["comm_bytes_per_step"].items()),
         *(f"![{name}]({name})" for name in plots),
         "## As the LoPA code counts",
-        "Filler after the EOS included, one more step a sample, the first round left out of the time; only to "
-        "compare with published tables.",
+        "These figures are only for comparing with published tables: they count the filler behind the end of a text, "
+        "and one more step a sample, and leave out the time of the first round.",
         table(("tokens", "forwards", "TPF", "tokens/s"), [counted]),
         "## Settings",
         f"`{knobs}`",

@@ -167,7 +167,7 @@ def test_terminal_shows_every_step(found: Trace) -> None:
     printed = out.getvalue()
     assert "request <b>&" in printed
     assert len(re.findall(r"^step \d+:", printed, re.M)) == len(found.steps)
-    assert f"{len(found.order)} tokens in {len(found.steps)} forwards" in printed
+    assert f"tokens of text in {len(found.steps)} forwards" in printed
     assert "not the text" not in printed
     assert "coloured" not in printed, "there is no colour in a file"
     out = io.StringIO()
@@ -182,3 +182,12 @@ def test_page_holds_the_steps_and_nothing_that_breaks_it(found: Trace, tmp_path:
     data = json.loads(re.search(r"const data = (.*);\n", page).group(1))  # type: ignore[union-attr]
     assert sum(step["filled"] for step in data["steps"]) == sum(1 for token in data["tokens"] if token["step"])
     assert page.count("</script>") == 1
+
+
+def test_tokens_a_forward_are_those_of_the_results(folder: Path, found: Trace) -> None:
+    """Without the filler behind the end of the text, which the steps fill as well."""
+    line = result(folder, found.custom_id)
+    console = Console(record=True, width=200)
+    show(found, console)
+    count, forwards = line["usage"]["completion_tokens"], line["usage"]["forwards"]
+    assert f"{count} tokens of text in {forwards} forwards: {line['tpf']:.2f} a forward" in console.export_text()

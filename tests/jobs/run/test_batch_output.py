@@ -10,6 +10,7 @@ import pytest
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.commands.trace import trace
+from lopa_dist.jobs.run.batch_output import choice
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.word_problems import HAS
@@ -162,3 +163,9 @@ def test_answers_of_an_earlier_input_do_not_stay(tmp_path: Path) -> None:
     file.write_text(json.dumps({"prompt": QUESTION}))
     run(job, tmp_path, World("python"))
     assert not (tmp_path / "batch_output.jsonl").exists()
+
+
+def test_reasoning_stands_beside_a_chat_s_answer() -> None:
+    result = {"text": "4", "reasoning": "2 + 2", "finish_reason": "stop"}
+    assert choice(result, 0, True)["message"] == {"role": "assistant", "content": "4", "reasoning": "2 + 2"}
+    assert choice(result, 0, False)["text"] == "4"

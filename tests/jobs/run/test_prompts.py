@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.config import Config, ModelOptions
+from lopa_dist.config import Config, ModelOptions, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
@@ -84,3 +85,29 @@ def test_words_that_the_embedded_model_does_not_know_are_told(
     other = Encoder(Config(model=ModelOptions(path="my/own"), decode=short), embedded_model.config, embedded_tokenizer)
     other.encode_all(0, strange)
     assert other.warning() == ""
+
+
+THINKING = (
+    "{% for m in messages %}<|user|> {{ m.content }}{% endfor %}<|assistant|>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}"
+)
+
+
+def test_the_template_gets_its_variables(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer = copy.deepcopy(embedded_tokenizer)
+    tokenizer.chat_template = THINKING
+
+    def rendered(**given: Any) -> Any:
+        config = Config(model=ModelOptions(template=given), decode=DecodeConfig(max_new_tokens=8))
+        return Encoder(config, SMALL, tokenizer).render(0, Item("a", messages=TURNS[:1]))
+
+    assert rendered() == rendered(enable_thinking=True) == "<|user|> Tom has 3 coins .<|assistant|>"
+    assert rendered(enable_thinking=False) == rendered() + "<think>\n\n</think>"
+    with pytest.raises(ValueError, match=r"has thinking, which .* does not read; it reads enable_thinking"):
+        rendered(thinking=False)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ValueError, match="it reads nothing but the messages"):
+        rendered(enable_thinking=False)
+    assert composed(["model.template={enable_thinking: false}"]).model.template == {"enable_thinking": False}
+    with pytest.raises(ValueError, match=r"model\.template"):
+        composed(["model.template=thinking"])

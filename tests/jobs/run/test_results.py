@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.run.results import finished_text
+from lopa_dist.jobs.run.results import finished_text, thought
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,24 @@ def bytewise() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "split"),
+    [
+        ("Tom", "<think> 3 apples . </think> #### 3", ("3 apples .", "#### 3")),
+        ("Tom <think>", " 3 apples . </think> #### 3", ("3 apples .", "#### 3")),
+        ("Tom <think> ", " 3 apples . 3", ("3 apples . 3", "")),
+        ("Tom", "<think> 3 apples", ("3 apples", "")),
+        ("Tom <think> </think>", " #### 3", (None, " #### 3")),
+        ("Tom", " #### 3", (None, " #### 3")),
+    ],
+)
+def test_reasoning(
+    embedded_tokenizer: PreTrainedTokenizerFast, prompt: str, text: str, split: tuple[str | None, str]
+) -> None:
+    tokenizer = copy.deepcopy(embedded_tokenizer)
+    ids = tokenizer(prompt, add_special_tokens=False).input_ids
+    assert thought(tokenizer, ids, text) == (None, text), "its template knows no reasoning"
+    tokenizer.chat_template = "{{ messages }}</think>"
+    assert thought(tokenizer, ids, text) == split

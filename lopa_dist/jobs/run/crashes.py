@@ -1,0 +1,88 @@
+"""Requests during which a process ended: they run again one at a time, and those that end it again are set aside.
+
+A replica writes down which requests begin and end, into a file that it removes when it leaves in order: when all is
+done, when it was asked to stop, or when another replica failed. What such a file has the beginning of and not the end
+was running when the process crashed, and one of these requests may have been the reason.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.running_batch import NextRequests
+from lopa_dist.jobs.run.packed import RequestIds
+from lopa_dist.parallel.failures import RankError
+from lopa_dist.parallel.stop import StopLevel, Stopped
+
+SUFFIX = ".begun"
+IN_ORDER = (Stopped, KeyboardInterrupt, OSError, ValueError)  # no request is the reason why these end a process
+
+
+class Begun:
+    """The file of one replica's attempt: a line with the id of a request when it begins, one with a minus at its end.
+
+    Args:
+        journal: its folder.
+        attempt, replica: their numbers.
+        lone: whether the replica is a single rank, so that a lost rank is always another replica's.
+    """
+
+    def __init__(self, journal: Path, attempt: int, replica: int, lone: bool) -> None:
+        self.path, self.lone = journal / f"{attempt:03d}-{replica}{SUFFIX}", lone
+        self.file = self.path.open("w", encoding="ascii")
+
+    def note(self, *names: str | None, ended: bool = False) -> None:
+        """Write down what begins or ends now; it is not synced, for it need not outlive the machine."""
+        self.file.writelines(f"{'-' if ended else ''}{name}\n" for name in names)
+        self.file.flush()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Keep the file only if what ends the attempt may be a request's doing."""
+        self.file.close()
+        if error is None or isinstance(error, IN_ORDER) or (isinstance(error, RankError) and self.lone):
+            self.path.unlink(missing_ok=True)
+
+
+def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> bytearray:
+    """Return in how many attempts, from `since` on, the process ended while each request ran; 0 for what is done."""
+    counts, left = np.zeros(len(ids), np.uint8), ~np.array(done, bool)
+    for file in journal.glob(f"*{SUFFIX}"):
+        if int(file.name.split("-")[0]) >= since:
+            names = {*file.read_text(encoding="ascii").split("\n")[:-1]}
+            indices = ids.find([name for name in names if name and f"-{name}" not in names])
+            counts[[index for index in indices.tolist() if index >= 0 and left[index]]] += 1
+    return bytearray(counts.tobytes())
+
+
+def in_turn(
+    engine: Engine, requests: Sequence[Request], first: int, take: NextRequests, begin: Callable[[list[Request]], None]
+) -> Iterator[Generation]:
+    """Generate for requests before number `first` as ever, and then for the others one at a time.
+
+    Args:
+        take: hands out numbers of requests, in ascending order.
+        begin: is told of requests that begin.
+    """
+    held: deque[int] = deque()
+
+    def others(most: int) -> list[int]:
+        taken = take(most)
+        found = [number for number in taken if number < first]
+        held.extend(taken[len(found) :])
+        begin([requests[number] for number in found])
+        return found
+
+    yield from engine.generate(requests, others)
+    while engine.lockstep.level == StopLevel.RUN:
+        held.extend([] if held else take(1))
+        if not held:
+            return
+        one = requests[held.popleft()]
+        begin([one])
+        yield from engine.generate([one])
