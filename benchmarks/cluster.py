@@ -39,7 +39,7 @@ from benchmarks.cluster_simulator import Cluster, Kind, Requests, simulate
 from benchmarks.embedded import BASE, RESULTS
 from benchmarks.latency_model import Load, Model, exchange
 from lopa_dist.checks import require
-from lopa_dist.jobs.show.plots import draw
+from lopa_dist.jobs.show.pareto import draw
 
 FILE = RESULTS / "cluster.json"
 LAYERS, HIDDEN = 28, 3584  # Dream-7B's

@@ -274,7 +274,6 @@ class LoggingConfig:
     token_steps: bool = option(
         False, "write each token's log probability, step and way (filled, accepted, bonus) into results.jsonl"
     )
-    plots: bool = option(True, "draw plots into the run folder")
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def __post_init__(self) -> None:

@@ -115,7 +115,7 @@ def test_a_job_and_the_harness_find_the_same_accuracy(tmp_path: Path) -> None:
         task=TaskConfig(name="harness", harness=file, limit=None),
         decode=DecodeOptions(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=64),
         engine=EngineConfig(max_sequences=4),
-        logging=LoggingConfig(progress="never", plots=False, wandb=WandbConfig(mode="disabled")),
+        logging=LoggingConfig(progress="never", wandb=WandbConfig(mode="disabled")),
     )
     report = run(config, tmp_path / "run", World("python"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]

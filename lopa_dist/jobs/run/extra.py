@@ -1,4 +1,4 @@
-"""What a job can do without (W&B, plots, pages): none of it ends a job, or keeps it waiting longer than a limit."""
+"""What a job can do without (W&B, pages): none of it ends a job, or keeps it waiting longer than a limit."""
 
 from __future__ import annotations
 

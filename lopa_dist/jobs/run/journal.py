@@ -32,7 +32,7 @@ from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
-RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", ERRORS, NAME, LINES)
+RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
 FORMAT = 2  # of the entries; those of another one lack figures, so a journal that has them is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
