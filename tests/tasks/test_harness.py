@@ -149,7 +149,7 @@ def test_a_metric_over_all_answers_is_refused(tmp_path: Path) -> None:
     metric = [{"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}]
     task = HarnessTask(task_file(tmp_path, metric_list=metric), limit=1)
     [item] = task.items()
-    with pytest.raises(ValueError, match="bleu is no number for one answer"):
+    with pytest.raises(ValueError, match="bleu is not a number for one answer"):
         task.score(item, "9")
 
 

@@ -246,7 +246,7 @@ class Job:
             )  # fmt: skip
 
     def threads(self) -> str:
-        """How many CPU threads compute, and why so many; empty on a GPU."""
+        """How many CPU threads compute, and why; empty on a GPU."""
         if self.builder.device.type != "cpu":
             return ""
         number, why = threads(self.config, self.group.world)

@@ -54,7 +54,7 @@ def settings(report: dict[str, Any]) -> Config:
     except (TypeError, KeyError) as error:
         made = report.get("versions", {}).get("lopa_dist", "another version")
         raise ValueError(
-            f"its settings are not those of lopa_dist {__version__} ({error}): it was made with lopa_dist {made}; take "
+            f"lopa_dist {__version__} does not know its settings ({error}): it was made with lopa_dist {made}; take "
             "that one, or run it again"
         ) from error
 
@@ -65,7 +65,7 @@ def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures in words; that of merged shards has fewer."""
+    """The figures in words; the report of merged shards has fewer."""
     speed, wall, decoding = report["tokens_per_s"], f"{report['wall_s']:.1f} s", f"{report['decode_s']:.1f} s"
     seconds = f"{wall}, of which decoding {decoding}"
     if (attempts := report.get("attempts", 1)) > 1:
@@ -121,7 +121,7 @@ def attempts_sentence(report: dict[str, Any]) -> str:
         return ""
     return (
         f"Attempts: {report['attempts']}. What is counted, and tokens a second, is of all of them; times of steps, "
-        "bytes and the wall time are those of the last one."
+        "bytes and the wall time are of the last one."
     )
 
 

@@ -46,7 +46,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
     Args:
         folder: of the run.
         report: its `report.json`.
-        questions: by custom_id, those of the first requests.
+        questions: of the first requests, by custom_id.
     """
     try:
         rows = list(setting_rows(report))
