@@ -106,7 +106,7 @@ def test_prompts_and_verdicts_are_the_harness_own(tmp_path: Path, chat: bool, mo
 def test_a_job_and_the_harness_find_the_same_accuracy(tmp_path: Path) -> None:
     """The embedded model answers as our model in the harness, and as a job."""
     file = task_file(tmp_path, num_fewshot=0, doc_to_text="{{question}}", generation_kwargs={"until": ["Q:"]})
-    model = LopaDist(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=64)
+    model = LopaDist(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=64, context="d2f")
     result = simple_evaluate(
         model, tasks=[file], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0, log_samples=True,
         apply_chat_template=True,
