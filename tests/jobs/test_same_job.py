@@ -39,6 +39,8 @@ OTHERS: dict[str, Any] = {  # of each field of an item, another value
     "stop": ("\n",),
     "sampling": RequestSampling(temperature=0.5),
     "origin": Origin(1, "a", sample=1),
+    "metadata": {"day": "Monday"},
+    "token_steps": True,
 }
 
 
@@ -93,7 +95,7 @@ NO_EFFECT = ("logging.", "job.", "parallel.", "task.shard", "task.shards", "task
 RESOLVED = {"model.path", "model.lora", "model.dtype", "model.device", "model.pattern"}  # as weights, dtype, decode
 REQUESTS = {
     "task.input", "task.harness", "task.column", "task.fewshot", "task.fewshot_input", "task.fewshot_as_multiturn",
-    "task.split", "task.problem_seed",
+    "task.split", "task.problem_seed", "task.samples",
 }  # fmt: skip
 SCHEDULE = {
     "engine.max_sequences", "engine.max_rows", "engine.kv_tokens", "engine.attention", "engine.graphs",
