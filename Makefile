@@ -41,7 +41,7 @@ bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu_step
 
 train: $(STAMP)
-	$(BIN)/python -m lopa_dist.embedded.train
+	$(BIN)/python -m training.train
 
 clean:
 	rm -rf $(VENV) .venv-oldest outputs multirun build dist

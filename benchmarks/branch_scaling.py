@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.latency_model import FORMULA, Link, Load, Model, fit, step
 from lopa_dist.engine.statistics import PHASES
-from lopa_dist.jobs.show.plots import draw
+from lopa_dist.jobs.show.pareto import draw
 
 RESULTS = Path(__file__).parent / "results"
 RANKS = (1, 2, 4)
@@ -55,7 +55,7 @@ def start(folder: Path, ranks: int, sequences: int, problems: int, decoding: str
     command = [
         sys.executable, *launcher, "-m", "lopa_dist", *DECODINGS[decoding], *branches, f"parallel.branch={ranks}",
         "parallel.threads=1", f"task.limit={problems}", f"engine.max_sequences={sequences}", f"hydra.run.dir={folder}",
-        "logging.wandb.mode=disabled", "logging.plots=false", "logging.progress=never",
+        "logging.wandb.mode=disabled", "logging.progress=never",
     ]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
 

@@ -1,4 +1,4 @@
-"""How long a job takes on 1 to 1,024 GPUs, by simulation: which mesh, which k and m, and what policies would bring.
+"""The end of a job on 8 to 512 data replicas, by simulation: what the order of requests and idle replicas would bring.
 
     python -m benchmarks.cluster                # the projection and its picture, from kept gains: some minutes
     python -m benchmarks.cluster --calibrate    # measure gains of the embedded model anew: minutes on two cores
@@ -18,10 +18,9 @@ import multiprocessing
 import os
 import platform
 import re
-import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -39,19 +38,15 @@ from benchmarks.cluster_simulator import Cluster, Kind, Requests, simulate
 from benchmarks.embedded import BASE, RESULTS
 from benchmarks.latency_model import Load, Model, exchange
 from lopa_dist.checks import require
-from lopa_dist.jobs.show.plots import draw
+from lopa_dist.jobs.show.pareto import draw
 
 FILE = RESULTS / "cluster.json"
-LAYERS, HIDDEN = 28, 3584  # Dream-7B's
 IN_FLIGHT = 64  # sequences of a data replica at most
 FEWER = 16  # the same, by default
 PROMPT, ANSWER = 512, 256  # tokens, on the mean
-GPUS = (8, 64, 256, 1024)
-PROMPTS = (1, 1000, 1_000_000)
-TRIED = 256  # requests a replica, of a job that is too large to be simulated with every mesh
 SKEWED, REPLICAS = 20_000, (8, 32, 128, 512)
 SPREAD = ((1319, 4), (1319, 8), (1319, 32), (5000, 8), (5000, 64))  # prompts, as many as GSM8K's or more, and replicas
-JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting of so many branch ranks
+JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting by branch ranks
 POLICIES = {  # order, tail
     "input order": ("input", "wait"),
     "longest first": ("longest", "wait"),
@@ -60,15 +55,6 @@ POLICIES = {  # order, tail
     "idle replicas take a share": ("input", "share"),
     "longest first, dealt out, then shares": ("dealt", "share"),
 }
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a job is run: ranks of a replica, and the setting that it decodes with."""
-
-    branch: int
-    tensor: int
-    setting: str
 
 
 def read() -> dict[str, Any]:
@@ -91,31 +77,25 @@ def host_seconds() -> Callable[[int], float]:
     return lambda sequences: float(np.interp(sequences, list(chosen), list(chosen.values())))
 
 
-def gpu_kind(measured: Measured, branch: int, tensor: int = 1) -> Kind:
-    """A replica of Dream-7B on H200s: the roofline of a forward, host time, and what its ranks send.
-
-    Tensor ranks add up their parts twice a layer; each sends its part of all rows to each of the others.
-    """
-    whole, host = Model(), host_seconds()
-    model = replace(whole, weight_bytes=whole.weight_bytes / tensor, parameters=whole.parameters / tensor)
+def gpu_kind(measured: Measured, branch: int) -> Kind:
+    """A replica of Dream-7B on H200s: the roofline of a forward, host time, and what its ranks send."""
+    model, host = Model(), host_seconds()
     commits = measured.tokens_per_forward / BASE["block_size"]
 
     def seconds(rows: float, sequences: int) -> float:
         spent = model.forward(rows) + host(sequences)
-        if tensor > 1:
-            spent += 2 * LAYERS * ASSUMED.all_gather(tensor, 2 * HIDDEN * rows)
         if branch > 1:
             load = Load(
                 measured.branch_limit, sequences, masked=measured.predictions, commits=commits, block=BASE["block_size"]
             )
-            spent += sum(exchange(whole, ASSUMED, load, branch).values())
+            spent += sum(exchange(model, ASSUMED, load, branch).values())
         return spent
 
     return Kind(measured.gains(branch), seconds)
 
 
 def moving(tokens: int) -> float:
-    """Seconds that it takes to send the K/V of so many tokens to another GPU."""
+    """Seconds that it takes to send the K/V of `tokens` tokens to another GPU."""
     return ASSUMED.alpha + ASSUMED.beta * tokens * Model().kv_bytes
 
 
@@ -134,49 +114,6 @@ def requests_of(count: int, lengths: str = "even") -> Requests:
     elif lengths == "spread":
         answer = np.clip(random.lognormal(np.log(150), 0.9, count), 10, 2048).astype(np.int64)
     return Requests(np.full(count, PROMPT), answer)
-
-
-def plans(settings: dict[str, Measured], gpus: int) -> list[Plan]:
-    """All that can be run: no more branch ranks than branches, tensor ranks that divide Dream-7B's heads."""
-    return [
-        Plan(branch, tensor, name)
-        for (name, measured), branch, tensor in product(settings.items(), (1, 2, 4, 8), (1, 2, 4))
-        if branch <= measured.branch_limit and branch * tensor <= gpus
-    ]
-
-
-def run_plan(job: tuple[Measured, Plan, int, int]) -> dict[str, Any]:
-    """Simulate (measured, plan, GPUs, prompts)."""
-    measured, plan, gpus, prompts = job
-    data = gpus // (plan.branch * plan.tensor)
-    requests = requests_of(prompts)
-    cluster = Cluster(data, {1: gpu_kind(measured, plan.branch, plan.tensor)}, IN_FLIGHT)
-    found = [simulate(requests, cluster, seed=seed).seconds for seed in range(30 if prompts == 1 else 1)]
-    seconds = statistics.mean(found)
-    told = {"gpus": gpus, "prompts": prompts, "data": data, **asdict(plan), "seconds": seconds}
-    return told | {"tokens_per_s": float(requests.answer.sum()) / seconds}
-
-
-def best_plans(settings: dict[str, Measured], pool: Any) -> list[dict[str, Any]]:
-    """For each number of prompts and GPUs: the fastest plan, that without tensor ranks, that of one GPU a replica.
-
-    Where there are more prompts than `TRIED` a GPU, plans are compared on a job of so many on 8 GPUs: replicas do not
-    wait for each other, so that more of them are as fast each.
-    """
-    chosen: dict[tuple[int, int, str], Plan] = {}
-    for prompts, gpus in product(PROMPTS, GPUS):
-        tried = (8, 8 * TRIED) if prompts > TRIED * gpus else (gpus, prompts)
-        able = plans(settings, tried[0])
-        runs = pool.map(run_plan, [(settings[plan.setting], plan, *tried) for plan in able], 1)
-        seconds = {plan: run["seconds"] for plan, run in zip(able, runs, strict=True)}
-        single = [plan for plan in able if plan.tensor == 1]
-        alone = [plan for plan in single if plan.branch == 1]
-        for what, among in (("fastest", able), ("no tensor ranks", single), ("one GPU a replica", alone)):
-            chosen[prompts, gpus, what] = min(among, key=seconds.__getitem__)
-    jobs = list({(plan, gpus, prompts) for (prompts, gpus, _), plan in chosen.items()})
-    runs = pool.map(run_plan, [(settings[plan.setting], plan, *size) for plan, *size in jobs], 1)
-    found = dict(zip(jobs, runs, strict=True))
-    return [{"what": what, **found[plan, gpus, prompts]} for (prompts, gpus, what), plan in chosen.items()]
 
 
 def run_policy(job: tuple[dict[str, Measured], int, str, int, int, str]) -> dict[str, Any]:
@@ -204,11 +141,9 @@ def project(settings: dict[str, Measured]) -> dict[str, Any]:
         policies = pool.map(run_policy, list(skewed), 1)
         jobs = [(settings, n, "spread", IN_FLIGHT, replicas, policy) for n, replicas in SPREAD for policy in POLICIES]
         spread = pool.map(run_policy, jobs, 1)
-        best = best_plans(settings, pool)
     return {
         "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens a forward of the embedded model",
         "assumed": {"model": asdict(Model()), "link": asdict(ASSUMED), "prompt": PROMPT, "answer": ANSWER},
-        "plans": best,
         "policies": policies,
         "spread": spread,
     }
@@ -233,15 +168,7 @@ def faster(policies: Sequence[dict[str, Any]]) -> list[float]:
 
 def show(kept: dict[str, Any], console: Console) -> None:
     """The tables of the projection."""
-    rows = [
-        [
-            f"{r['prompts']:,}", f"{r['gpus']:,}", r["what"], f"{r['data']} x {r['branch']} x {r['tensor']}",
-            r["setting"], f"{r['seconds']:,.2f}", f"{r['tokens_per_s']:,.0f}",
-        ]
-        for r in kept["plans"]
-    ]  # fmt: skip
-    head = ("prompts", "GPUs", "", "data x branch x tensor", "setting", "seconds to the last answer", "tokens/s")
-    console.print(table_of(kept["label"], head, rows))
+    console.print(kept["label"])
     columns = ("prompts", "in flight", "replicas", "policy", "seconds", "times faster than in input order", "busy")
     for policies, lengths in (
         (kept["policies"], "one answer in twenty 8 times longer"),
@@ -258,36 +185,24 @@ def show(kept: dict[str, Any], console: Console) -> None:
 
 
 def picture(kept: dict[str, Any]) -> str:
-    """Time to the last answer by GPUs, and what the policies bring by replicas."""
+    """What the policies bring, by replicas."""
     colors = ("#94a3b8", "#2563eb", "#dc2626", "#059669", "#7c3aed")
 
-    def paint(panels: Any) -> None:
-        left, right = panels
-        for prompts, color in zip(PROMPTS, colors[1:], strict=False):
-            words = f"{prompts:,} prompts" if prompts > 1 else "one prompt"
-            for what, style in (("fastest", "o-"), ("one GPU a replica", ".--")):
-                line = [r for r in kept["plans"] if r["prompts"] == prompts and r["what"] == what]
-                label = words if style == "o-" else None
-                left.plot([r["gpus"] for r in line], [r["seconds"] for r in line], style, color=color, label=label)
-        left.plot([], [], ".--", color="#1f2933", label="the same, one GPU a replica")
-        left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="seconds to the last answer")
-        left.set_title("Jobs with the fastest mesh, k and m", fontsize=10)
-        left.set_xticks(GPUS, [str(n) for n in GPUS])
+    def paint(axes: Any) -> None:
         gained = list(zip(kept["policies"], faster(kept["policies"]), strict=True))
         for policy, color in zip([p for p in POLICIES if p != "input order"], colors, strict=True):
             times = [x for r, x in gained if r["policy"] == policy and r["in_flight"] == IN_FLIGHT]
-            right.plot(REPLICAS, times, "o-", color=color, label=policy)
-        right.axhline(1, color="#1f2933", linewidth=0.8, linestyle="--")
-        right.set(xscale="log", xlabel="data replicas of one GPU", ylabel="times faster than in input order")
-        right.set_title(f"{SKEWED:,} prompts, 1 answer in 20 is 8 x longer, {IN_FLIGHT} in flight", fontsize=10)
-        right.set_xticks(REPLICAS, [str(n) for n in REPLICAS])
-        for axes in panels:
-            axes.xaxis.set_minor_formatter("")
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.legend(frameon=False, fontsize=8)
-        left.figure.suptitle("PROJECTION, not measured: Dream-7B on H200s, roofline of data sheets", fontsize=11)
+            axes.plot(REPLICAS, times, "o-", color=color, label=policy)
+        axes.axhline(1, color="#1f2933", linewidth=0.8, linestyle="--")
+        axes.set(xscale="log", xlabel="data replicas of one GPU", ylabel="times faster than in input order")
+        axes.set_title(f"{SKEWED:,} prompts, 1 answer in 20 is 8 x longer, {IN_FLIGHT} in flight", fontsize=10)
+        axes.set_xticks(REPLICAS, [str(n) for n in REPLICAS])
+        axes.xaxis.set_minor_formatter("")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.legend(frameon=False, fontsize=8)
+        axes.figure.suptitle("PROJECTION, not measured: Dream-7B on H200s, roofline of data sheets", fontsize=11)
 
-    return draw(RESULTS / "cluster.png", paint, (10.5, 4.6), panels=2)
+    return draw(RESULTS / "cluster.png", paint, (6.4, 4.6))
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ def run_job(trial: Trial, problems: int, folder: Path) -> dict[str, Any]:
         sys.executable, *TORCHRUN, str(trial.ranks), "-m", "lopa_dist", f"task.limit={problems}",
         f"parallel.data={trial.data}", f"parallel.branch={trial.branch}", "parallel.threads=1",
         *(f"decode.{key}={setting[key]}" for key in ("branches", "drafts")), f"engine.max_sequences={IN_FLIGHT}",
-        f"hydra.run.dir={folder}", "logging.wandb.mode=disabled", "logging.plots=false", "logging.progress=never",
+        f"hydra.run.dir={folder}", "logging.wandb.mode=disabled", "logging.progress=never",
     ]  # fmt: skip
     before = processor_seconds()
     subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=True)

@@ -35,7 +35,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.show.plots import draw
+from lopa_dist.jobs.show.pareto import draw
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.quantize import KINDS
 from lopa_dist.tasks.arithmetic import Arithmetic

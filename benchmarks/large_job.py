@@ -34,7 +34,6 @@ from rich.table import Table
 
 from benchmarks.embedded import RESULTS
 from lopa_dist.config import Config, composed
-from lopa_dist.embedded import checkpoint
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.batch_output import LINES, line_of
 from lopa_dist.jobs.run.journal import request_id
@@ -47,6 +46,7 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
+from training import checkpoint
 
 ROOT = Path(__file__).parent.parent
 SHARDS = 64

@@ -87,7 +87,7 @@ def job(raw: DictConfig) -> Any:
         raise UserError(no_room(error, f"start it again{where}") or str(error)) from error
     except (LaunchError, ValueError) as error:
         raise UserError(str(error)) from error
-    leave_at_signals()  # that of a finished job only remembers them
+    leave_at_signals()  # a finished job's handler only remembers them
     result = summary(report, folder) if report else None
     if stop.asked and swept() and not submitted:
         sys.stderr.write(f"lopa-dist: stopped by {stop.signal} when this job was done; go on with {again}\n")
@@ -182,7 +182,7 @@ def main() -> None:
         end(error)
     except HydraException as error:
         sys.exit(f"lopa-dist: {composition(error)}")
-    except (OSError, ValueError) as error:  # logging.config turns that of the log file into a ValueError
+    except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError) and (full := no_room(cause, "start it again")):
             sys.exit(f"lopa-dist: {full}")

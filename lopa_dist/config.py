@@ -48,7 +48,7 @@ class ModelOptions:
     lora: str | None = option(None, "a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded")
     lora_rows: str = option(
         "all",
-        "rows that the adapter acts on: all, or those of masks, which leaves a causal model's text as it is (I-DLM)",
+        "rows that the adapter acts on: all, or masks' rows alone, which leaves a causal model's text as it is (I-DLM)",
         ("all", "masks"),
     )
     pattern: str = option(
@@ -230,7 +230,7 @@ class JobConfig:
         ("errors", None),
     )
     crashes: int | None = option(
-        2, "set a request aside as an error when the process ended so many times while it ran; null: never"
+        2, "set a request aside as an error when the process ended this many times while it ran; null: never"
     )
     grace_s: float = option(20.0, "seconds to finish what is in flight after SIGTERM or SIGUSR1, before it is dropped")
 
@@ -274,7 +274,6 @@ class LoggingConfig:
     token_steps: bool = option(
         False, "write each token's log probability, step and way (filled, accepted, bonus) into results.jsonl"
     )
-    plots: bool = option(True, "draw plots into the run folder")
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def __post_init__(self) -> None:

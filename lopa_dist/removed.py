@@ -31,6 +31,7 @@ REMOVED = {
     "decode.canvas": "leave it out: it is whole with decode.context=vanilla and dual",
     "engine=default": "leave it out: it said what settings are without it",
     "parallel=auto": "leave it out: it said what settings are without it",
+    "logging.plots": "leave it out: report.html draws what the plots showed",
     "logging=default": "leave it out: it said what settings are without it",
     **{f"experiment=s{n}": "docs/inputs.md has the settings to write instead" for n in range(1, 19)},
 }

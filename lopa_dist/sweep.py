@@ -19,7 +19,7 @@ SHOWN = 8  # points that a message names
 
 
 def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
-    """Raise a ValueError where a job with these overrides, on so many ranks, would not begin."""
+    """Raise a ValueError if a job with these overrides, on `ranks` ranks, would not begin."""
     config = composed(list(overrides))
     check_files(config)
     if config.task.input:

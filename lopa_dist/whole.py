@@ -21,10 +21,10 @@ def named(file: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(file: Path, mark: str = "") -> Iterator[Path]:
-    """Where to write what `file` shall be: it takes the place of `file` at the end, on disk and in one instant.
+    """Yield a temporary file to write to; on success it is synced to disk and renamed to `file`.
 
-    Where writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt: writers
-    that may be at it at once need a `mark` each.
+    If writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt. Writers
+    that may run at the same time need a `mark` each.
     """
     partial = file.with_name(f"{file.name}{mark}.partial")
     try:

@@ -70,7 +70,7 @@ JOBS: dict[str, list[str]] = {
     "two_replicas_of_two_ranks": [*BRANCHES, "parallel.data=2", "parallel.branch=2"],
 }
 RANKS = {"two_ranks": 2, "two_ranks_verified": 2, "two_ranks_block_causal": 2, "two_replicas_of_two_ranks": 4}
-FIXED = ["logging.progress=never", "logging.plots=false", "logging.wandb.mode=disabled", "parallel.threads=1"]
+FIXED = ["logging.progress=never", "logging.wandb.mode=disabled", "parallel.threads=1"]
 TIMES = ("latency_s",)
 FIGURES = (
     "requests", "errors", "accuracy", "completion_tokens", "prompt_tokens", "forwards", "tpf", "branch", "drafts",

@@ -363,14 +363,14 @@ def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Behind that job, which is whole. Its name, of all overrides, is longer than a folder's may be."""
-    write = Job.write_pages
+    write = Job.write_page
 
-    def signalled(self: Job, *arguments: Any) -> list[str]:
+    def signalled(self: Job, report: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        return write(self, *arguments)
+        write(self, report)
 
-    monkeypatch.setattr(Job, "write_pages", signalled)
-    quiet = ["logging.wandb.mode=disabled", "logging.plots=false", "parallel.threads=1", "task.limit=1"]
+    monkeypatch.setattr(Job, "write_page", signalled)
+    quiet = ["logging.wandb.mode=disabled", "parallel.threads=1", "task.limit=1"]
     sweep = ["-m", f"hydra.sweep.dir={tmp_path}", *quiet, *LONG, "decode.drafts=4,8"]
     monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
     handlers = {number: signal.getsignal(number) for number in cli.SIGNALS}
@@ -390,7 +390,7 @@ def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
 def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("")
     sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", f"task.input={tmp_path}/none.jsonl", "seed=0,1"]
-    sweep += ["logging.wandb.mode=disabled", "logging.plots=false"]
+    sweep += ["logging.wandb.mode=disabled"]
     monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
     with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*nothing to run: .*none\.jsonl has no lines$"):
         cli.main()

@@ -47,7 +47,7 @@ def llm() -> LLM:
 def job(folder: Path, lines: list[dict[str, Any]], config: Config) -> list[dict[str, Any]]:
     """The result lines of a batch job."""
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    logging = LoggingConfig(progress="never", token_ids=True, plots=False, wandb=WandbConfig(mode="disabled"))
+    logging = LoggingConfig(progress="never", token_ids=True, wandb=WandbConfig(mode="disabled"))
     task = TaskConfig("batch", limit=None, input=str(folder / "prompts.jsonl"))
     run(
         replace(config, task=task, logging=logging, parallel=ParallelConfig(threads=1)), folder / "run", World("python")

@@ -46,7 +46,7 @@ def advance(state: State, winner: Winner) -> None:
     stuck = None if winner.accepted is None else (winner.position < 0).all(1)
     chosen = fill(config, records, state.fillable(masked), full, stuck)
     if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
-        # the window's first position: masked in the forward that fills the cache, which gives nothing else (Fast-dLLM)
+        # Fast-dLLM: the forward that fills the cache decides the window's first position only
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
     window = torch.where(chosen, records.token, window)
     state.answers.scatter_(1, span, window)
@@ -98,7 +98,7 @@ def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: 
     """Return the fully active blocks ``[S, blocks]``: the first one, and those behind a block that is nearly full.
 
     Everything before the window is complete. Nothing that was filled is ever masked again, so a block that was nearly
-    full remains so, and there is no need to remember it.
+    full stays so, and nothing has to be remembered.
 
     Args:
         config: `tau_act` is read.
@@ -111,7 +111,7 @@ def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: 
 
 
 def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
-    """Return the windows' tokens ``[S, W]`` with `token` ``[S, F]`` written at `offset`; negative offsets: nowhere."""
+    """Return the windows' tokens ``[S, W]`` with `token` ``[S, F]`` written at `offset`, unless that is negative."""
     width = window.shape[1]
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)

@@ -24,7 +24,7 @@ class DecodeConfig:
     - d2f_causal: the same, where a row of the window sees nothing behind its own block.
     - blocks: block diffusion, in blocks counted from the prompt's first token (SDAR, Fast-dLLM v2).
     - vanilla: every row sees all others, and nothing is cached (Dream, LLaDA).
-    - dual: the same, with Fast-dLLM's dual cache: K/V outside the block are those of the block's first forward.
+    - dual: the same, with Fast-dLLM's dual cache: K/V outside the block come from the block's first forward.
     - causal: a row sees nothing behind itself, so what is verified is exact (I-DLM).
 
     `verify` says which branch wins, and so which lookahead tokens stay:
@@ -79,12 +79,12 @@ class DecodeConfig:
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     context: str = option("d2f", "what rows see, and what is cached", tuple(CONTEXTS))
     sub_block_size: int | None = option(
-        None, "within a block, fill only the first part of so many tokens that has masks; null: all of it"
+        None, "size in tokens of a block's parts: fill only the first part that has masks; null: the whole block"
     )
     stop_at_eos: bool = option(True, "end a sequence at its first end-of-text token; false fills the whole answer")
     temperature: float = option(0.0, "of sampling; 0 takes the most probable token")
     top_p: float = option(1.0, "sample among the most probable tokens of this share; 1: all")
-    top_k: int = option(0, "sample among so many most probable tokens; 0: all")
+    top_k: int = option(0, "sample among the k most probable tokens; 0: all")
 
     def __post_init__(self) -> None:
         check_choices("decode", self)
@@ -201,7 +201,7 @@ class DecodeConfig:
 
     @property
     def max_chain(self) -> int:
-        """Drafts of a sequence at most, those of all its branches together: (k + 1) * m."""
+        """The most drafts of a sequence, summed over its branches: (k + 1) * m."""
         return self.max_branches * self.max_drafts
 
     @property

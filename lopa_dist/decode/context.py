@@ -29,13 +29,13 @@ class Context:
     cache: str
     """Whose K/V a step takes from an earlier one.
 
-    - none: it takes none; the whole sequence goes through the model in every step.
-    - block: those of everything before, each kept for good from the forward after its block was complete.
-    - dual: those of everything before and of the masks behind. The forward after a block was complete computes the
-      whole sequence anew."""
+    - none: of no tokens; the whole sequence goes through the model in every step.
+    - block: of all tokens before. The forward after a block was completed computes its K/V for good.
+    - dual: of all tokens before and of the masks behind. The forward after a block was completed computes the whole
+      sequence anew."""
 
     canvas: str
-    """How many masks are seen: those of appended blocks (growing), or of all blocks from the start (whole)."""
+    """Which masks are seen: of the appended blocks only (growing), or of all blocks from the start (whole)."""
 
     max_active_blocks: int | None
     """What ``max_active_blocks=auto`` comes to."""

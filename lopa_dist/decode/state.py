@@ -145,8 +145,8 @@ class State:
     paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
     boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
-    written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: nobody asks
-    structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # that `layout` keeps
+    written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
+    structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # the cache of `rows.layout`
 
     def __post_init__(self) -> None:
         # views of `integers`, written in place, so that one transfer takes them all to the host
@@ -205,7 +205,8 @@ class State:
     def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
         """Put requests into empty slots: each has one block, fully active, and the anchor as its only branch.
 
-        All of them go to the device in one transfer, and nothing comes back: what the host must know, it has just said.
+        All of them go to the device in one transfer. The host makes the same change in its own copy, so that
+        nothing has to come back.
 
         Args:
             admitted: not empty.
@@ -275,8 +276,8 @@ class State:
     def fillable(self, masked: Tensor) -> Tensor:
         """Return which of the masked positions ``[S, W]`` may be filled in this step.
 
-        Without `DecodeConfig.sub_block_size` these are all. With it, in every block those of its first sub-block that
-        has any: Fast-dLLM v2 fills a block from left to right, a sub-block at a time, while it sees the whole of it.
+        Without `DecodeConfig.sub_block_size` these are all. With it, they are each block's masks in the first sub-block
+        that has any: Fast-dLLM v2 fills a block from left to right, a sub-block at a time, while it sees all of it.
         """
         size = self.config.sub_block_size
         if size is None:

@@ -34,7 +34,7 @@ TIE = 1e-9  # of log weights: of paths as good as equal the less deep comes firs
 
 
 def most_candidates(config: DecodeConfig) -> int:
-    """Return how many drafts are of use: those of the deepest path, and m behind it."""
+    """Return how many drafts are of use: the length of the deepest path, and m more."""
     return config.drafts + (config.max_edits if config.branches else 0)
 
 
@@ -135,7 +135,7 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     if config.branches:
         branches = choose_paths(state, records, rank, made, count)
 
-    # every branch has rows for the same number of drafts: where fewer are left, those of its own path fill up
+    # every branch has rows for the same number of drafts: where fewer are left, drafts of its own path fill the gap
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
     state.chain.copy_(made.gather(2, order.expand(2, -1, -1)))
@@ -252,7 +252,7 @@ def parents(paths: Paths, m: int, n: int) -> Tensor:
 def table(m: int, length: int, device: torch.device) -> Tensor:
     """Return what is added to the weights of paths: ``[1 + length, 2 length]``, i (or none) by j and choice.
 
-    It is -inf where there is no such path, and else breaks ties.
+    It is -inf where there is no such path. Elsewhere it breaks ties.
 
     Args:
         m: drafts of a branch.

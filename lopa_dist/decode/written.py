@@ -2,7 +2,7 @@
 
 It is kept on the device for as long as a running request asks for it (`Request.token_steps`). Tensors are
 ``[S, 3, N + 1]`` int32: probability (bits of fp32), step and way of each position; the last column takes what belongs
-nowhere. At masked positions the probability is that of the last prediction, which a lookahead branch fills without
+nowhere. At masked positions the probability comes from the last prediction, which a lookahead branch fills without
 another one.
 """
 
@@ -57,7 +57,7 @@ def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor 
         rows[row].scatter_(1, target, value.int().expand_as(target))
 
     step = state.step[:, None]
-    if winner.accepted is None:  # a lookahead, whose probability is that of the prediction that it was made from
+    if winner.accepted is None:  # a lookahead token keeps the probability of the prediction it was made from
         way = step.new_full((1, 1), ACCEPTED)
     else:
         assert winner.probability is not None

@@ -8,7 +8,7 @@ result, see `static_runner`.
 from __future__ import annotations
 
 STEPS = ((256, 32), (512, 64), (2048, 128), (8192, 256))
-"""(up to so many rows, in steps of)"""
+"""Pairs: up to how many rows, and the step between sizes up to there."""
 TOP = STEPS[-1][0]
 
 

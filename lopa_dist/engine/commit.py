@@ -1,6 +1,6 @@
 """Commit: the K/V of complete blocks move from the winner's scratch rows into its sequence's range, on every rank.
 
-Causal models write K/V where they belong, and only those of branches beside the anchor move.
+Causal models write K/V where they belong; only K/V of branches beside the anchor move.
 
 Three cases (LoPA, on LoPA-Dist): there is one rank, so nothing is sent; the tokens' K/V are the same
 in every branch (prompts, block-causal windows), so each rank keeps what it computed; or the winner's

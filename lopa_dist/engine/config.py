@@ -61,7 +61,7 @@ class EngineConfig:
     )
     kernels: str = option(
         "auto",
-        "Triton's kernels or torch's operations; auto: on a GPU those of Triton's that agree with torch",
+        "Triton's kernels or torch's operations; auto: on a GPU, the Triton kernels that agree with torch",
         ("auto", "triton", "torch"),
     )
 

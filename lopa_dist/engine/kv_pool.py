@@ -3,8 +3,8 @@
 Every running sequence owns a range for what is committed, as long as its prompt and its longest answer. Where the K/V
 of a prompt's first tokens (its prefix: all of the prompt, or the examples that many prompts begin with) depend on
 nothing behind them, sequences whose prompts begin alike share one range for the prefix and own ranges for the rest. One
-of them computes the prefix, in the first forward that needs it. Some prefixes stay when nobody uses them any more, for
-requests that come later.
+of them computes the prefix, in the first forward that needs it. Some prefixes that are no longer used
+stay for later requests.
 
 Behind the ranges lies scratch space, where each forward's rows write their K/V in packed order (pre-write). Committing
 copies the winner's complete blocks from scratch into its sequence's range. Where another rank ran the winner, they come
@@ -58,7 +58,7 @@ class KVPool:
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
         self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became so
         self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; none where its prefix is empty
-        self.base = np.zeros(sequences, np.int64)  # slot of token 0, as if its prefix lay before the rest
+        self.base = np.zeros(sequences, np.int64)  # slot of token t >= prefix length is base + t
         self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, where the prefix does lie
         self.prefix_length = np.zeros(sequences, np.int64)  # tokens of the prefix
         self.prefix_hidden = np.zeros(sequences, np.int64)  # as `PrefixEntry.hidden_slot`
@@ -78,7 +78,7 @@ class KVPool:
         """
         found = self.prefixes.get(prefix)
         begin = self.find_free(tokens - len(prefix) if found else tokens, prefix)
-        if begin is None and found and not found.ref_count:  # it lies in the way of what should come behind it
+        if begin is None and found and not found.ref_count:  # the unused prefix entry blocks the new range: evict it
             del self.prefixes[prefix]
             found, begin = None, self.first_gap(tokens)
         if begin is None:
@@ -210,7 +210,7 @@ class KVPool:
         return larger
 
     def move(self, rows: Ints | Tensor, slots: Ints) -> None:
-        """Copy K/V of scratch rows into pool slots; keys first, then values, for those of prompts take gigabytes."""
+        """Copy K/V of scratch rows into pool slots; keys first, then values, because prompts' K/V take gigabytes."""
         device = self.keys.device
         come, go = self.scratch_slots(rows), to_device(slots, device)
         for pool in (self.keys, self.values):

@@ -240,7 +240,7 @@ class Scorer:
         return [Found(*one) for one in zip(logprob, (r > 0 for r in right), sure, strict=True)]
 
     def ends(self, rows: int, prompt: int) -> list[int]:
-        """Return where what each row sees ends, of the rows that begin with a prompt of so many tokens."""
+        """Return the end of what each of `rows` rows sees, if the first `prompt` of them are the prompt's."""
         size, attention = self.config.block_size, self.config.prompt_attention
         if attention == "causal":
             return [row + 1 for row in range(rows)]

@@ -23,7 +23,7 @@ from lopa_dist.rows.prefill import SharedPrefixes
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
 DECAY = 0.998  # what a count of drafts is worth a step later
 REMEMBERED = 9  # steps of a size, of whose times the median counts
-EXPLORE = 64  # one in so many steps makes another choice, so that what is not chosen is known, too
+EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
 FIRST = ((2, 1), (2, 1), (0, 1))  # choices that a job begins with: cheap ones, of two sizes
 HOPE = 0.8  # probability that a draft is accepted, before any was
@@ -44,7 +44,7 @@ class Acceptance:
         self.accepted = DECAY * self.accepted + (depth < accepted[:, None]).sum(0)
 
     def ends(self, drafts: int) -> list[float]:
-        """Return with which probability a chain of so many drafts ends at each depth; ``[drafts + 1]``."""
+        """Return the probabilities that a chain of `drafts` drafts ends at each depth; ``[drafts + 1]``."""
         tried = self.tried.sum()
         share = self.accepted.sum() / tried if tried else HOPE  # what to expect where few were tried
         rates = (self.accepted + share) / (self.tried + 1)
@@ -95,12 +95,12 @@ class LookaheadPolicy:
 
     With a number of drafts it is always that, and `DecodeConfig.groups` groups. With ``drafts=auto`` it is what brings
     most tokens a second, by the acceptance and the times of this job's own steps. The times differ from rank to rank:
-    so each rank makes a proposal, and all follow that of the first (`Lockstep`).
+    so each rank makes a proposal, and all follow the first rank's (`Lockstep`).
 
     Args:
         config: `drafts`, `groups` and `branches` are read.
         ranks: of the branch group, which share the branches.
-        clock: returns seconds. On a CPU those of this process, which other work beside it hardly changes.
+        clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
     """
 
     def __init__(self, config: DecodeConfig, ranks: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -179,11 +179,11 @@ class LookaheadPolicy:
         return [(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
 
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
-        """Return what so many sequences would bring if every step were made by a choice.
+        """Return the tokens a second of `sequences` sequences if every step were made by `choice`.
 
         The first step of an answer has no drafts, and brings a token. A step behind an end that had a group has a chain
         of drafts; one behind another end has none again. So each step with a chain has ``1 - covered`` steps without.
-        The last step has no masks, and brings any number of tokens up to those of a chain.
+        The last step has no masks, and brings at most as many tokens as a chain.
         """
         masks, groups = choice
         ends = self.acceptance.ends(masks)

@@ -49,9 +49,9 @@ class Engine:
         config: how masks are filled.
         comm: the branch group.
         options: how the model is run.
-        on_step: called with the engine after every step, while the device waits: for what reads the state. What does
-            not belongs into the list `meanwhile`, which is called when the next step is under way and what the last one
-            finished has been yielded. More may be appended to both.
+        on_step: a callback that reads the state. It gets the engine after every step, before the next one is queued.
+            Callbacks that do not read the state belong in the list `meanwhile`: they run while the device computes,
+            after the results of the last step were yielded. More may be appended to both.
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
         watched: a context around the parts of a step, for a thread that notices when the host waits in vain.

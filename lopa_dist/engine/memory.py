@@ -1,7 +1,7 @@
 """How much of a GPU's free memory a generation takes, worked out before it begins.
 
 The K/V of running sequences and the rows of a forward are all that grows with the work. Both are bounded here, and room
-for them is made at once: a pool that grows in mid-run is there twice for a moment, and loses all graphs.
+for them is made at once: a growing pool would hold two copies for a moment, and invalidate every CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
 
 SHARE = 0.9  # of the free memory
-KEPT = 512 << 20  # bytes besides, for the tables of graphs, the libraries' workspaces and what nobody counted
-FEW_ROWS = 2048  # forwards of so many rows keep a GPU busy: smaller ones make no room for more sequences
-SPARE = 8  # slots for which K/V space has room for one more
+KEPT = 512 << 20  # bytes reserved for the tables of graphs, the libraries' workspaces and all that is not modelled
+FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
+SPARE = 8  # slots for each spare maximal request in the K/V space, against fragmentation
 TILE = 128  # tokens of the vocabulary whose sums the record head keeps, 28 bytes each
 
 

@@ -34,7 +34,7 @@ class PrefixRules:
 
         Args:
             tokens: of the prompt.
-            prefix: how many of them are those of many other prompts, too (`Request.prefix`).
+            prefix: how many of them many other prompts begin with, too (`Request.prefix`).
         """
         config = self.config
         if not config.keeps_kv or self.prefix_cache == "none":
@@ -64,13 +64,13 @@ class PrefixRules:
         return max(self.unit, self.prefill_chunk - self.prefill_chunk % self.unit)
 
     def chunks(self, tokens: int) -> int:
-        """Return in how many chunks a shared prefix of so many tokens is computed; 0: at once, in its prompt's step."""
+        """Return in how many chunks a prefix of `tokens` tokens is computed; 0: at once, in its prompt's step."""
         return -(-tokens // self.chunk) if self.chunk is not None and tokens > self.chunk else 0
 
     def at_once(self, longest: int) -> int:
         """Return the most tokens of one prompt that go through the model at once.
 
-        These are a shared prefix that is no longer than a chunk, and the rest of the prompt, which is no longer either.
+        These are a shared prefix of at most a chunk, and the rest of the prompt, which is at most a chunk, too.
 
         Args:
             longest: tokens of the longest prompt.

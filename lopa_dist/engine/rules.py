@@ -1,4 +1,4 @@
-"""The five functions of a step: those of masked models, or those of causal ones."""
+"""The five functions of a step, for masked models and for causal ones."""
 
 from __future__ import annotations
 

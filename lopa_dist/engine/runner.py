@@ -68,7 +68,7 @@ class Runner:
         self.prefix_hidden = model.head_weight.new_zeros(pool.most_prefixes, model.config.hidden_size)
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
-        """Find the batch's K/V in the pool; `slots` are those of its sequences, None: all."""
+        """Find the batch's K/V in the pool; `slots` has a slot for each of its sequences, None: all slots."""
         self.pool.reserve(len(batch.tokens))
         segments = self.segments(batch, slots)
         plan = self.attention.plan(segments, len(batch.tokens))

@@ -97,7 +97,7 @@ class Runners:
         Args:
             pool: gets its scratch now, where it is known how much.
             sampling: how tokens are chosen for requests that do not say.
-            sequences: at most so many.
+            sequences: the most that run at once.
             longest_prompt: tokens.
             scratch: rows that no forward exceeds; None: not known.
         """

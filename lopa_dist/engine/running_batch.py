@@ -27,8 +27,8 @@ from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.causal_rows import Lookahead
 
 NextRequests = Callable[[int], list[int]]
-"""Returns the numbers of the next requests, at most so many; none when there are no more. All branch ranks get the
-same."""
+"""Takes a limit and returns the numbers of the next requests, at most that many; none when there are no more. All
+branch ranks get the same."""
 
 
 @dataclass
@@ -146,7 +146,7 @@ class RunningBatch:
         return Step(slots, state, before, prefixes, before, ahead, proposal, works, error)
 
     def compute_chunk(self) -> list[int]:
-        """Compute a chunk of a long prompt, or more where nobody could run before; returns the slots that still wait.
+        """Prefill one chunk of a long prompt, more if no sequence can run otherwise; return the slots that still wait.
 
         So a step waits for at most one chunk, however long the prompts are that others were admitted with.
         """

@@ -51,8 +51,8 @@ class Scheduler:
             lookahead: of a causal model's next step.
             waiting: slots that cannot take part.
 
-        Windows go before prefills, and among either those that have waited longest go first. So no sequence starves,
-        for windows come to an end.
+        Windows go before prefills, and of each kind the longest waiting go first. No sequence starves, because every
+        window finishes.
         """
         self.step += 1
         if self.max_rows is None and not waiting:

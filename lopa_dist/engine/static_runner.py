@@ -35,12 +35,12 @@ from lopa_dist.rows.forward_batch import ForwardBatch
 
 log = logging.getLogger("lopa_dist")
 
-PROGRAMS = 2  # of attention, a multiprocessor: one round of them does not come out even
-PROCESSORS = 132  # multiprocessors of an H100 or H200: what a CPU, which has none, stands in for
+PROGRAMS = 2  # of attention for each multiprocessor: a single wave is filled unevenly
+PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which has none
 
 
 def split_for(sequences: int, kv_heads: int, device: torch.device) -> Split | None:
-    """How stacks are split where each of so many sequences has one; null where a sequence's share of the GPU is small.
+    """How stacks are split if each of `sequences` sequences has one; None if a sequence's share of the GPU is small.
 
     The parts of all of them together are `PROGRAMS` for each multiprocessor, which bounds the memory of their results.
     """
@@ -57,8 +57,8 @@ class Replay:
     """A function over fixed buffers: on a GPU a captured graph from its second run on, elsewhere itself.
 
     The first run compiles kernels and makes workspaces, which a capture must not, on the stream that captures later. A
-    size that comes once, as those of prefills do, costs no capture. The function is handed in at every run: kept, it
-    would be a cycle through its runner, and graphs and K/V would stay until Python collects its garbage.
+    size that comes only once, like most prefills', costs no capture. The function is handed in at every run: storing it
+    would make a reference cycle with the runner, which keeps graphs and K/V until Python collects its garbage.
     """
 
     def __init__(self) -> None:
@@ -243,12 +243,12 @@ class StaticRunner(Runner):
         self.forget()
 
     def make_room(self, rows: int) -> None:
-        """Hidden states of so many rows, and behind them the kept ones."""
+        """Make the buffer of hidden states: `rows` rows, and behind them the kept ones."""
         self.hidden = torch.cat([self.prefix_hidden.new_zeros(rows, self.prefix_hidden.shape[1]), self.prefix_hidden])
         self.room, self.prefix_hidden = rows, self.hidden[rows:]
 
     def forget(self) -> None:
-        """Drop what was captured, for it speaks of addresses that are no more; its memory pool ends with it."""
+        """Drop the captured graphs, whose addresses are no longer valid, and with them their memory pool."""
         self.bodies.clear()
         self.heads.clear()
         self.memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None

@@ -31,13 +31,11 @@ def device_mark(device: torch.device) -> Mark:
 
 
 class Statistics(Work):
-    """The work of all requests together, seconds per phase, and a bounded history of steps.
+    """The work of all requests together, and seconds per phase.
 
     With a `mark`, phases are timed on the device. The host's clock would show how long it takes to queue a phase, and
     the device's work would count for whichever phase happens to wait for it.
     """
-
-    HISTORY = 2000  # entries kept; when full, neighbours are merged
 
     def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
         super().__init__()
@@ -48,9 +46,6 @@ class Statistics(Work):
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
         self.records = 0  # predictions x branches of all ranks, summed over steps: what the all-gathers carried
-        self.filled: list[tuple[int, int, int]] = []  # (steps, sequence forwards, tokens filled)
-        self._stride = 1
-        self._pending = [0, 0, 0]
         self._last = time.perf_counter()
         self._mark = mark
         self._begin: Mark | None = None  # when the host last waited for the device
@@ -123,15 +118,6 @@ class Statistics(Work):
         self.steps += 1
         self.forwards += running
         self.tokens_filled += filled
-        for i, amount in enumerate((1, running, filled)):
-            self._pending[i] += amount
-        if self._pending[0] == self._stride:
-            self.filled.append((self._pending[0], self._pending[1], self._pending[2]))
-            self._pending = [0, 0, 0]
-        if len(self.filled) >= self.HISTORY:
-            pairs = zip(self.filled[::2], self.filled[1::2], strict=False)
-            self.filled = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs]
-            self._stride *= 2
 
     def totals(self) -> dict[str, Any]:
         """The sums, JSON-able, for another process to `absorb`."""

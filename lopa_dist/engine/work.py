@@ -11,12 +11,12 @@ from typing import Any
 class Work:
     """Counts of one request's forwards, or sums of several requests'."""
 
-    rows: int = 0  # computed for windows, those of branches and drafts included, on all branch ranks together
+    rows: int = 0  # computed for windows, branches and drafts included, on all branch ranks together
     prompt_tokens: int = 0
     prompt_reused: int = 0  # of those, whose K/V another request had computed
     wins: Counter[int] = field(default_factory=Counter)  # by branch, of forwards that had a choice
-    proposed: Counter[int] = field(default_factory=Counter)  # forwards with so many drafts (verify=agreement)
-    accepted: Counter[int] = field(default_factory=Counter)  # forwards in which so many drafts were accepted
+    proposed: Counter[int] = field(default_factory=Counter)  # forwards by their number of drafts (verify=agreement)
+    accepted: Counter[int] = field(default_factory=Counter)  # forwards by how many drafts were accepted
 
     def totals(self) -> dict[str, Any]:
         """The counts that are not zero, JSON-able, for `add`."""

@@ -1,1 +1,1 @@
-"""A batch job: prompts in, results, report, plots and logs out."""
+"""A batch job: prompts in, results, report and logs out."""

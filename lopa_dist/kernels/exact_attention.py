@@ -29,7 +29,7 @@ MOST_SCORES = 1 << 17  # of a group: they stay in a core's cache, and bound memo
 FAR = -60.0  # scores are taken to be at most so far below the row's best one: what lies lower takes a CPU's exponential
 # function twenty times as long
 NOTHING = 1e-26  # weights up to this, a little more than e^FAR, are 0: they are far less than a rounding error
-FEW_PRODUCTS = 256  # so many more cost less than another group
+FEW_PRODUCTS = 256  # this many more products cost less than another group
 
 
 @dataclass
@@ -41,14 +41,14 @@ class Group:
     """
 
     rows: Tensor  # [row tiles * G * Hkv * ROWS] of q; any row where there is none
-    results: Tensor  # [row tiles * G * Hkv * ROWS] likewise; R * H, which nobody reads, where there is none
+    results: Tensor  # [row tiles * G * Hkv * ROWS] likewise; R * H, which is never read, where there is none
     columns: Tensor  # [column tiles * G * Hkv * COLUMNS] of keys and values
     mask: Tensor  # [row tiles, column tiles, G, 1, ROWS, COLUMNS] fp32: -inf for what is not seen, else 0
 
 
 @dataclass
 class Runs:
-    """Rows that are computed together because they see the same columns: those of one segment, or of two."""
+    """Rows of one or two segments that are computed together because they see the same columns."""
 
     segment: Ints  # [U] whose columns they see
     front: Ints  # [U] the segment whose rows come first, which sees no more than the cached columns; -1: none

@@ -1,9 +1,9 @@
 """Meta-attention: one kernel over a table of tiles serves prompts, windows and stacked branches (XY-Serve, section 3).
 
-The table lies on the device at a fixed address and has a fixed room, the number of tiles in it is read there, and the
-grid is as large as the room: a captured CUDA graph runs any batch that fits. Nothing is tuned at run time. A row's bits
-depend on the rows of its own stack, for a given height of tiles and `Split`, and on nothing else of the batch; which
-sequences share a stack depends on the batch, where prompts begin alike (see `tiles.tile`).
+The table lies on the device at a fixed address and has a fixed capacity. The grid is as large as that; the kernel reads
+the actual number of tiles, and surplus programs exit at once. So a captured CUDA graph runs any batch that fits.
+Nothing is tuned at run time. A row's bits depend on the rows of its own stack, for a given height of tiles and `Split`,
+and on nothing else of the batch. Where prompts begin alike, it decides which sequences share a stack (`tiles.tile`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Workspace:
 
     @classmethod
     def empty(cls, parts: int, kv_heads: int, height: int, dim: int, device: torch.device) -> Workspace:
-        """For so many parts."""
+        """Return a workspace for `parts` parts."""
         shape = (parts, kv_heads, height)
         made = (torch.empty(size, dtype=torch.float32, device=device) for size in ((*shape, dim), shape))
         return cls(*made)

@@ -22,7 +22,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import ROW_TILE
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
-SHARES = 8  # a vocabulary is cut at every eighth, so that up to so many tensor ranks can have equal parts
+SHARES = 8  # a vocabulary is cut at every eighth, so that up to 8 tensor ranks can have equal parts
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class HeadTile:
 
 
 def config(rows: int, dtype: torch.dtype, noise: bool, hopper: bool) -> HeadTile:
-    """The tile for so many rows at most; two programs fit on one of Hopper's processors, so that one multiplies while
+    """The tile for at most `rows` rows; two programs fit on one of Hopper's processors, so that one multiplies while
     the other reduces. fp32, which tensor cores would round, is multiplied without them.
     """
     if dtype == torch.float32:

@@ -136,10 +136,10 @@ def rope_and_store(
 
 
 def without_overflow(x: Tensor, of_drafts: Tensor | None) -> Tensor:
-    """Return K or V ``[R, heads, head_dim]`` with 0 where those of drafts' rows are no finite numbers.
+    """Return K or V ``[R, heads, head_dim]`` with 0 for every value of a draft's row that is not finite.
 
-    The window's rows do not see rows of drafts. But in attention, what is not seen has the weight 0, and 0 times
-    infinity is no number. Drafts further on in the chain are verified without such a row. If they are accepted, their
+    The window's rows do not see rows of drafts. But attention gives what is not seen the weight 0, and 0 times
+    infinity is NaN. Drafts further on in the chain are verified without such a row. If they are accepted, their
     tokens are part of the window in the next forward, in which infinities are not replaced.
 
     Args:

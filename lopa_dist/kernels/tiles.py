@@ -47,13 +47,13 @@ class Tiles:
 class Split:
     """How the tiles of low stacks are split along their columns, into parts that are merged afterwards.
 
-    So there is more work at a time where there are few sequences. A stack's tiles have at most `parts` parts together,
-    so their memory is bounded: tiles of a tall one, which are work enough, stay whole, however many columns they see.
-    So do those of a stack without cached tokens, which sees no more columns than it has rows.
+    With few sequences this gives a GPU more to do at a time. A stack's tiles have at most `parts` parts together, which
+    bounds their memory. Tiles of a tall stack are work enough: they are not split, however many columns they see. Nor
+    are tiles of a stack without cached tokens, which sees no more columns than it has rows.
     """
 
     parts: int  # 2 or more
-    columns: int = 128  # a part has a multiple of so many, the last of a tile the rest; steps of fewer waste nothing
+    columns: int = 128  # a part has a multiple of this, the last part of a tile the rest
 
 
 @dataclass(frozen=True)

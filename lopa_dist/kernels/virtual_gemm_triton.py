@@ -1,9 +1,9 @@
 """Persistent matrix product with the number of real rows on the device.
 
 As many programs as fit on the GPU walk over the tiles of the real rows, in groups of row tiles that share a column
-tile's weight in L2. Column tiles are narrow where wide ones would leave processors idle, as those of a small bucket
-do. The walk over K has one order and one step whatever the tile's width, and no tile is split along K: a row's bits do
-not depend on the number of rows.
+tile's weight in L2. Column tiles are narrow where wide ones would leave processors idle, as in a small bucket.
+The walk over K has one order and one step whatever the tile's width, and no tile is split along K: a row's bits do not
+depend on the number of rows.
 
 An int8 weight takes the left side of the product, since tensor cores read that side from registers, where it is
 converted; its rows' scale is applied to the sums.

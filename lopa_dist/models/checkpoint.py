@@ -59,8 +59,8 @@ def load_model(
     An adapter that acts on rows of masks alone is not merged but attached.
 
     Names and shapes are compared before any weight is read. On a CPU, weights that need no conversion stay mapped to
-    their file, so that ranks of one machine share them. With a `tensor` group, a rank keeps its part of the weights
-    and reads no more than that, but for adapted ones: those are merged whole, so that every rank has the same bits.
+    their file, so that ranks of one machine share them. With a `tensor` group, a rank reads and keeps only its part of
+    the weights. Adapted weights are read and merged in full first, so that every rank has the same bits.
 
     Raises:
         ValueError: the model's sizes cannot be split over the tensor group, or the device cannot run this quantization.
@@ -176,7 +176,7 @@ def attach(
     device: torch.device,
     comm: Communicator,
 ) -> None:
-    """Make a model's projections add an adapter's products in rows of masks; a rank adds those of its own outputs."""
+    """Make a model's projections add an adapter's products in rows of masks; a rank adds its own outputs' products."""
     model.mask_rows = MaskRows(model.config.mask_id)
     for name in adapter.pairs:
         a, b = adapter.pair(name, device, dtype)

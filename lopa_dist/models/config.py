@@ -37,7 +37,7 @@ class ModelConfig:
     is never predicted and in no prompt, and has no embedding, so that a row of it is an error.
 
     Raises:
-        ValueError: a size or a constant that is none.
+        ValueError: a size or a constant that cannot be one.
     """
 
     family: str

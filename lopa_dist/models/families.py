@@ -69,7 +69,7 @@ class Family:
     tied_key: str = "tie_word_embeddings"
     block_size: int = 32  # it was trained with, or is usually decoded with
     block_key: str | None = None  # key of config.json that knows better
-    sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of so many tokens
+    sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of this many tokens
     eos_id: int | None = None  # where no file says what ends an answer
     router: str | None = None  # key of `experts.ROUTERS`, of mixtures of experts
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
@@ -370,7 +370,7 @@ def mask_id(
 ) -> int:
     """The mask token: what the files say, what the tokenizer calls so, or the family's.
 
-    Where the family has none, the first id that is no token's.
+    If the family has none, it is the first id without a token.
     """
     if family.mask_token is None:
         return vocabulary

@@ -130,7 +130,7 @@ class FusedTransformer:
         return normed
 
     def feed_forward(self, layer: FusedLayer, x: Tensor, rows: Tensor | None) -> Tensor:
-        """SwiGLU feed-forward of ``[R, d]``, or that of its rows' experts."""
+        """SwiGLU feed-forward of ``[R, d]``, or its rows' experts."""
         if rows is None and x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.part(layer, x, begin) for begin in range(0, len(x), CPU_ROWS)])
         if layer.experts is not None:

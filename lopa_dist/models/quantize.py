@@ -36,7 +36,7 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
-        """A linear layer's weights in another form, behind the same hooks (those of tensor parallelism)."""
+        """A linear layer's weights in another form, with the same hooks, which tensor parallelism needs."""
         made = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
         made._forward_pre_hooks, made._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
         made.adapter = adapter_of(linear)

@@ -3,7 +3,7 @@
 Every split projection is column-wise, also those that are usually split row-wise: their inputs are gathered instead of
 their outputs being summed. A row-wise projection splits the sum over the inputs, so its result is rounded otherwise
 than one rank's, and near-ties between tokens or branches fall otherwise. With columns, every output is computed by one
-rank over all inputs in one order: in fp32 on CPUs the bits are those of one rank, whatever the model's sizes (tests).
+rank over all inputs in one order: in fp32 on CPUs the bits equal one rank's, whatever the model's sizes (tests).
 Where a library chooses its kernel by the width of the weight (bf16 on CPUs now and then; GPUs, where it is untried),
 the last bit may still differ.
 

@@ -247,7 +247,7 @@ class Failures:
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
     def overdue(self, waits: bool) -> str | None:
-        """Return who keeps this rank from going on; None: nobody, it is busy itself. Called by `StepWatch`.
+        """Return which rank keeps this one from going on; None: none does, it is busy itself. Called by `StepWatch`.
 
         Args:
             waits: it waits for the device, and so for the other ranks of its replica.

@@ -32,7 +32,7 @@ class Group:
 
     Args:
         timeout_s: seconds that a collective may take before a rank counts as lost.
-        meeting: how often these processes have joined before; every time, all that ranks share begins anew.
+        meeting: number of earlier groups of these processes; it keeps their keys in the store apart.
 
     Attributes:
         comm: the communicator of the branch group.
@@ -128,7 +128,7 @@ class Group:
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes that this rank gave to the collectives of its branch group, and to those of its tensor group."""
+        """Bytes that this rank gave to the collectives of its branch group and of its tensor group."""
         return self.comm.traffic.bytes | {"tensor": self.tensor.traffic.bytes["all_gather"]}
 
     def ready(self) -> None:

@@ -20,7 +20,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """One process among those of the job. `launcher` is python, torchrun, mpirun or srun."""
+    """One process of the job. `launcher` is python, torchrun, mpirun or srun."""
 
     launcher: str
     rank: int = 0

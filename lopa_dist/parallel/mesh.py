@@ -47,7 +47,7 @@ def choose_mesh(
         LaunchError: the sizes do not multiply to the number of ranks.
     """
     split = 1 if tensor == "auto" else int(tensor)
-    whole = max(1, world // split)  # ranks divided by those of one model
+    whole = max(1, world // split)  # how many copies of the model the ranks hold
     if data == "auto" and branch == "auto":
         if requests >= whole:
             data, branch = whole, 1

@@ -99,7 +99,7 @@ def main(process: str, parent: str) -> None:
 
     Args:
         process: its number.
-        parent: that of the process that has started the rank.
+        parent: number of the process that has started the rank.
     """
     world, began, said = detect(), time.monotonic(), time.monotonic()
     before: set[int] = set()

@@ -111,7 +111,7 @@ def common_start(store: Store, world: World) -> int:
 
 
 def never_again(store: Store, why: str) -> None:
-    """Have ranks that torchrun starts again stop at once, for the job was asked to stop; `store` is a rendezvous'."""
+    """Make ranks that torchrun restarts stop at once, because the job was asked to stop; `store` is a rendezvous'."""
     if isinstance(store, PrefixStore):
         store.underlying_store.set(keys.STOPPED, why)
 
@@ -197,7 +197,7 @@ def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -
 def rendezvous_file(environment: Mapping[str, str] = os.environ) -> Path:
     """Return a name that no other start of a job step has: a job that was killed while joining leaves its file.
 
-    Numbers of jobs are those of one cluster, and begin anew where a cluster is set up again.
+    Job numbers are unique on one cluster, and start again when it is set up anew.
     """
     start = "-".join(environment.get(name, "0") for name in SLURM_START)
     return Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{start}"

@@ -31,7 +31,7 @@ class SharedStore:
     def join(self, limit_s: float = JOIN.total_seconds()) -> None:
         """Wait until all processes have started; a line now and then says who is awaited.
 
-        Silence is no failure yet: some may still import torch.
+        Silence is not a failure yet: a process may still be importing torch.
 
         Raises:
             LaunchError: that took longer than `limit_s`.

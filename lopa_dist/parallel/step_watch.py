@@ -1,4 +1,4 @@
-"""How long the main thread has been inside a step, for a thread that ends the process where it will never come out.
+"""How long the main thread has been inside a step: a second thread ends the process if it would never come out.
 
 A collective of NCCL returns at once. That a rank is lost shows only where the host waits for the device, in a call that
 knows no timeout and raises nothing. So a thread looks on from outside. It ends the process when another rank has
@@ -27,7 +27,7 @@ class StepWatch:
     Args:
         limit_s: seconds that a part may take; then `overdue` is asked.
         failed: returns what another rank announced before it left; None: nothing.
-        overdue: returns who is to blame that a part takes so long; None: nobody, and it may go on. It gets
+        overdue: returns which rank keeps a part from ending; None: none does, and it may go on. It gets
             whether the host waits for the device in this part.
         end: called with either answer; it ends the process.
         note: called with the number of parts that waited for the device, when it has changed.

@@ -36,16 +36,16 @@ class StopLevel(IntEnum):
 class Stopped(BaseException):
     """The job was asked to stop and has done so in order; it can go on in the same run folder.
 
-    Like KeyboardInterrupt it is no Exception: a signal may raise it anywhere, also where the errors of one request are
-    caught.
+    Like KeyboardInterrupt it is not an Exception: a signal may raise it anywhere, also where the errors of one request
+    are caught.
     """
 
 
 class Stop:
     """What one rank was asked. A signal asks for DRAIN, and `grace_s` seconds later for ABORT.
 
-    Before the first step there is nothing to finish: a signal then raises `Stopped` where the process is, for reading
-    a long input or a large model would outlast any grace.
+    Before the first step there is nothing to finish, so a signal raises `Stopped` immediately: reading a long input
+    or a large model would take longer than any grace.
     """
 
     def __init__(self, grace_s: float) -> None:

@@ -46,7 +46,7 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
             and behind an end-of-text.
 
     Returns:
-        Masks ``[S, D]``; rows ``[S]`` of the chain and its groups, those of prompts not included; and rows ``[S]`` of
+        Masks ``[S, D]``; rows ``[S]`` of the chain and its groups, without prompts; and rows ``[S]`` of
         each branch beside it.
     """
     running = host.branches > 0
@@ -171,7 +171,7 @@ def layout(
 
 
 def path_columns(host: HostState, path_rows: Ints, of_path: Ints) -> tuple[Ints, int]:
-    """Return the column of each row of paths among those of one path, and how many columns one path has.
+    """Return each path row's column among the columns of its path, and how many columns one path has.
 
     A path has a column for each draft of all sequences, then for each mask behind them.
 

@@ -10,7 +10,7 @@ others the branch would have to be filled with the drafts before them. Instead i
 
 The window's rows do not see the drafts. T_i sees the window without the masks M_1 .. M_i at p_1 .. p_i, and T_1 .. T_i.
 C_i sees what T_{i-1} sees; no row sees C_i. So drafts see one another as if they were filled, but the rest of the
-window as it was without them: an approximation, as that of a cache that is a step old (docs/architecture.md).
+window as it was without them. That is an approximation, like a cache that is one step old (docs/architecture.md).
 
 A segment's columns are ordered so that every row sees one interval of them:
 
@@ -22,7 +22,7 @@ whole window. With block-causal ones all drafts of a sequence lie in its first o
 
 All branches of a sequence have rows for the same number of drafts, so that all have equal shapes, whatever rank runs
 them, and whatever paths they are. Where a branch has fewer drafts, positions that it has filled stand behind them in
-`State.chain`: rows of these are not used, and real drafts see the tokens there as any others.
+`State.chain`. Their rows' predictions are not used, and real drafts see the tokens there like any others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
 
 
 def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Ints) -> Ints:
-    """Return how many rows a branch of each sequence has in a forward, ``[S]``, those of drafts included.
+    """Return how many rows a branch of each sequence has in a forward, ``[S]``, its drafts' rows included.
 
     Args:
         config: `drafts` is read.
@@ -59,7 +59,7 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
 
     Args:
         state, host: of this step.
-        structure: that of the windows.
+        structure: of the windows' rows; changed in place.
         origin: ``[S]`` what positions are counted from.
         extra: ``[S]`` from `drafts_with_rows`.
         ranks: of the branch group.
@@ -97,8 +97,8 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
     lo[token_row] = lo[check_row] = t[of_token] - check_draft
     hi[token_row] = hi[check_row] = lo[token_row] + seen[of_token]
 
-    # a window row that is no mask of a draft moves to the left by the masks of drafts before it. `moved` has the masks
-    # of all segments before its own added, as the running count on the device has
+    # Masks of drafts move behind the other rows that drafts see, which therefore shift left by the number of such masks
+    # before them. The device counts these across segments, so `moved` adds the masks of earlier segments back.
     moved = window_row + (drafts.cumsum() - drafts).repeat(rows)
     if config.window_attention == "block_causal":  # rows of later blocks stay where they are
         moved += (ragged_arange(rows) >= seen.repeat(rows)) * drafts.repeat(rows)
@@ -118,7 +118,7 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
         "chain": (sequence * config.max_chain + branch * m)[of_all] + draft,  # each draft's cell in `State.chain`
         "moved": moved,
         "mask_row": mask_row,
-        "mask_window": start[of_mask] - structure.first[of_mask],  # plus its position: its row in their order
+        "mask_window": start[of_mask] - structure.first[of_mask],  # row in the order of positions = this + position
         "drafts_into": np.append(token_row, check_row),
         "reported": np.flatnonzero(reported),
         "check_head": check_row[reported],
@@ -133,16 +133,16 @@ def place_drafts(
     tokens: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor, DraftRows]:
-    """Put the rows of windows where the rows of drafts leave room for them, and those of drafts beside them.
+    """Scatter the rows of windows and of drafts into the packed order that is described above.
 
     Args:
         state: of this step.
-        structure: that of the forward, with rows of drafts.
+        structure: of the forward, with rows of drafts.
         on: its arrays on the device, and the drafts' `mask_origin` and `draft_prompt`, and `begin`.
         tokens, positions: of the windows' rows, in the order of positions.
 
     Returns:
-        Tokens and positions of all packed rows, and which they are.
+        Tokens and positions of all packed rows, and which rows belong to drafts.
     """
     drafts = structure.drafts
     assert drafts is not None
@@ -156,7 +156,7 @@ def place_drafts(
     count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
     packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
 
-    # verification rows: those that predict, with the shift the row before, in the context of the drafts before
+    # verification rows: the row that predicts the draft's position, in the context of the drafts before it
     if shift:
         context = state.chain_context.view(-1).index_select(0, on["chain"][len(on["chain"]) - drafts.kinds[2] :])
     else:

@@ -17,7 +17,7 @@ class DraftRows:
 
     start: Ints  # [G] first rows of the segments if they were in the order of positions and without these rows
     packed_row: Tensor  # [R] packed row of each row of that order
-    where: Tensor  # [n] of each verification record: (m - 1) x sequence + number of the draft in its branch, from 0
+    where: Tensor  # [n] cell of each verification record: (m - 1) x sequence + the draft's number in its branch
     begin: Tensor  # [S] position of the first row that sees drafts; rows before it predict the same with and without
 
 
@@ -29,7 +29,7 @@ class CausalRows:
     masks: Tensor  # [B] of each mask: n x (D x sequence + depth of its group) + its number in the group
     depths: int  # D
     group: int  # n
-    computed: Ints  # [S] rows of each sequence on all branch ranks together, without those of its prompt
+    computed: Ints  # [S] rows of each sequence on all branch ranks together, without its prompt's
     common: int  # columns of what every branch rank runs: the anchors' rows
     path_tokens: Tensor  # [T] of each draft of a branch: D x sequence + its depth; the same for all branches
     path_masks: Tensor  # [M] of each mask behind one: n x (D x sequence + depth of its group) + its number in it
@@ -37,13 +37,14 @@ class CausalRows:
 
 @dataclass
 class ForwardBatch:
-    """One forward's packed rows on one rank: segments, those of prompts before the windows', in the order of positions.
+    """One forward's packed rows on one rank, in segments: first the prompts', then the windows'.
 
     A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
     first `shared` tokens of their sequence in the pool, the columns [lo, hi) of their own segment and, with a dual
     cache, the tokens behind their segment whose K/V an earlier forward left.
 
-    The rows of a branch that verifies several drafts are not in the order of positions; see `rows.draft_rows`.
+    Rows of a segment are in the order of positions, except in a branch that verifies several drafts: see
+    `rows.draft_rows`.
     """
 
     sequence: Ints  # [G] sequence of each segment
@@ -65,17 +66,17 @@ class ForwardBatch:
     head_sequence: Ints  # [H] sequence whose position is predicted
     head_keys: Tensor | None  # [H] keys of the random numbers, where any are drawn
     local_branches: int  # records are a [local_branches, columns] buffer
-    columns: int  # predictions wanted of each branch: those of masked positions, then those of verification rows
+    columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
     where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
-    stale: Tensor | None  # [S] bool, whose first masked position takes the record kept from the commit; None: nobody's
+    stale: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: none has
     drafts: DraftRows | None  # the rows that verify drafts; None where there are none
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
     causal: CausalRows | None = None  # where predictions belong, of a causal model
 
     def of_drafts(self) -> Tensor | None:
-        """Return which packed rows are those of drafts, or padding, ``[R']`` bool; None where there are no drafts.
+        """Return which packed rows belong to drafts or are padding, ``[R']`` bool; None if there are no drafts.
 
         Of a causal model all rows count: a token's K/V are the same whether it is verified as a draft or alone.
         """
@@ -86,9 +87,9 @@ class ForwardBatch:
         return torch.ones_like(self.tokens, dtype=torch.bool).index_fill_(0, self.drafts.packed_row, False)
 
     def packed(self, segment: Ints, offset: Ints) -> Ints | Tensor:
-        """Return packed rows ``[n]``, given by their segments and their numbers there, in the order of positions.
+        """Return the packed row ``[n]`` of each segment's `offset`-th row, in the order of positions.
 
-        Rows of drafts do not count.
+        Rows of drafts are not counted.
 
         Args:
             segment, offset: ``[n]``.

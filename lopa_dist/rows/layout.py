@@ -19,7 +19,7 @@ from lopa_dist.rows.forward_batch import ForwardBatch
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import Structure, origins, window_structure
 
-FEW = 4  # sequences in flight for which structures are kept: those of more are too different from one another
+FEW = 4  # structures are cached for at most this many sequences in flight: with more, they hardly ever repeat
 MOST_KEPT = 1024  # structures; when there are more, all are dropped
 
 
@@ -65,7 +65,7 @@ def layout(
     row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
-    # the host's count of masks is filled up with a cell more, which nobody reads, should there be fewer on the device
+    # `nonzero_static` needs a fixed size: if there are fewer masks than the host counted, the rest is a cell unread
     nowhere = state.slots * structure.width
     masked = state.window(structure.width).masked.view(-1)
     where = torch.nonzero_static(masked, size=structure.masked, fill_value=nowhere)[:, 0]
@@ -95,9 +95,9 @@ def layout(
 def find_structure(
     state: State, host: HostState, rank: int, ranks: int, prefixes: SharedPrefixes | None, origin: Ints
 ) -> Structure:
-    """Return the structure of a forward, its arrays on the device: one that was kept, or a new one.
+    """Return the structure of a forward, its arrays on the device: from the cache, or made now.
 
-    With one sequence in flight most steps find theirs, so that the host needs less time, which a device waits for.
+    With one sequence in flight most steps find theirs there, which saves host time that the device would wait for.
 
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.
@@ -136,9 +136,9 @@ def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
-    """Spread gathered records over ``[S, K, W]`` of `State.window`, and those of drafts over ``[S, K x m]``.
+    """Spread gathered records over ``[S, K, W]`` of `State.window`, and records of drafts over ``[S, K x m]``.
 
-    A branch has a record of every position that the anchor leaves masked; those of branches that did not run are zeros.
+    A branch has a record for every position that the anchor leaves masked. Branches that did not run have zeros.
 
     Args:
         state, batch: of this step.
@@ -162,8 +162,8 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
 def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: Tensor) -> Records:
     """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
-    For the first draft of a branch that is the branch's own record, as for drafts whose predicting row the forward did
-    not compute, because no draft can change it. For the others it is the record of their verification row.
+    The first draft of a branch takes the branch's own record. So do drafts whose predicting row the forward did not
+    compute, because no draft can change it. The others take the record of their verification row.
 
     Args:
         state, batch: of this step.

@@ -23,7 +23,7 @@ class SharedPrefixes:
 
     length: Ints  # tokens of the prefix; 0 for none
     source: Ints  # the sequence that computes the prefix in this forward; -1: none has to, it is in the cache
-    hidden_slot: Ints  # where the hidden state of the prefix's last row is kept: negative, counted from the end
+    hidden_slot: Ints  # index of the last prefix row among the kept hidden states, as a negative row number
 
 
 @dataclass

@@ -22,7 +22,7 @@ def window_blocks(config: DecodeConfig) -> int:
 def usual_rows(config: DecodeConfig) -> int:
     """Return how many rows a sequence usually has in a step, of all its branches and drafts.
 
-    Those of its prompt are not counted: with ``context=vanilla`` they run in every step, else in few.
+    Its prompt's rows are not counted: with ``context=vanilla`` they run in every step, otherwise in few.
     """
     if config.causal:  # the pending token, its drafts, and masks behind them; drafts and masks of each path
         return 1 + config.max_drafts * (1 + config.groups + 2 * config.branches)
@@ -31,17 +31,17 @@ def usual_rows(config: DecodeConfig) -> int:
 
 
 def branch_rows(config: DecodeConfig, window: int) -> int:
-    """Return how many rows a branch with a window of so many has at most, with both rows of every draft."""
+    """Return the most rows of a branch whose window has `window` rows, with both rows of every draft."""
     return window + 2 * config.extra_drafts
 
 
 def stack_rows(config: DecodeConfig, branches: int) -> int:
-    """Return how many rows the windows of so many branches usually have, which attend in one stack."""
+    """Return how many rows the windows of `branches` branches usually have, which attend in one stack."""
     return branches * branch_rows(config, config.block_size * window_blocks(config))
 
 
 def longest_sequence(config: DecodeConfig, prompt: int) -> int:
-    """Return the most tokens of a sequence with a prompt of so many, and with the rows of its drafts."""
+    """Return the most tokens of a sequence whose prompt has `prompt` tokens, with the rows of its drafts."""
     return branch_rows(config, prompt + config.max_new_tokens + config.block_size)
 
 

@@ -1,7 +1,7 @@
 """Which rows a forward has, and which of them predict what: its ragged structure, worked out by the host in numpy.
 
-All of it follows from a few integers of every sequence. Positions are counted from each sequence's `origins`, so the
-same structure comes again: in later steps, in other blocks, for other requests. So `layout` can keep it.
+All of it follows from a few integers of every sequence. Positions are counted from each sequence's `origins`, so later
+steps, other blocks and other requests have the same structure, and `layout` caches it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ class Structure:
     row_sequence: Ints  # [R'] its sequence
     row_position: Ints  # [R'] its position
     row_cell: Ints  # [R'] its cell in `State.canvas`
-    # what is indexed with on the device. Of each segment `edits`: its cell in `State.edits`. Of each prediction of a
-    # window `entry`, its number among all masked positions, and `base`: with the masked position's cell in the dense
-    # records [S, width] it gives the row that predicts it. Of all predictions `slot`, as `ForwardBatch.head_slots`.
+    # indices for the device:
+    #   edits: of each segment, its cell in `State.edits`
+    #   entry: of each window's prediction, which of all masked positions it is for
+    #   base: predicting row = base + the masked position's cell in the dense records [S, width]
+    #   slot: of all predictions, as `ForwardBatch.head_slots`
     arrays: dict[str, Ints]  # on the host
     on: dict[str, Tensor] = field(default_factory=dict)
     drafts: DraftStructure | None = None
@@ -85,7 +87,7 @@ def window_structure(
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.
         origin: ``[S]`` from `origins`.
-        extra: ``[S]`` predictions that each branch of a sequence has besides those of masked positions.
+        extra: ``[S]`` predictions of each branch of a sequence that are not for masked positions.
     """
     config = state.config
 
@@ -102,7 +104,7 @@ def window_structure(
     rows = behind - first
     start = rows.cumsum() - rows  # in the order of positions
 
-    # rows: what a segment adds to the number of a row gives the row's position and its cell
+    # row i, in the order of positions, is at position i + first - start of its segment
     total = int(rows.sum())
     position = np.arange(total) + (first - start).repeat(rows)
     row_sequence, row_position, row_cell = np.zeros((3, padded(max(total, 1)) + 1), np.int64)
@@ -129,9 +131,11 @@ def window_structure(
         note_rows(prefill, start, prefixes)
     bases = (base - sequence * width).repeat(wanted)
     if shift:
-        ahead = np.flatnonzero(wanted * host.first_masked[sequence])  # the window's first position has no own row:
-        boundary = np.maximum(base, start)  # any will do, for its record was kept,
-        if prefill and prefill_apart(config):  # but for the prompt's last
+        ahead = np.flatnonzero(wanted * host.first_masked[sequence])
+        # The row before the window predicts its first position. If that row is not in this forward, any row will do:
+        # `unpack` puts the kept record in its place. In a prefill it is the prompt's last row.
+        boundary = np.maximum(base, start)
+        if prefill and prefill_apart(config):
             answers = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
             boundary = np.where(answers, last_rows(prefill, host, prefixes)[sequence], boundary)
         bases[heads[ahead]] = (boundary - sequence * width)[ahead]
@@ -150,10 +154,10 @@ def window_structure(
 
 
 def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the sequences and branches of this rank's windows, and which of them it reports on.
+    """Return the sequences and branches of this rank's windows, and for which of them it reports predictions.
 
-    What must be cached and is the same in every branch is computed by every rank. A rank that has none of a sequence's
-    branches then runs the anchor, on which another rank reports.
+    Every rank computes what must be cached and is the same in every branch. A rank that has none of a sequence's
+    branches then runs the anchor, and another rank reports its predictions.
     """
     config = state.config
     owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
@@ -168,11 +172,11 @@ def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tup
 
 
 def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> tuple[Ints, Ints]:
-    """Return which positions of the windows go through the model: those of ``[begin, stop)``, ``[S]`` each.
+    """Return the range ``[begin, stop)`` of positions of each window that go through the model, ``[S]`` each.
 
-    A window begins at the first uncommitted token, at the boundary row before that or, where the prompt is no segment
-    of its own, at the prompt's first token behind its shared prefix. It ends with the last appended block or, where the
-    canvas is whole, with its last mask, unless a dual cache has the masks behind.
+    A window begins at the first uncommitted token or at the boundary row before it. If the prompt has no segment of its
+    own, it begins at the prompt's first token behind the shared prefix. It ends with the last appended block or, with a
+    whole canvas, with the last mask, unless a dual cache has the masks behind.
     """
     config = state.config
     if not config.stores_kv:
@@ -191,10 +195,8 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     """Return ``[S]`` where the last committed row is one of the window's, because it predicts the first position.
 
-    It is recomputed while that position is masked.
-
-    Only a row that sees the window can have changed since its commit: with block-causal windows, and at the end of a
-    prompt that sees only itself, the record kept from the commit is the same, and no row is spent.
+    It is recomputed while that position is masked. Only a row that sees the window can have changed since its commit:
+    with block-causal windows, and at the end of a prompt that sees only itself, the record from the commit still holds.
     """
     config = state.config
     if not (config.boundary == "fresh" and config.window_attention == "full" and state.vocabulary.shift):

@@ -21,7 +21,7 @@ class Batch:
 
     Args:
         input: a source of `rows.py`.
-        limit: so many lines; None: all.
+        limit: the most lines to take; None: all.
         column: the field that holds the prompt, or the messages if it is a list; all others pass through to the
             results. None: fields mean what they are called.
         samples: of a line that does not say how many.

@@ -126,7 +126,7 @@ def parted(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dic
                 )
     if NAMES[0] not in raw:
         metadata.pop("id", None)
-    # as JSON has them: Parquet has dates, and numbers that are none
+    # only what JSON has: Parquet also has dates, and NaN
     return request, json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
 
 
@@ -172,7 +172,7 @@ def refuse_unsupported(fields: dict[str, Any]) -> None:
 
 
 def read_request(request: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an item from those of a request that are given; `samples` besides."""
+    """The fields of an item that a request gives, and `samples`."""
     prompt, messages = request.get("prompt"), request.get("messages")
     if (prompt is None) == (messages is None):
         raise BadLine("give either prompt or messages")

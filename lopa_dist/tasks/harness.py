@@ -25,12 +25,12 @@ class HarnessTask:
 
     Args:
         harness: a task's name, or a YAML file of one, which may include another task and name its own data.
-        limit: so many documents; None: all.
+        limit: the most documents to take; None: all.
         fewshot: examples in a prompt; None: as many as the task says.
         fewshot_as_multiturn: in a chat, every example is a turn of its own.
 
     Raises:
-        ValueError: the harness is not installed, has no such task, or has one that is no such generation task.
+        ValueError: the harness is not installed, has no such task, or the task does not generate text.
     """
 
     name = "harness"
@@ -101,7 +101,7 @@ class HarnessTask:
         """Filter and judge a text as the harness does.
 
         Raises:
-            CannotJudge: the task's metric is no number for one answer, as BLEU is none.
+            CannotJudge: the task's metric, such as BLEU, is not a number for a single answer.
         """
         from lm_eval.api.instance import Instance
 
@@ -114,8 +114,8 @@ class HarnessTask:
             for metric, value in metrics.items():
                 if not isinstance(value, (bool, int, float)):
                     raise CannotJudge(
-                        f"task.harness={self.task.config.task}: {metric} is no number for one answer; only tasks whose "
-                        "answers are right or wrong can be judged here"
+                        f"task.harness={self.task.config.task}: {metric} is not a number for one answer; only tasks "
+                        "whose answers are right or wrong can be judged here"
                     )
                 found[pipeline.name if len(metrics) == 1 else f"{metric}_{pipeline.name}"] = value
         first = next(iter(instance.filtered_resps.values()))
@@ -130,7 +130,7 @@ def load(task: str) -> Any:
     try:
         manager = TaskManager(include_defaults=not Path(task).is_file())  # reading all of them takes ten seconds
         tasks: Sequence[Any] = list(manager.load([task])["tasks"].values())
-    except Exception as error:  # those of the harness, of datasets and of the hub have nothing in common
+    except Exception as error:  # errors of the harness, of datasets and of the hub have no common base
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(f"task.harness={task}: {type(error).__name__}: {reason}") from error
     if len(tasks) != 1:

@@ -1,6 +1,6 @@
 """Seeded problems on lists and small Latin squares, where tokens that are filled together must fit each other.
 
-The families are those of ParallelBench's waiting lines and puzzles (arXiv 2510.04767). Copying, reversing and sorting
+The families are ParallelBench's waiting lines and puzzles (arXiv 2510.04767). Copying, reversing and sorting
 have one right answer. The others have many, and a model that knows them all is sure of few tokens: every item may come
 first in a shuffled list, and the item to insert may stand anywhere, but only once. Whether tokens are right depends on
 each other.
@@ -143,7 +143,7 @@ def is_sorted(items: list[int], new: int | None, answer: list[int]) -> bool:
 
 
 def is_permutation(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The same items in any order, that of the question included."""
+    """The same items in any order, including the question's."""
     return sorted(answer) == sorted(items)
 
 

@@ -9,7 +9,7 @@ from lopa_dist.tasks.worker import serve
 
 
 def judge(question: tuple[str, str]) -> dict[str, Any]:
-    """Whether a text's answer equals that of a reference, and the answer as text; both are parsed for up to 5 s."""
+    """Whether a text's answer equals the reference's, and the answer as text; both are parsed for up to 5 s."""
     from math_verify import parse, verify
 
     reference, text = question

@@ -1,6 +1,6 @@
 """MBPP (Austin et al. 2021) and MBPP+ (Liu et al. 2023): write a function from a sentence and three assertions.
 
-Prompt, examples and stop string are those of lm-evaluation-harness's `mbpp` and `mbpp_plus`, in chat form too. Unlike
+Prompt, examples and stop string come from lm-evaluation-harness's `mbpp` and `mbpp_plus`, also in chat form. Unlike
 there, a problem's `test_setup_code` runs before its assertions, MBPP+ is judged by its own tests and not by the three
 of the prompt, and in chat form a fenced block in the answer is taken out first.
 """

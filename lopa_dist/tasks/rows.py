@@ -209,7 +209,7 @@ def parquet_rows(path: Path, source: str, key: str) -> Iterator[Row]:
         import pyarrow.parquet  # what the library reads it with; it cannot make a dataset without rows
 
         loaded = library.Dataset.from_parquet(str(path)) if pyarrow.parquet.read_metadata(path).num_rows else ()
-    except Exception as error:  # the library's and those of what it reads with
+    except Exception as error:  # the library's own errors, and those it lets through
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"{key}={source}: cannot be read ({reason})") from error
     yield from objects(loaded)

@@ -69,7 +69,7 @@ RESULT_RANGE = range(1, 51)
 STEP_RANGE = range(2, 5)
 
 Split = Literal["train", "held_out"]
-HELD_OUT_SHARE = 20  # one problem in so many is held out
+HELD_OUT_SHARE = 20  # one problem in this many is held out
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Worker:
         """Its answer.
 
         Raises:
-            Lost: there is none, or not within so many seconds.
+            Lost: no answer came, or none within `within_s` seconds.
         """
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
@@ -124,7 +124,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are for the job, which ends its workers itself
     with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # what a library prints is no answer
+        os.dup2(2, 1)  # what a library prints must not be taken for an answer
         for line in sys.stdin.buffer:
             out.write(json.dumps(answer(json.loads(line))) + "\n")
             out.flush()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request, request_key
@@ -26,6 +25,7 @@ from lopa_dist.tasks.word_problems import problems
 from tests.engine.naive import Naive, Texts, check_same
 from tests.engine.ranks import on_mesh, on_ranks
 from tests.strategies import engine_configs
+from training.tokenizer import prompt_text
 
 BASE = DecodeConfig(
     verify="confidence", drafts=0, branches=3, block_size=4, max_new_tokens=18, tau_conf=0.4, tau_add=0.25, tau_act=0.75

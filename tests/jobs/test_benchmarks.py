@@ -28,7 +28,7 @@ def test_gsm8k_reports_both_accuracies(tmp_path: Path) -> None:
     assert report["accuracy_flexible"] == sum(line["correct_flexible"] for line in found) / 2
     assert found[0]["text"] == found[1]["text"]
     assert sum(line["correct_flexible"] for line in found) <= 1
-    assert "accuracy, flexible" in (tmp_path / "report.md").read_text()
+    assert "accuracy, flexible" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("sandbox_to_itself")

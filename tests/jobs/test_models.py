@@ -47,7 +47,7 @@ def job(folder: Path, model: ModelOptions, **decode: Any) -> tuple[list[Any], di
         task=TaskConfig(limit=4),
         decode=DecodeOptions(**{"verify": "confidence", "branches": 2, "drafts": 0, "max_new_tokens": 48} | decode),
         parallel=ParallelConfig(threads=1),
-        logging=LoggingConfig(progress="never", plots=False),
+        logging=LoggingConfig(progress="never"),
     )
     config.logging.wandb.mode = "disabled"
     folder.mkdir(exist_ok=True)

@@ -40,4 +40,4 @@ def test_an_exact_cache_computes_samples_once_and_changes_nothing(tmp_path: Path
         "total": own["prompt_tokens"]["total"],
         "reused": own["prompt_tokens"]["total"] // 2,
     }
-    assert str(report["prompt_tokens"]["reused"]) in (tmp_path / "exact" / "report.md").read_text()
+    assert str(report["prompt_tokens"]["reused"]) in (tmp_path / "exact" / "report.html").read_text()

@@ -17,8 +17,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.checkpoint import config_json, save
 from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import check_drafts
@@ -26,6 +24,8 @@ from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from tests.models import small_checkpoints
+from training import tokenizer
+from training.checkpoint import config_json, save
 
 CPU = torch.device("cpu")
 

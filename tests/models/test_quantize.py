@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.models import checkpoint
@@ -23,6 +22,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks.word_problems import problems
 from tests.engine.ranks import on_mesh
 from tests.engine.test_loop import random_requests, texts
+from training.tokenizer import prompt_text
 
 CPU = torch.device("cpu")
 

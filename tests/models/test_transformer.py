@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from lopa_dist.embedded.checkpoint import config_json
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Attend, Transformer
 from tests.models.small_checkpoints import enlarged
+from training.checkpoint import config_json
 
 CPU = torch.device("cpu")
 ROWS, LENGTH = 2, 23

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MARK = "LOPA_TESTS_OF"
-QUIET = ["logging.wandb.mode=disabled", "logging.plots=false", "logging.progress=never", "parallel.threads=1"]
+QUIET = ["logging.wandb.mode=disabled", "logging.progress=never", "parallel.threads=1"]
 REQUESTS = 300 if "LOPA_KILLS" in os.environ else 40  # of `plain`
 Lines = list[dict[str, Any]]
 

@@ -31,7 +31,7 @@ LIMIT_S = 240.0
 SETTINGS = [
     f"task.limit={REQUESTS}", f"parallel.data={RANKS}", "parallel.threads=1", "parallel.timeout_s=10",
     "engine.max_sequences=3", "decode.branches=2", "decode.drafts=4", "logging.wandb.mode=disabled",
-    "logging.plots=false", "logging.progress=never", "job.crashes=null",
+    "logging.progress=never", "job.crashes=null",
 ]  # fmt: skip
 
 

@@ -24,7 +24,6 @@ def start(folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[
         "task.limit=60",
         f"hydra.run.dir={folder}",
         "logging.wandb.mode=disabled",
-        "logging.plots=false",
         "parallel.threads=1",
         *(f"parallel.{axis}={size}" for axis, size in mesh.items()),
         f"parallel.timeout_s={TIMEOUT_S}",

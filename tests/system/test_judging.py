@@ -23,7 +23,7 @@ def test_hanging_programs_outlast_a_collective_s_timeout(tmp_path: Path) -> None
         "task=humaneval", f"task.input={file}", "task.allow_code_execution=true", "task.code_timeout_s=4",
         "model.chat_template=never", "decode.max_new_tokens=16", "engine.max_sequences=2", "parallel.branch=2",
         "parallel.timeout_s=6", "parallel.threads=1", f"hydra.run.dir={tmp_path / 'run'}",
-        "logging.wandb.mode=disabled", "logging.plots=false",
+        "logging.wandb.mode=disabled",
     ]  # fmt: skip
     job = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lopa_dist", *overrides],

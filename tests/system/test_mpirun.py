@@ -25,7 +25,7 @@ pytestmark = [
 
 def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
     start = [str(MPIRUN), "-n", str(ranks)]
-    fixed = ["task.limit=20", "decode.branches=3", "logging.wandb.mode=disabled", "logging.plots=false"]
+    fixed = ["task.limit=20", "decode.branches=3", "logging.wandb.mode=disabled"]
     command = [*start, sys.executable, "-m", "lopa_dist", *fixed, f"hydra.run.dir={folder}", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

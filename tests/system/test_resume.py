@@ -26,7 +26,7 @@ KILLS = int(os.environ.get("LOPA_KILLS", "3"))
 def start(folder: Path, *extra: str, ranks: int = 2) -> subprocess.Popen[str]:
     overrides = [
         f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled",
-        "logging.plots=false", "logging.progress=never", "parallel.threads=1", "parallel.timeout_s=10",
+        "logging.progress=never", "parallel.threads=1", "parallel.timeout_s=10",
         "job.crashes=null", *extra,
     ]  # fmt: skip
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
@@ -113,9 +113,9 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(
 
 
 def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path: Path, plain: Lines) -> None:
-    """With plots and with W&B, whose service a scheduler signals too: all of it is written, and the job goes on."""
+    """With W&B, whose service a scheduler signals too: all of it is written, and the job goes on."""
     slow = "engine.max_sequences=1"
-    job = start(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", "logging.plots=true", slow)
+    job = start(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", slow)
     wait_for(tmp_path, 2, job)
     ranks = children(job.pid)
     for service in [process for rank in ranks for process in children(rank)]:
@@ -125,7 +125,7 @@ def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path
     assert f"stopped by SIGUSR1; the results so far are kept; go on with hydra.run.dir={tmp_path}" in printed, printed
     assert "does not answer" not in printed
     assert "WARNING" not in printed, "W&B goes on to the end"
-    assert {file.name for file in tmp_path.iterdir()} >= {"report.json", "report.md", "report.html", "step_time.png"}
+    assert {file.name for file in tmp_path.iterdir()} >= {"report.json", "report.html"}
     [log] = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert log.stat().st_size > 1000
     some = results(tmp_path)
@@ -171,7 +171,7 @@ def children(process: int) -> list[int]:
 
 def test_torchrun_restarts_go_on(tmp_path: Path, plain: Lines) -> None:
     overrides = [
-        f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled", "logging.plots=false",
+        f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled",
         "parallel.threads=1", "logging.progress=never", "parallel.timeout_s=10", "job.resume=new",
     ]  # fmt: skip
     job = subprocess.Popen(

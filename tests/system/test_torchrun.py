@@ -21,7 +21,7 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "lopa_dist",
         f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
-        "logging.plots=false", "parallel.threads=1", *overrides,
+        "parallel.threads=1", *overrides,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
@@ -79,7 +79,6 @@ def test_slurm_script_runs_the_same_job_without_slurm(tmp_path: Path) -> None:
         "task.limit=4",
         f"hydra.run.dir={tmp_path}",
         "logging.wandb.mode=disabled",
-        "logging.plots=false",
     ]
     environment = {**os.environ, "BIN": str(Path(sys.executable).parent)}
     done = subprocess.run(

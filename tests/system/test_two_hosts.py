@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 6
 TORCHRUN_S = 20  # torchrun's own time from the end of its worker to its own
 OVERRIDES = [
-    "decode.branches=3", "logging.wandb.mode=disabled", "logging.plots=false", "parallel.threads=1",
+    "decode.branches=3", "logging.wandb.mode=disabled", "parallel.threads=1",
     "logging.progress=never",
 ]  # fmt: skip
 

@@ -106,7 +106,7 @@ def test_prompts_and_verdicts_are_the_harness_own(tmp_path: Path, chat: bool, mo
 def test_a_job_and_the_harness_find_the_same_accuracy(tmp_path: Path) -> None:
     """The embedded model answers as our model in the harness, and as a job."""
     file = task_file(tmp_path, num_fewshot=0, doc_to_text="{{question}}", generation_kwargs={"until": ["Q:"]})
-    model = LopaDist(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=64)
+    model = LopaDist(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=64, context="d2f")
     result = simple_evaluate(
         model, tasks=[file], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0, log_samples=True,
         apply_chat_template=True,
@@ -115,7 +115,7 @@ def test_a_job_and_the_harness_find_the_same_accuracy(tmp_path: Path) -> None:
         task=TaskConfig(name="harness", harness=file, limit=None),
         decode=DecodeOptions(verify="confidence", drafts=0, branches=0, block_size=16, max_new_tokens=64),
         engine=EngineConfig(max_sequences=4),
-        logging=LoggingConfig(progress="never", plots=False, wandb=WandbConfig(mode="disabled")),
+        logging=LoggingConfig(progress="never", wandb=WandbConfig(mode="disabled")),
     )
     report = run(config, tmp_path / "run", World("python"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
@@ -149,7 +149,7 @@ def test_a_metric_over_all_answers_is_refused(tmp_path: Path) -> None:
     metric = [{"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}]
     task = HarnessTask(task_file(tmp_path, metric_list=metric), limit=1)
     [item] = task.items()
-    with pytest.raises(ValueError, match="bleu is no number for one answer"):
+    with pytest.raises(ValueError, match="bleu is not a number for one answer"):
         task.score(item, "9")
 
 

@@ -197,7 +197,7 @@ def slurm(machine: Machine) -> Finding:
     if job is None:
         if shutil.which("sbatch") is None:
             return fine("not here; a job starts without it")
-        return fine("sbatch is here; this is no job of Slurm's, so other nodes may differ")
+        return fine("sbatch is here; this is not a Slurm job, so other nodes may differ")
     nodes = os.environ.get("SLURM_JOB_NODELIST", "?")
     given = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     if given == "1":
@@ -253,7 +253,7 @@ def parameters(shape: ModelConfig) -> int:
 
 
 def room(machine: Machine) -> Finding:
-    """The memory that is free, against weights, K/V and rows of the sequences that shall run at once."""
+    """The memory that is free, against weights, K/V and rows of the sequences that are to run at once."""
     if machine.shape is None:
         return fine("not planned: it follows from the model's configuration, which is not here yet")
     config = resolve(machine.config, machine.shape, machine.device)

@@ -88,7 +88,7 @@ def place(record: AttemptRecord, folder: Path) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Numbers as Slurm writes those of an array: ``1,3-5``."""
+    """Numbers as Slurm writes an array's: ``1,3-5``."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and number == found[-1][1] + 1:

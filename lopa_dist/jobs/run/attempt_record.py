@@ -17,7 +17,7 @@ NAME = re.compile(r"(\d+)\.json")
 
 @dataclass(frozen=True)
 class Submission:
-    """What Slurm was asked for. `tasks` are those of the array, 0 for a job that is none."""
+    """What Slurm was asked for. `tasks` is the number of tasks in the array, 0 if the job is not an array."""
 
     nodes: int = 1
     gpus_per_node: int = 0

@@ -1,8 +1,8 @@
 """Requests during which a process ended: they run again one at a time, and those that end it again are set aside.
 
 A replica writes down which requests begin and end, into a file that it removes when it leaves in order: when all is
-done, when it was asked to stop, or when another replica failed. What such a file has the beginning of and not the end
-was running when the process crashed, and one of these requests may have been the reason.
+done, when it was asked to stop, or when another replica failed. Requests that such a file
+says have begun but not ended were running when the process crashed, and one of them may have been the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job can do without (W&B, plots, pages): none of it ends a job, or keeps it waiting longer than a limit."""
+"""What a job can do without (W&B, pages): none of it ends a job, or keeps it waiting longer than a limit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Extra:
         """Return what `act` returns, when all acts before it are done too; None where it is lost.
 
         Args:
-            limit_s: seconds for all of them; None: those of the constructor.
+            limit_s: seconds for all of them; None: the constructor's.
         """
         limit_s = self.limit_s if limit_s is None else limit_s
         results: list[T] = []

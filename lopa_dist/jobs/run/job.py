@@ -18,7 +18,6 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
-from lopa_dist.encodable import encodable
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
@@ -46,7 +45,7 @@ from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
 from lopa_dist.jobs.show.metrics import Figures, build_report
 from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.jobs.show.report import read_report, report_markdown, write_report
+from lopa_dist.jobs.show.report import read_report, write_report
 from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.show.run_page import write_run_page
 from lopa_dist.jobs.show.wandb_log import WandbLog
@@ -59,10 +58,10 @@ from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.rows.sizes import usual_rows
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Task
-from lopa_dist.whole import named, no_room
+from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
-PAGES_LIMIT_S = 60.0  # for plots, and for pages
+PAGE_LIMIT_S = 60.0  # to write report.html
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
@@ -139,7 +138,6 @@ class Job:
     start: float = field(init=False)
     writer: Writer = field(init=False)
     begun: Begun = field(init=False)
-    merged: Merged = field(init=False)  # what the journal came to, for the plots
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
@@ -191,9 +189,9 @@ class Job:
         stopped = group.stop.asked
         report = self.finish(engine, traffic, stopped) if self.is_rank_0 else {}
         if self.is_rank_0:
-            plots = self.write_pages(report, engine)
+            self.write_page(report)
             if wandb_log is not None:
-                wandb_log.finish(report, engine, plots, stopped)
+                wandb_log.finish(report, engine, stopped)
         elif wandb_log is not None:
             wandb_log.close(engine, stopped)
         # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
@@ -221,7 +219,7 @@ class Job:
         write_errors(self.folder, report["errors"])
         self.write_batch_output()
         if not (self.folder / RUN_PAGE).exists():
-            self.write_pages(report, None)
+            self.write_page(report)
         log.info("all %d requests were done before", len(self.input))
         return report
 
@@ -248,7 +246,7 @@ class Job:
             )  # fmt: skip
 
     def threads(self) -> str:
-        """How many CPU threads compute, and why so many; empty on a GPU."""
+        """How many CPU threads compute, and why; empty on a GPU."""
         if self.builder.device.type != "cpu":
             return ""
         number, why = threads(self.config, self.group.world)
@@ -345,7 +343,6 @@ class Job:
             "expected": len(self.input),
         }
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
-        self.merged = merged
         return report
 
     def merge(self) -> Merged:
@@ -354,35 +351,11 @@ class Job:
         lines = inputs.ids, inputs.rejection, self.numbers, inputs.carried, inputs.aside
         return merge(self.attempt.journal, self.folder, *lines)
 
-    def write_pages(self, report: dict[str, Any], engine: Engine | None) -> list[str]:
-        """What persons look at: plots, `report.md` and `report.html`; returns the plots' names.
-
-        Args:
-            engine: that has run; None where an earlier attempt left nothing to do, whose plots are kept.
-        """
-        folder = self.folder
-        plots = sorted(file.name for file in folder.glob("*.png"))
-        if engine is not None:
-            drawing = Extra("the plots could not be drawn", PAGES_LIMIT_S)
-            plots = (drawing.wait(lambda: self.draw(engine)) if self.config.logging.plots else None) or []
-            drawing.close()
-
-        def write() -> None:
-            with named(folder / "report.md"):
-                (folder / "report.md").write_text(encodable(report_markdown(report, plots)), encoding="utf-8")
-            write_run_page(folder, report, self.input.questions)
-
-        writing = Extra("report.md and report.html could not be written", PAGES_LIMIT_S)
-        writing.wait(write)
+    def write_page(self, report: dict[str, Any]) -> None:
+        """Write `report.html`; a job goes on if it cannot."""
+        writing = Extra("report.html could not be written", PAGE_LIMIT_S)
+        writing.wait(lambda: write_run_page(self.folder, report, self.input.questions))
         writing.close()
-        return plots
-
-    def draw(self, engine: Engine) -> list[str]:
-        """Draw the plots; returns their names."""
-        from lopa_dist.jobs.show.plots import run_plots  # matplotlib takes a second to import
-
-        seconds, branches = self.merged.figures["seconds"], self.config.decode.branches
-        return run_plots(self.folder, seconds, self.merged.work, engine.statistics, branches)
 
     def digest(self) -> str:
         """What the results are of: the settings, and every request and rejection, in order."""

@@ -27,7 +27,7 @@ AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are 
 
 
 class HashedItems:
-    """A task's items as they pass by, and a hash of all of them: jobs that have shares of one input have the same."""
+    """Iterates over a task's items and hashes them. All shards of one input get the same hash."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self.items, self.sum = items, hashlib.sha256()
@@ -96,8 +96,8 @@ class JobInput:
     ) -> Sequence[Request]:
         """The requests without those that are done, in the order in which they should begin.
 
-        Those go first whose answers may be longest. So no long answer begins when all others are done, and the ranks
-        wait for it. Where all may be equally long the order is that of the input.
+        Requests whose answers may be longest go first, so that ranks do not wait for a long answer that began last.
+        Requests that may be equally long keep the order of the input.
 
         Args:
             done: 1 for each item that is.

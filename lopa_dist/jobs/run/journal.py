@@ -1,9 +1,9 @@
 """The journal: finished requests, durable as they finish, from which a job that was stopped or killed goes on.
 
-`journal/` in the run folder holds one file a replica and attempt, appended line by line; a line that a kill tore is no
-line. What counts as done is decided by an id of each request, so that a restarted job repeats nothing, runs anew what
-has changed in its input, and puts the lines into today's order. `journal/settings.json` keeps what the texts depend
-on: an attempt with other settings is refused rather than mixed in.
+`journal/` in the run folder holds one file a replica and attempt, appended line by line; a line that a kill tore does
+not count. What counts as done is decided by an id of each request, so that a restarted job repeats nothing, runs anew
+what has changed in its input, and puts the lines into today's order. `journal/settings.json` keeps what the texts
+depend on: an attempt with other settings is refused rather than mixed in.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.whole import named, whole
 
-RESULTS = ("report.json", "report.md", "report.html", "results.jsonl", ERRORS, NAME, LINES)
-FORMAT = 2  # of the entries; those of another one lack figures, so a journal that has them is not gone on with
+RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
+FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
 FAILED, UNJUDGED, JUDGED = range(3)  # how good a request's entry is
@@ -192,7 +192,7 @@ class Writer:
             ) from error
 
     def write(self, *entries: dict[str, Any]) -> None:
-        """Append entries and make sure that they are on disk: once for all, for a sync takes milliseconds."""
+        """Append entries and make sure that they are on disk, with one sync for all, because it takes milliseconds."""
         with named(Path(self.file.name)):
             self.file.writelines(map(json_line, entries))
             self.file.flush()

@@ -17,7 +17,7 @@ PAUSES_S = (0.5, 5.0)  # before judging is tried again
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished request, and when it was finished: judging is no part of its time."""
+    """A finished request, and when it was finished: its time does not include judging."""
 
     item: Item
     generation: Generation
@@ -32,7 +32,7 @@ class Verdict:
 
     Attributes:
         score: null where there are no right answers, or judging failed.
-        failure: why there is none, where judging failed every time: no word about the answer.
+        failure: why judging failed every time; it says nothing about the answer.
     """
 
     answer: Answer
@@ -43,11 +43,11 @@ class Verdict:
 class Judges(contextlib.AbstractContextManager["Judges"]):
     """Judges answers: at once where that is quick, else in threads, `at_once` answers at a time.
 
-    However many answers wait: a text is small beside what made it. Everything is called from one thread, so verdicts
-    are collected there; what is not judged when the context ends is given up.
+    Any number of answers may wait: a text is small compared with what made it. All methods are called from one thread,
+    where verdicts are collected. What is not judged when the context ends is given up.
 
-    Where judging fails (no process for a program, no memory, a fault of the task) it is tried again, in threads after
-    `PAUSES_S`, for what fails for a moment would count for good.
+    If judging fails (no process for a program, no memory, a fault of the task), threads try again after `PAUSES_S`:
+    otherwise a short failure would count for good.
     """
 
     def __init__(self, task: Task, at_once: int) -> None:

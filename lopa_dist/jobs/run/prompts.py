@@ -33,8 +33,8 @@ OF_EVERY_TEMPLATE = ("messages", "add_generation_prompt", "bos_token", "eos_toke
 class Rejection:
     """An item that never reaches the engine.
 
-    What only the model can refuse (a prompt too long, say) it refuses for each sample of a line: the index in the input
-    must not depend on the model, for shards and traces count them.
+    A prompt that the model refuses, such as one that is too long, is rejected once for each of its samples: shards and
+    traces count indices in the input, which must not depend on the model.
     """
 
     index: int
@@ -121,7 +121,7 @@ class Encoder:
             return Rejection(index, item.error)
         text = self.rendered(index, item)
         if isinstance(text, str) and encodable(text) != text:
-            return rejected(index, item, "the prompt has half of a surrogate pair, which is no character; remove it")
+            return rejected(index, item, "the prompt has half of a surrogate pair, which is not a character; remove it")
         return text
 
     def rendered(self, index: int, item: Item) -> str | Rejection:
@@ -240,7 +240,7 @@ def check_template(given: Mapping[str, Any], template: str) -> None:
 
 
 def pair_of(tokens: Callable[[str], list[int]], prompt: str, continuation: str) -> tuple[list[int], list[int]]:
-    """The tokens of a prompt, and those of its continuation.
+    """The tokens of a prompt and of its continuation.
 
     Both are tokenized together, and spaces between them belong to the continuation, as in lm-evaluation-harness.
     """

@@ -28,7 +28,7 @@ def finished_text(
 ) -> tuple[Generation, str]:
     """The text before the earliest stop string, and the generation as if it had ended there.
 
-    Its tokens are the shortest run whose text reaches the cut, so that tokens nobody gets are not counted; forwards
+    Its tokens are the shortest run whose text reaches the cut, so that tokens behind it are not counted; forwards
     and seconds stay what they were.
     """
 

@@ -1,4 +1,4 @@
-"""What ``auto`` stands for: from options as users write them to those of a job, and what each value follows."""
+"""What ``auto`` stands for: turns options as users write them into a job's options, and says where each comes from."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
 
 
 def by_device(config: Config, device: torch.device) -> Found:
-    """Return what follows the device alone, which is that of `model.device`."""
+    """Return what follows from the device of `model.device` alone."""
     found: Found = {}
     if config.model.device == "auto":
         found["model.device"] = device.type, "what this machine has"

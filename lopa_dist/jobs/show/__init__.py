@@ -1,1 +1,1 @@
-"""What a job shows: figures, pages, plots, progress."""
+"""What a job shows: figures, pages, progress."""

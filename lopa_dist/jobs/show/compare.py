@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -17,9 +17,9 @@ from rich.table import Table
 
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.commands.explain import shown
-from lopa_dist.jobs.show.page import Point, Scatter, front, place_labels, write_page
+from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
-from lopa_dist.jobs.show.report import accuracy_interval, judged, table
+from lopa_dist.jobs.show.report import accuracy_interval, judged
 from lopa_dist.jobs.show.run_page import asked_again, command, write_run_page
 from lopa_dist.jobs.show.sweep import (
     Group,
@@ -32,7 +32,9 @@ from lopa_dist.jobs.show.sweep import (
 )
 from lopa_dist.whole import named as naming
 
-FRONT = "front: no run beats these in both"
+if TYPE_CHECKING:
+    from lopa_dist.jobs.show.pareto import Speed
+
 ACCURACY = "accuracy %"  # with the 95 % confidence interval
 FAILED = "not finished"
 
@@ -87,9 +89,9 @@ def difference_cells(pair: Paired | None) -> list[str]:
 
 
 def compare(folder: Path, console: Console | None = None, baseline: str | None = None) -> None:
-    """Print the table; write `comparison.md` and `.csv`, where there are accuracies the plot, and a page.
+    """Print the table; write `comparison.csv`, a page, and `pareto.pdf` if all runs were judged.
 
-    The page is `comparison.html`, or of a single run its `report.html`.
+    The page is `comparison.html`, or for a single run its `report.html`.
 
     Args:
         folder: has the runs.
@@ -113,12 +115,14 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
     print_table(console, title, head, [*brief, *lost], start, groups)
     for name, _ in failed:
         console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
-    text = table(head, [*rows, *lost]) + "\n"
+    file = folder / "comparison.csv"
+    with naming(file):
+        file.write_text(encodable(csv_text(groups, pairs, failed)), encoding="utf-8", newline="")
     if all("accuracy" in group.report for group in groups):
-        text += f"\n![pareto]({draw_pareto(folder, groups, by_settings)})\n"
-    for name, written in (("comparison.md", text), ("comparison.csv", csv_text(groups, pairs, failed))):
-        with naming(folder / name):
-            (folder / name).write_text(encodable(written), encoding="utf-8", newline="")
+        from lopa_dist.jobs.show.pareto import draw_pareto  # matplotlib takes a second to import
+
+        speeds = [speed for speed in SPEEDS if all(speed[1](group.report) for group in groups)]
+        draw_pareto(folder / "pareto.pdf", curves_of(groups), speeds, named_points=not by_settings)
     if len(groups) > 1:
         page = write_comparison_page(
             folder, title, groups, head[start:], [row[start:] for row in brief], failed, baseline
@@ -126,7 +130,7 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
     else:
         run, report = groups[0].folders[0], groups[0].report
         page = write_run_page(run, report, asked_again(report))
-    console.print(f"Tables and plots: {folder}\nTo pass on: {page}")
+    console.print(f"Table and figure: {folder}\nTo pass on: {page}")
 
 
 def print_table(
@@ -237,92 +241,12 @@ def curves_of(groups: Sequence[Group]) -> dict[str, list[Run]]:
     return curves
 
 
-SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
+SPEEDS: list[Speed] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
     ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
     ("Tokens a second of the job", lambda report: report["tokens_per_s"]["job"], 1),
 ]
-"""What accuracy is drawn against, how it is read from a report, and -1 where less is faster."""
-
-
-def draw_pareto(folder: Path, groups: Sequence[Group], by_settings: bool) -> str:
-    """Draw accuracy against each speed that all runs have, as `pareto.png` and `pareto.pdf`; returns the PNG's name."""
-    from lopa_dist.jobs.show.plots import draw
-
-    curves = curves_of(groups)
-    speeds = [(axis, of, sign) for axis, of, sign in SPEEDS if all(of(group.report) for group in groups)]
-
-    def paint(panels: Any) -> None:
-        figure = panels[0].figure
-        for axes, (axis, speed, sign) in zip(panels, speeds, strict=True):
-            pareto(axes, curves, speed, axis, sign, named_points=not by_settings)
-            axes.set_ylabel("accuracy, %" if axes is panels[0] else "")
-        legend = panels[0].get_legend_handles_labels()
-        figure.legend(*legend, loc="outside lower center", frameon=False, ncols=min(4, len(legend[1])))
-        figure.canvas.draw()  # so that it is known where points are
-        for axes, (_, speed, _) in zip(panels, speeds, strict=True):
-            annotate(
-                axes, [(label, float(speed(r) or 0), 100 * r["accuracy"]) for c in curves.values() for label, r in c]
-            )
-
-    size = (3.6 * len(speeds), 3.4)
-    draw(folder / "pareto.pdf", paint, size, panels=len(speeds))
-    return draw(folder / "pareto.png", paint, size, panels=len(speeds))
-
-
-def pareto(
-    axes: Any,
-    curves: dict[str, list[Run]],
-    speed: Callable[[dict[str, Any]], float | None],
-    axis: str,
-    sign: int,
-    named_points: bool,
-) -> None:
-    """Draw accuracy with its intervals against a speed: a curve for each setting, and the front.
-
-    With `named_points` the names beside the points say what they are, and the legend leaves the settings out.
-    """
-    best = front([(sign * float(speed(r) or 0), 100 * r["accuracy"]) for curve in curves.values() for _, r in curve])
-    for curve, found in curves.items():
-        x, y = [speed(r) for _, r in found], [100 * r["accuracy"] for _, r in found]
-        ends = [accuracy_interval(r) for _, r in found]
-        errors = [[y - 100 * low for y, (low, _) in zip(y, ends, strict=True)]]
-        errors += [[100 * high - y for y, (_, high) in zip(y, ends, strict=True)]]
-        line = "-" if len(found) > 2 else ""  # two points make no curve
-        color = "#1f2933" if named_points else None  # a colour without a legend would seem to mean something
-        legend = "_" if named_points or not curve else curve
-        axes.errorbar(
-            x,
-            y,
-            errors,
-            marker="o",
-            markersize=4,
-            linestyle=line,
-            linewidth=1,
-            elinewidth=0.6,
-            color=color,
-            label=legend,
-        )
-    axes.margins(0.12)
-    axes.set(xlabel=axis, xlim=axes.get_xlim(), ylim=axes.get_ylim())
-    slow, low = axes.get_xlim()[sign < 0], axes.get_ylim()[0]
-    corners = [(slow, best[0][1]), *((sign * x, y) for x, y in best), (sign * best[-1][0], low)]
-    stair = [(x, y, after) for (x, y), (_, after) in zip(corners, [*corners[1:], corners[-1]], strict=True)]
-    path = [point for x, y, after in stair for point in ((x, y), (x, after))]
-    axes.plot(*zip(*path, strict=True), color="#cbd5e1", linewidth=4, zorder=0, label=FRONT, solid_joinstyle="miter")
-
-
-def annotate(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write names beside points, where they cover the least of what is there."""
-    pixel = 72 / axes.figure.dpi  # in points
-    dots = [tuple(pixel * axes.transData.transform((x, y))) for _, x, y in points]
-    window = axes.get_window_extent()
-    places = place_labels(
-        dots, [4.5 * len(name) for name, _, _ in points], pixel * window.x0, pixel * window.x1 + 16, 8.0
-    )
-    for (name, x, y), dot, place in zip(points, dots, places, strict=True):
-        offset = (place[0] - dot[0], place[1] - dot[1])
-        axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=7, ha="center", va="center")
+"""What accuracy is drawn against."""
 
 
 def write_comparison_page(

@@ -62,8 +62,8 @@ def build_report(
 ) -> dict[str, Any]:
     """Return `report.json`.
 
-    What is counted is of all attempts: of each finished request, the forwards of the attempt that finished it. What is
-    timed, and the steps, are of the last attempt (`statistics`, `traffic`, `wall_s`), but for `decode_s`.
+    Counts are of all attempts: for each finished request, the forwards of the attempt that finished it. Times and steps
+    are of the last attempt (`statistics`, `traffic`, `wall_s`), except `decode_s`.
 
     `completion_tokens` end at the first EOS; a forward is every pass of a sequence through the model, prefill
     included; `rows` are those computed for windows, with the rows of branches and drafts; time runs from admission to

@@ -1,7 +1,6 @@
 """HTML pages, each one file that needs nothing but a browser, so that people can pass it on, and their charts.
 
-`pages/parts.html` draws the charts as SVG. Plots in the run folder are matplotlib's (`plots.py`). Those of a page take
-the colours of the page, light or dark, and say more about what one points at.
+`pages/parts.html` draws the charts as SVG, in the colours of the page, light or dark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run's figures: `report.json` for programs, `report.md` for people."""
+"""A run's figures: `report.json`, and in words for the page of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist import __version__
-from lopa_dist.config import Config, ModelOptions, TaskConfig, typed
+from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.whole import whole
 
@@ -55,7 +54,7 @@ def settings(report: dict[str, Any]) -> Config:
     except (TypeError, KeyError) as error:
         made = report.get("versions", {}).get("lopa_dist", "another version")
         raise ValueError(
-            f"its settings are not those of lopa_dist {__version__} ({error}): it was made with lopa_dist {made}; take "
+            f"lopa_dist {__version__} does not know its settings ({error}): it was made with lopa_dist {made}; take "
             "that one, or run it again"
         ) from error
 
@@ -66,7 +65,7 @@ def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures in words; that of merged shards has fewer."""
+    """The figures in words; the report of merged shards has fewer."""
     speed, wall, decoding = report["tokens_per_s"], f"{report['wall_s']:.1f} s", f"{report['decode_s']:.1f} s"
     seconds = f"{wall}, of which decoding {decoding}"
     if (attempts := report.get("attempts", 1)) > 1:
@@ -116,54 +115,13 @@ def with_interval(report: dict[str, Any]) -> str:
     return f"{report['accuracy']:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def report_markdown(report: dict[str, Any], plots: Sequence[str]) -> str:
-    """A page with the figures in words, tables and pictures."""
-    reference, decode, world = report["reference_counting"], report["decode"], report["world"]
-    counted = [str(reference["tokens"]), str(reference["forwards"])]
-    counted += [f"{reference['tpf']:.2f}", f"{reference['tokens_per_s']:.1f}"]
-    branch = report["branch"]
-    total = max(1, sum(branch["wins"]))
-    wins = ", ".join(f"{'anchor' if j == 0 else j}: {w / total:.0%}" for j, w in enumerate(branch["wins"]))
-    knobs = " ".join(typed(f"decode.{key}", shown(value)) for key, value in decode.items())
-    ranks = "1 rank" if world["size"] == 1 else f"{world['size']} ranks ({world['branch']} branch ranks a replica)"
-    where = f"{ranks}, started by {world['launcher']}, backend {world['backend']}"
-    drafts = report.get("drafts")
-    shares = drafts["acceptance"] if drafts else []
-    depths = [str(depth) for depth in range(1, len(shares) + 1)]
-    parts = [
-        f"# {report['task']['name']} with {report['model']['path']}",
-        table(("figure", "value"), figures(report)),
-        f"Branches: 1 anchor and {branch['k']} lookahead.{f' Wins: {wins}.' if sum(branch['wins']) else ''}",
-        *(
-            [drafts_sentence(drafts, branch["wins"]), table(depths, [[f"{share:.0%}" for share in shares]])]
-            if drafts
-            else []
-        ),
-        *([attempts_sentence(report)] if report["attempts"] > 1 else []),
-        *([UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []),
-        "## Where a step's time goes",
-        table(("phase", "ms a step"), [(p, f"{ms:.3f}") for p, ms in report["step_ms"].items()]),
-        "Bytes that all ranks together give to collectives per step: "
-        + ", ".join(f"{what} {amount:.0f}" for what, amount in report["comm_bytes_per_step"].items()),
-        *(f"![{name}]({name})" for name in plots),
-        "## As the LoPA code counts",
-        "These figures are only for comparing with published tables: they count the filler behind the end of a text, "
-        "and one more step a sample, and leave out the time of the first round.",
-        table(("tokens", "forwards", "TPF", "tokens/s"), [counted]),
-        "## Settings",
-        f"`{knobs}`",
-        f"Ranks: {where}. Versions: " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
 def attempts_sentence(report: dict[str, Any]) -> str:
     """Which attempt a figure is of, where there were several; else empty."""
     if report.get("attempts", 1) < 2:
         return ""
     return (
         f"Attempts: {report['attempts']}. What is counted, and tokens a second, is of all of them; times of steps, "
-        "bytes and the wall time are those of the last one."
+        "bytes and the wall time are of the last one."
     )
 
 
@@ -185,9 +143,3 @@ def drafts_sentence(drafts: dict[str, Any], wins: Sequence[int]) -> str:
         f"model, in the context of the drafts before it, predicts the same token.{tree} "
         "Accepted with all before it, by depth:"
     )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

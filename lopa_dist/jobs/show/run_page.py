@@ -15,7 +15,14 @@ from lopa_dist.jobs.commands.explain import settings_of, shown
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
-from lopa_dist.jobs.show.report import accuracy_interval, attempts_sentence, drafts_sentence, figures, settings
+from lopa_dist.jobs.show.report import (
+    UNCONFINED,
+    accuracy_interval,
+    attempts_sentence,
+    drafts_sentence,
+    figures,
+    settings,
+)
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
@@ -39,7 +46,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
     Args:
         folder: of the run.
         report: its `report.json`.
-        questions: by custom_id, those of the first requests.
+        questions: of the first requests, by custom_id.
     """
     try:
         rows = list(setting_rows(report))
@@ -58,6 +65,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         charts=list(charts(folder, report)),
         figures=figures(report),
         attempts=attempts_sentence(report),
+        warning=UNCONFINED if report["task"].get("allow_code_execution") == "unconfined" else "",
         answers=some_answers(folder, questions),
         looked_at=LOOKED_AT,
         changed=[row for row in rows if row[1] != row[2]],

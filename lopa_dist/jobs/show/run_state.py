@@ -65,7 +65,7 @@ def runs_below(folder: Path) -> list[RunState]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, and not the one that merged shards are in."""
+    """Whether a folder is a run's, and not one that shards were merged into."""
     if (folder / LOCK).exists() or (folder / "journal" / "settings.json").exists():
         return True
     return (folder / "report.json").exists() and "world" in read_report(folder / "report.json")
@@ -85,7 +85,7 @@ def state_of(folder: Path) -> RunState:
     if record:
         done += record.rejected + record.done
         errors += record.rejected + record.errors
-    # that of an earlier attempt is not of today's input
+    # the report of an earlier attempt is not about today's input
     if report and not busy and (record is None or report.get("attempts") == record.number or done == expected):
         expected, done, errors = report.get("expected", expected), report["requests"], report["errors"]
     complete = bool(report) and done == expected

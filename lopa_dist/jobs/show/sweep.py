@@ -73,7 +73,7 @@ def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
 def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[Group]:
     """Runs whose settings differ in nothing but the seed as one point each, the slowest first.
 
-    Its accuracy is the mean, and the confidence interval is that of a single run: another seed asks no new problem.
+    A point's accuracy is the mean, but its confidence interval is a single run's: another seed asks no new problem.
     """
     points: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name, report in named:

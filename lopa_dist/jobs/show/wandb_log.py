@@ -127,25 +127,24 @@ class WandbLog:
             self.extra.wait(run.finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)
         self.extra.close()
 
-    def finish(self, report: dict[str, Any], engine: Engine, plots: list[str], stopped: bool) -> None:
-        """The end, on rank 0: the final figures, plots and results."""
+    def finish(self, report: dict[str, Any], engine: Engine, stopped: bool) -> None:
+        """The end, on rank 0: the final figures, the page and the results."""
         self.flush(engine)
         if (run := self.run) is not None:
             limit_s = STOP_LIMIT_S if stopped else FINISH_LIMIT_S
-            self.extra.wait(lambda: self.finish_run(run, report, plots), limit_s)
+            self.extra.wait(lambda: self.finish_run(run, report), limit_s)
         self.extra.close()
 
-    def finish_run(self, run: wandb.Run, report: dict[str, Any], plots: list[str]) -> None:
+    def finish_run(self, run: wandb.Run, report: dict[str, Any]) -> None:
         """Log what is left, and wait until it is written or sent."""
         import wandb
 
         run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
-        run.log({f"plots/{Path(name).stem}": wandb.Image(str(self.folder / name)) for name in plots})
         results = self.folder / "results.jsonl"
         run.log({"results": results_table(results)})
         artifact = wandb.Artifact(f"results-{run.id}", "results")
-        for name in ("report.json", "report.md", *plots):
-            artifact.add_file(str(self.folder / name))
+        for file in filter(Path.exists, (self.folder / "report.json", self.folder / "report.html")):
+            artifact.add_file(str(file))
         if results.stat().st_size <= ARTIFACT_BYTES:
             artifact.add_file(str(results))
         run.log_artifact(artifact)

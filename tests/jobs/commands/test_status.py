@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 SHARDS = 4
 TYPED = [
     "task=batch", "task.input=prompts.jsonl", "decode.branches=0", "decode.max_new_tokens=16", "engine.max_sequences=1",
-    "parallel.threads=1", "logging.plots=false", "logging.progress=never", "logging.wandb.mode=disabled",
+    "parallel.threads=1", "logging.progress=never", "logging.wandb.mode=disabled",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import gzip
 import json
@@ -35,18 +36,17 @@ from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
+from tests.pages import Page
 
 DECODE = {"verify": "confidence", "branches": 2, "drafts": 0, "block_size": 16, "max_new_tokens": 64}
 
 
-def config(task: TaskConfig, wandb: str = "disabled", plots: bool = False, **decode: Any) -> Config:
+def config(task: TaskConfig, wandb: str = "disabled", **decode: Any) -> Config:
     return Config(
         task=task,
         decode=DecodeConfig(**{**DECODE, **decode}),
         parallel=ParallelConfig(threads=1),
-        logging=LoggingConfig(
-            progress="never", plots=plots, token_ids=True, every_s=0.01, wandb=WandbConfig(mode=wandb)
-        ),
+        logging=LoggingConfig(progress="never", token_ids=True, every_s=0.01, wandb=WandbConfig(mode=wandb)),
     )
 
 
@@ -56,9 +56,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """One job over 12 embedded problems, with W&B offline and plots."""
+    """One job over 12 embedded problems, with W&B offline."""
     folder = tmp_path_factory.mktemp("run")
-    return folder, run(config(TaskConfig(limit=12), "offline", True), folder, World("python"))
+    return folder, run(config(TaskConfig(limit=12), "offline"), folder, World("python"))
 
 
 def test_results_hold_the_contract(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -121,17 +121,22 @@ def test_how_tokens_were_written_is_told_on_request(finished: tuple[Path, dict[s
     assert "reliability" not in finished[1]
 
 
-def test_page_and_plots(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_a_run_is_shown_by_one_page(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, report = finished
-    page = (folder / "report.md").read_text()
-    assert f"{report['accuracy']:.1%}" in page
-    for name in ("tokens_per_forward", "branch_wins", "latency", "step_time"):
-        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"({name}.png)" in page
+    page = Page(folder / "report.html")
+    assert f"{report['accuracy']:.1%}" in page.text
+    for title in (
+        "Requests by tokens per forward",
+        "Requests by latency",
+        "Which branch won",
+        "Where a step's time goes",
+    ):
+        assert title in page.text
+    assert not [*folder.glob("*.png"), *folder.glob("*.md")]
 
 
 def test_report_says_what_became_of_the_drafts(tmp_path: Path) -> None:
-    job = config(TaskConfig(limit=4), plots=True, branches=0, verify="agreement", drafts=6)
+    job = config(TaskConfig(limit=4), branches=0, verify="agreement", drafts=6)
     report = run(job, tmp_path, World("python"))
     drafts = report["drafts"]
     assert drafts["m"] == 6
@@ -139,9 +144,9 @@ def test_report_says_what_became_of_the_drafts(tmp_path: Path) -> None:
     assert all(0 <= share <= 1 for share in drafts["acceptance"])
     assert 0 < drafts["accepted_per_forward"] <= 6
     assert report["rows_per_token"] == report["rows"] / report["completion_tokens"]
-    page = (tmp_path / "report.md").read_text()
+    page = Page(tmp_path / "report.html").text
     assert f"{drafts['accepted_per_forward']:.2f} accepted a forward" in page
-    assert "(acceptance.png)" in page
+    assert "Drafts accepted with all before them" in page
 
 
 def test_wandb_offline_file_holds_config_steps_and_figures(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -161,7 +166,6 @@ def test_wandb_offline_file_holds_config_steps_and_figures(finished: tuple[Path,
     assert all(row["confidence/best"] >= row["confidence/anchor"] for row in scored)
     assert all(row["memory_gib"] > 0 and row["comm_bytes/all_gather"] == 0 for row in steps)
     assert steps[-1]["requests_taken"] == 12
-    assert any("plots/branch_wins" in key for row in logged["history"] for key in row)
     assert any(key.startswith("results") for row in logged["history"] for key in row)
     assert logged["artifacts"] == ["run_table", "results"]
     assert logged["summary"]["accuracy"] == report["accuracy"]
@@ -291,10 +295,9 @@ def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]
         other["decode"]["branches"], other["tpf"] = k, 1.0 + k
         (tmp_path / name / "report.json").write_text(json.dumps(other))
     compare(tmp_path)
-    text = (tmp_path / "comparison.md").read_text()
-    assert "| run | branches | accuracy % | TPF | rows/token | tokens/s | requests |" in text
-    assert text.index("plain") < text.index("lopa")
-    assert (tmp_path / "pareto.png").exists()
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [(row["run"], row["branches"], row["tpf"]) for row in rows] == [("plain", "0", "1.0"), ("lopa", "2", "3.0")]
     assert (tmp_path / "pareto.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(ValueError, match=r"no report\.json"):
         compare(tmp_path / "plain" / "nothing")
@@ -392,7 +395,7 @@ def test_results_do_not_depend_on_wandb(
     assert not children("wandb-core"), "its service is ended, too"
 
 
-def test_results_do_not_depend_on_plots_and_pages(
+def test_results_do_not_depend_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any) -> Any:
@@ -400,14 +403,11 @@ def test_results_do_not_depend_on_plots_and_pages(
 
     with monkeypatch.context() as patch:
         patch.setattr("lopa_dist.jobs.run.job.write_run_page", full)
-        patch.setattr("lopa_dist.jobs.show.plots.draw", full)
         with caplog.at_level("WARNING"):
-            report = run(config(TaskConfig(limit=2), plots=True), tmp_path, World("python"))
+            report = run(config(TaskConfig(limit=2)), tmp_path, World("python"))
     assert report == json.loads((tmp_path / "report.json").read_text())
-    assert [record.message.split(":")[1] for record in caplog.records] == [
-        " the plots could not be drawn", " report.md and report.html could not be written",
-    ]  # fmt: skip
-    assert run(config(TaskConfig(limit=2), plots=True), tmp_path, World("python")) == report
+    assert [record.message.split(":")[1] for record in caplog.records] == [" report.html could not be written"]
+    assert run(config(TaskConfig(limit=2)), tmp_path, World("python")) == report
     assert (tmp_path / "report.html").exists(), "made good by the next attempt"
 
 

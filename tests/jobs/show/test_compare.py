@@ -117,7 +117,8 @@ def test_runs_without_a_verdict_have_a_table_alone(tmp_path: Path, report: dict[
     assert page.count("svg") == 0
     assert page.count("tr") == 3
     assert "accuracy" not in page.text
-    assert "accuracy" not in (tmp_path / "comparison.md").read_text()
+    assert "accuracy" not in (tmp_path / "comparison.csv").read_text()
+    assert not (tmp_path / "pareto.pdf").exists()
 
 
 def test_settings_of_all_sections_tell_runs_apart(tmp_path: Path, report: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.jobs.show.metrics import wilson
-from lopa_dist.jobs.show.report import accuracy_interval, figures, read_report
+from lopa_dist.jobs.show.report import UNCONFINED, accuracy_interval, figures, read_report
 from lopa_dist.jobs.show.run_page import LONGEST, asked, asked_again, short, write_run_page
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.task import Item
@@ -128,6 +128,13 @@ def test_an_input_that_is_gone_leaves_the_answers(hostile: Path, tmp_path: Path)
     shutil.copytree(hostile, folder)
     write_run_page(folder, report, {})
     assert Page(folder / "report.html").text.count(HOSTILE) == 2
+
+
+def test_programs_that_ran_unconfined_are_mentioned(judged: Path, tmp_path: Path) -> None:
+    report = read_report(judged / "report.json")
+    assert UNCONFINED not in Page(judged / "report.html").text
+    report["task"] |= {"name": "humaneval", "allow_code_execution": "unconfined"}
+    assert UNCONFINED in Page(write_run_page(tmp_path, report, {})).text
 
 
 def test_a_report_alone_makes_a_page_of_its_figures(judged: Path, tmp_path: Path) -> None:

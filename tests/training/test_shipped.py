@@ -12,12 +12,6 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.embedded.attention import dense
-from lopa_dist.embedded.causal import LENGTHS, causal_batch, hidden_rows
-from lopa_dist.embedded.checkpoint import config_json, generation_config
-from lopa_dist.embedded.noise import Examples
-from lopa_dist.embedded.own_answers import greedy
-from lopa_dist.embedded.tokenizer import build
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
@@ -30,6 +24,12 @@ from lopa_dist.tasks import list_problems
 from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.lists import Lists
 from lopa_dist.tasks.problem_task import ProblemTask
+from training.attention import dense
+from training.causal import LENGTHS, causal_batch, hidden_rows
+from training.checkpoint import config_json, generation_config
+from training.noise import Examples
+from training.own_answers import greedy
+from training.tokenizer import build
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.list_examples import CANVAS, CURRICULUM, WEIGHTS, ListExamples
-from lopa_dist.embedded.noise import UNIT, masked_batch
-from lopa_dist.embedded.train import TrainConfig, source_of, tokenizer_of, train
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import split_of
+from training import tokenizer
+from training.list_examples import CANVAS, CURRICULUM, WEIGHTS, ListExamples
+from training.noise import UNIT, masked_batch
+from training.train import TrainConfig, source_of, tokenizer_of, train
 
 WORDS = tokenizer.build(lp.vocabulary())
 MASK, EOS = WORDS.mask_token_id, WORDS.eos_token_id

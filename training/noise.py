@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.embedded.tokenizer import prompt_text
 from lopa_dist.tasks import word_problems as wp
+from training.tokenizer import prompt_text
 
 BLOCK_SIZES = (16, 32)
 UNIT = 16  # canvases are multiples of the smallest block

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lopa_dist.embedded.attention import dense
-from lopa_dist.embedded.noise import NAME, TrainingExample
 from lopa_dist.models.transformer import Transformer
+from training.attention import dense
+from training.noise import NAME, TrainingExample
 
 LENGTHS = (96, 160, 192)  # of sequences with their groups
 LEAST = 64  # rows that the sequence of a story has for groups

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.start import DISTANCES, prepare_to_copy
-from lopa_dist.embedded.train import Shape, model_config
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks import list_problems as lp
+from training import tokenizer
+from training.start import DISTANCES, prepare_to_copy
+from training.train import Shape, model_config
 
 
 def prepared(kv_heads: int = 4) -> Transformer:

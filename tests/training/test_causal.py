@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.attention import dense
-from lopa_dist.embedded.causal import GROUPS, LENGTHS, CausalBatch, causal_batch, hidden_rows, rows_of
-from lopa_dist.embedded.noise import Examples, TrainingExample
-from lopa_dist.embedded.train import Shape, TrainConfig, model_config, train
 from lopa_dist.models.transformer import Transformer
+from training import tokenizer
+from training.attention import dense
+from training.causal import GROUPS, LENGTHS, CausalBatch, causal_batch, hidden_rows, rows_of
+from training.noise import Examples, TrainingExample
+from training.train import Shape, TrainConfig, model_config, train
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Train an embedded model: ``python -m lopa_dist.embedded.train [train.data=lists train.minutes=60 ...]``.
+"""Train an embedded model: ``python -m training.train [train.data=lists train.minutes=60 ...]``.
 
 Masked diffusion from scratch in D2F's style (see `noise`), or strictly causal diffusion (`train.objective=causal`, see
 `causal`): Muon on the matrices, AdamW on the rest, the learning rate held and then decayed to zero, which does the work
@@ -26,17 +26,17 @@ from rich.progress import Progress, TextColumn
 from torch import Tensor
 
 from lopa_dist.checks import require
-from lopa_dist.embedded import causal, checkpoint, noise, own_answers, tokenizer
-from lopa_dist.embedded.attention import dense
-from lopa_dist.embedded.list_examples import ListExamples
-from lopa_dist.embedded.own_answers import OwnAnswers
-from lopa_dist.embedded.start import prepare_to_copy
 from lopa_dist.kernels.rope import rope_table
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks import list_problems
 from lopa_dist.tasks.word_problems import Split
 from lopa_dist.whole import whole
+from training import causal, checkpoint, noise, own_answers, tokenizer
+from training.attention import dense
+from training.list_examples import ListExamples
+from training.own_answers import OwnAnswers
+from training.start import prepare_to_copy
 
 
 @dataclass
@@ -327,7 +327,7 @@ def train(config: TrainConfig) -> Path:
     return folder / "checkpoint"
 
 
-@hydra.main(version_base="1.3", config_name="embedded_train", config_path=None)
+@hydra.main(version_base="1.3", config_name="train", config_path=None)
 def main(config: Any) -> None:
     """Hydra's entry point."""
     app = OmegaConf.to_object(config)
@@ -335,7 +335,7 @@ def main(config: Any) -> None:
     print(f"checkpoint: {train(app.train)}")
 
 
-ConfigStore.instance().store("embedded_train", App)
+ConfigStore.instance().store("train", App)
 
 if __name__ == "__main__":
     main()

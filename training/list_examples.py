@@ -6,9 +6,9 @@ import random
 
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.embedded.noise import UNIT, TrainingExample
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import Split, split_of
+from training.noise import UNIT, TrainingExample
 
 CANVAS = 144  # tokens of the longest answer, its end-of-text and a block of filler included
 CURRICULUM = ((0.08, 8), (0.18, 16), (0.27, 30), (0.36, 60))

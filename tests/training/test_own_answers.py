@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.embedded import own_answers, tokenizer
-from lopa_dist.embedded.attention import dense
-from lopa_dist.embedded.noise import Examples
-from lopa_dist.embedded.own_answers import OwnAnswers, greedy
-from lopa_dist.embedded.train import Shape, model_config
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks import word_problems as wp
+from training import own_answers, tokenizer
+from training.attention import dense
+from training.noise import Examples
+from training.own_answers import OwnAnswers, greedy
+from training.train import Shape, model_config
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.embedded import tokenizer
-from lopa_dist.embedded.noise import (
+from lopa_dist.tasks import word_problems as wp
+from training import tokenizer
+from training.noise import (
     LENGTHS,
     MIN_RATIO,
     NAME,
@@ -23,7 +24,6 @@ from lopa_dist.embedded.noise import (
     TrainingExample,
     masked_batch,
 )
-from lopa_dist.tasks import word_problems as wp
 
 WORDS = tokenizer.build()
 MASK, EOS, PAD = WORDS.mask_token_id, WORDS.eos_token_id, WORDS.pad_token_id

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.embedded.noise import Examples, TrainingExample
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks import word_problems as wp
+from training.noise import Examples, TrainingExample
 
 SHARE = 0.5  # of the examples, once it has written enough
 FROM = 0.12  # the progress of the training from which on it writes

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lopa_dist.embedded import own_answers
-from lopa_dist.embedded.train import Shape, TrainConfig, tokenizer_of, train
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.tokenizer import load_tokenizer
+from training import own_answers
+from training.train import Shape, TrainConfig, tokenizer_of, train
 
 
 @pytest.mark.parametrize(

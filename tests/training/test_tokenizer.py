@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.embedded import tokenizer
 from lopa_dist.tasks import word_problems
+from training import tokenizer
 
 WORDS = tokenizer.build()
 SPECIALS = (tokenizer.EOS, tokenizer.MASK, tokenizer.USER, tokenizer.ASSISTANT, tokenizer.UNKNOWN)

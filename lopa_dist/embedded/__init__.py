@@ -1,1 +1,0 @@
-"""The model that ships with the package: data, tokenizer, training."""

@@ -1,0 +1,1 @@
+"""How the models that ship with the package were trained: data, tokenizer, objectives, trainer."""
