@@ -23,7 +23,7 @@ from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of
 from lopa_dist.models.quantize import QuantizedLinear, joined
-from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, rope_of
+from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
@@ -99,6 +99,7 @@ class FusedTransformer:
         """
         eps = self.config.rms_eps
         cos, sin = rope_of(self.config, positions, self.embedding.dtype)
+        query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
         stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
         if self.mask_rows is not None:
             self.mask_rows.begin(tokens)
@@ -120,7 +121,7 @@ class FusedTransformer:
                 cache.of_drafts,
                 cache.slots,
             )
-            attended = attend(number, q).flatten(1)
+            attended = attend(number, q if query_scale is None else q * query_scale).flatten(1)
             if wanted is not None and layer is self.layers[-1]:
                 attended, x = attended[wanted], x[wanted]
                 if self.mask_rows is not None:
