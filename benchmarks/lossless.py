@@ -41,6 +41,7 @@ LOOKAHEADS: dict[str, dict[str, Any]] = {
     **{f"n = {n}": {"drafts": n} for n in (1, 2, 4, 8, 16)},
     "n = 4, all groups": {"drafts": 4, "groups": 5},
     "n = 8, all groups": {"drafts": 8, "groups": 9},
+    "n = 8, 8 branches": {"drafts": 8, "branches": 8},
     "auto": {"drafts": "auto"},
 }
 MASKED_SETTINGS: dict[str, dict[str, Any]] = {

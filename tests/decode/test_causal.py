@@ -28,16 +28,16 @@ def test_nothing_is_drafted_behind_an_end(predicted: list[int], stop_at_eos: boo
     config = DecodeConfig(branches=0, context="causal", drafts=4, max_new_tokens=40, stop_at_eos=stop_at_eos)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
     state.admit_all([Admitted(0, [5, 6], 40, 1, False)], state.to_host())
-    groups = torch.zeros(3, 1, 1, 4, dtype=torch.int32)
-    groups[0, 0, 0] = torch.tensor(predicted)
-    chain = torch.zeros(3, 1, 1, dtype=torch.int32)
+    groups = torch.zeros(3, 1, 1, 1, 4, dtype=torch.int32)  # one branch
+    groups[0, 0, 0, 0] = torch.tensor(predicted)
+    chain = torch.zeros(3, 1, 1, 1, dtype=torch.int32)
     chain[0] = 11
     winner = verify(state, Records(chain, Records(groups)))
     advance(state, winner)
     spawn(state, winner)
     host = state.to_host()
     assert host.drafts[0] == drafted
-    found, rows = row_counts(host, Lookahead(4, (0, 4)))
+    found, rows, _ = row_counts(host, Lookahead(4, (0, 4)))
     assert found[0, drafted] == masks
     assert found.sum() == masks + 4 * (drafted > 0)  # the group behind the pending token runs, whatever ends the chain
     assert rows[0] == drafted + 1 + found.sum()

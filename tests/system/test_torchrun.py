@@ -44,7 +44,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Lines:
 @pytest.mark.parametrize(("data", "branch", "tensor"), [(1, 4, 1), (1, 2, 2)])
 def test_four_ranks_greedy(tmp_path: Path, lookahead: Lines, data: int, branch: int, tensor: int) -> None:
     """Full windows, whose K/V the winner's rank sends; a few sequences at a time, so that others have to wait."""
-    few = ["task.limit=20" if tensor == 1 else "task.limit=8", "decode.branches=3", "engine.max_sequences=6"]
+    few = ["task.limit=20" if tensor == 1 else "task.limit=14", "decode.branches=3", "engine.max_sequences=6"]
     compare(tmp_path, lookahead, data, branch, tensor, *few)
 
 
