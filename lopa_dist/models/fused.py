@@ -102,7 +102,7 @@ class FusedTransformer:
         query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
         stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
         if self.mask_rows is not None:
-            self.mask_rows.begin(tokens)
+            self.mask_rows.begin(self.drafting(tokens, cache))
         x = F.embedding(tokens, self.embedding)
         normed = rms_norm(x, self.norms[0], eps)
         for number, layer in enumerate(self.layers):
@@ -125,10 +125,16 @@ class FusedTransformer:
             if wanted is not None and layer is self.layers[-1]:
                 attended, x = attended[wanted], x[wanted]
                 if self.mask_rows is not None:
-                    self.mask_rows.begin(tokens[wanted])
+                    self.mask_rows.begin(self.drafting(tokens, cache)[wanted])
             normed, x = add_rms_norm(self.project(layer.out, attended, rows), x, layer.after, eps)
             normed, x = add_rms_norm(self.feed_forward(layer, normed, rows), x, self.norms[number + 1], eps)
         return normed
+
+    def drafting(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Return which rows draft, ``[R]`` bool: masks; or, where they draft in blocks, rows whose K/V are not kept."""
+        if self.config.block_drafts and cache.slots is not None:
+            return cache.slots >= cache.scratch
+        return tokens == self.config.mask_id
 
     def feed_forward(self, layer: FusedLayer, x: Tensor, rows: Tensor | None) -> Tensor:
         """SwiGLU feed-forward of ``[R, d]``, or that of its rows' experts."""

@@ -147,7 +147,7 @@ class Transformer(nn.Module):
     def rotated(self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """As `forward`, with the table of the positions made beforehand, of a model whose queries are not scaled."""
         if self.mask_rows is not None:
-            self.mask_rows.begin(tokens)
+            self.mask_rows.begin(tokens == self.config.mask_id)
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, rope, attend)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,8 +19,11 @@ from lopa_dist.engine.request import Request
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.rope import QueryScaling, YarnScaling
 from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.models.families import check_drafts
+from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from tests.engine import test_causal
 from tests.engine.ranks import on_ranks
 from tests.engine.test_causal import SAMPLINGS, causal, engines, lookaheads, one_at_a_time, requests_of, texts
 
@@ -33,6 +38,17 @@ def block_model(small_model: Transformer) -> Transformer:
     model = Transformer(config)
     model.load_state_dict(small_model.state_dict())
     return model.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="module")
+def adapted_model(block_model: Transformer) -> Transformer:
+    """The same with an adapter for the rows that draft."""
+    model, generator = copy.deepcopy(block_model), torch.Generator().manual_seed(1)
+    model.mask_rows, size = MaskRows(), model.config.hidden_size
+    for layer in model.model.layers:
+        pair = torch.randn(4, size, generator=generator) / 4, torch.randn(size, 4, generator=generator) / 4
+        MaskRowAdapter(model.mask_rows, [(size, pair)]).attach(layer.self_attn.o_proj)
+    return model
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -51,10 +67,11 @@ def test_any_lookahead_writes_the_oracle_s_text(
 
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ahead=lookaheads(), seed=st.integers(0, 10**6))
-def test_fixed_buffers(block_model: Transformer, ahead: dict[str, Any], seed: int) -> None:
+def test_fixed_buffers(block_model: Transformer, adapted_model: Transformer, ahead: dict[str, Any], seed: int) -> None:
     requests = requests_of(seed, 4)
     plain = texts(block_model, causal(), requests)
-    assert texts(block_model, causal(**ahead), requests, attention="meta", graphs="always") == plain
+    config = causal(**ahead | {"branches": 0})
+    assert texts(adapted_model, config, requests, attention="meta", graphs="always") == plain
 
 
 def test_ranks(block_model: Transformer) -> None:
@@ -66,6 +83,17 @@ def test_ranks(block_model: Transformer) -> None:
         return texts(block_model, config, requests, comm)
 
     assert on_ranks(2, work) == [plain, plain]
+
+
+def test_a_step_s_time_counts_for_its_rows(block_model: Transformer) -> None:
+    """With the two rows of a group that predict nothing."""
+    test_causal.test_a_step_s_time_counts_for_its_rows(block_model)
+
+
+def test_branches_are_refused(block_model: Transformer) -> None:
+    check_drafts(block_model.config, 3)
+    with pytest.raises(ValueError, match=r"decode\.branches=2: .*set decode\.branches=0"):
+        check_drafts(block_model.config, 3, 2)
 
 
 @dataclass
@@ -97,7 +125,11 @@ def drafted(
         scores = torch.einsum("rhd,chd->hrc", q, k) * config.head_dim**-0.5
         return torch.einsum("hrc,chd->rhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), v)
 
-    hidden = model(torch.tensor(tokens + [config.mask_id] * (masks + 1)), row, attend)[len(tokens) + 1 :]
+    rows, of_block = model.mask_rows, row >= len(tokens) - 1
+    with patch.object(MaskRows, "begin", lambda *_: None):
+        if rows is not None:
+            rows.rows = of_block[:, None]
+        hidden = model(torch.tensor(tokens + [config.mask_id] * (masks + 1)), row, attend)[len(tokens) + 1 :]
     place = torch.arange(masks) + len(before) + 1
     keys = (torch.tensor(request.key) * 0x1_0000_0001 + place + 1) * 0x1_0000_0001  # wraps at 64 bits
     found, nudged = (
@@ -107,9 +139,13 @@ def drafted(
     return [int(token) if token == other else None for token, other in zip(found, nudged, strict=True)]
 
 
+@pytest.mark.parametrize("which", ["block_model", "adapted_model"])
 @pytest.mark.parametrize(("attention", "temperature"), [("torch", 0.0), ("torch", 1.0), ("plain", 0.0), ("meta", 1.0)])
-def test_drafts_are_what_the_definition_says(block_model: Transformer, attention: str, temperature: float) -> None:
-    """Behind every draft, accepted or not, in each step of some answers."""
+def test_drafts_are_what_the_definition_says(
+    which: str, attention: str, temperature: float, block_model: Transformer, request: pytest.FixtureRequest
+) -> None:
+    """Behind every draft, accepted or not, in each step of some answers; and no adapter changes a text."""
+    model: Transformer = request.getfixturevalue(which)
     steps: list[Proposed] = []
 
     def look(engine: Engine) -> None:
@@ -122,11 +158,12 @@ def test_drafts_are_what_the_definition_says(block_model: Transformer, attention
         steps.append(Proposed(int(before.complete[0]), int(before.drafts[0]), groups, accepted, int(counted)))
 
     compared = chains = 0
-    for request in requests_of(5, 4):
+    for one in requests_of(5, 4):
         steps.clear()
         config = causal(drafts=3, groups=4, temperature=temperature)
-        engine = Engine(block_model, config, Solo(), EngineConfig(1, attention=attention), look)
-        [generation] = engine.generate([request])
+        engine = Engine(model, config, Solo(), EngineConfig(1, attention=attention), look)
+        [generation] = engine.generate([one])
+        assert generation.tokens == texts(block_model, replace(config, drafts=0), [one])[one.index]
         proposed: list[int] = []
         for step in steps:
             chain = proposed[: step.drafts]
@@ -136,7 +173,7 @@ def test_drafts_are_what_the_definition_says(block_model: Transformer, attention
                 before = [*generation.tokens[: step.complete - 1], *chain[:depth]]
                 if not group:
                     continue
-                wanted = drafted(block_model, request, before, len(group), engine.sampling)
+                wanted = drafted(model, one, before, len(group), engine.sampling)
                 assert [token if right is None else right for token, right in zip(group, wanted, strict=True)] == group
                 compared += len(group)
             chains += len(chain)
