@@ -48,7 +48,8 @@ class ModelOptions:
     lora: str | None = option(None, "a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded")
     lora_rows: str = option(
         "all",
-        "rows that the adapter acts on: all, or masks' rows alone, which leaves a causal model's text as it is (I-DLM)",
+        "rows that the adapter acts on: all, or masks' rows alone, which leaves a causal model's text as it is (I-DLM, "
+        "Nemotron)",
         ("all", "masks"),
     )
     pattern: str = option(

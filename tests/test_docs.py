@@ -47,6 +47,31 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_to_headings_find_them(page: Path) -> None:
+    for target, heading in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert heading in anchors(page.parent / target if target else page), f"{page.name}: {target}#{heading}"
+
+
+def test_headings_that_the_package_names_exist() -> None:
+    """In messages, meanings of settings and presets."""
+    files = [*(ROOT / "lopa_dist").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
+    named = [link for file in files for link in re.findall(r"(docs/[\w-]+\.md)#([\w-]+)", file.read_text())]
+    assert len(named) >= 3
+    assert not [f"{page}#{heading}" for page, heading in named if heading not in anchors(ROOT / page)]
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_files_that_pages_name_exist(page: Path) -> None:
     """A path from the checkout, or one of a module in the package."""

@@ -30,10 +30,10 @@ class DecodeConfig:
     `verify` says which branch wins, and so which lookahead tokens stay:
 
     - confidence: the branch whose remaining positions the model is surest of (LoPA as published).
-    - agreement: the most confident masked positions are drafts, in that order. Branch b has the first ``b * drafts`` of
-      them filled and verifies the next ones: a draft is accepted if the model, in the context of all drafts before it,
-      predicts the draft's own token. The longest accepted prefix stays, and so does what the model predicts instead of
-      the first draft that was not accepted. Only what `tau_conf` fills besides is unverified.
+    - agreement: the most confident masked positions are drafts, in that order, and the anchor verifies the first
+      `drafts` of them: a draft is accepted if the model, in the context of all drafts before it, predicts the draft's
+      own token. Where one fails, the model's own token takes its place. A lookahead branch holds second choices of
+      drafts and verifies the drafts behind them (`decode.tree`). Only what `tau_conf` fills besides is unverified.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.

@@ -100,10 +100,18 @@ class LookaheadPolicy:
     Args:
         config: `drafts`, `groups` and `branches` are read.
         ranks: of the branch group, which share the branches.
+        blocks: whether masks draft in blocks (`Lookahead.blocks`).
         clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
     """
 
-    def __init__(self, config: DecodeConfig, ranks: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        config: DecodeConfig,
+        ranks: int = 1,
+        blocks: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.blocks = blocks
         self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
         self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, config.groups)
@@ -119,10 +127,10 @@ class LookaheadPolicy:
         """Return how far the next step looks ahead, by `choice`."""
         masks, groups = self.choice
         if groups == 1:  # in masked models, too: nothing is worked out in their steps
-            return Lookahead(masks, ())
+            return Lookahead(masks, (), self.blocks)
         ends = self.acceptance.ends(masks)
         depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
-        return Lookahead(masks, tuple(depths))
+        return Lookahead(masks, tuple(depths), self.blocks)
 
     def begin(self, host: HostState, prefixes: SharedPrefixes | None = None, chunk: bool = False) -> Lookahead:
         """Begin a step, whose time is measured, of the sequences `host`; returns its `lookahead`.
@@ -191,7 +199,8 @@ class LookaheadPolicy:
         brought = 1 + sum(depth * p for depth, p in enumerate(ends)) + 1 - covered
         length = self.lengths[1] / self.lengths[0]
         rounds = (length - 1) / brought + (1 - 1 / brought) / 2
-        chain = self.times.of(sequences * (1 + masks + groups * masks + self.paths * 2 * masks))
+        of_group = masks + Lookahead(masks, (), self.blocks).lead * (masks > 0)
+        chain = self.times.of(sequences * (1 + masks + groups * of_group + self.paths * 2 * masks))
         bare = self.times.of(sequences * (1 + masks))  # a first step or a last one
         seconds = bare + min(rounds, 1) * bare + max(rounds - 1, 0) * (chain + (1 - covered) * bare)
         return sequences * length / seconds

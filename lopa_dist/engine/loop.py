@@ -80,7 +80,7 @@ class Engine:
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # of which something is left to do
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        self.lookahead = LookaheadPolicy(config, comm.size, clock)
+        self.lookahead = LookaheadPolicy(config, comm.size, model.config.block_drafts, clock)
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
         self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun

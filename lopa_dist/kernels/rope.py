@@ -32,12 +32,50 @@ class Llama3Scaling(NamedTuple):
         return (1 - kept) * inverse / self.factor + kept * inverse
 
 
+class YarnScaling(NamedTuple):
+    """How YaRN slows down rotations for long contexts (arXiv 2309.00071; keys of `rope_parameters`).
+
+    Frequencies with more than `beta_fast` turns over `original_positions` stay, those with fewer than `beta_slow` are
+    divided by `factor`, and between the two the share of either changes evenly with their number.
+    """
+
+    theta: float  # the base of the frequencies
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_positions: int
+
+    def __call__(self, inverse: Tensor) -> Tensor:
+        """Radians a position of each frequency, ``[D / 2]``."""
+        count = len(inverse)
+        low = max(math.floor(self.number(self.beta_fast, count)), 0)
+        high = min(math.ceil(self.number(self.beta_slow, count)), 2 * count - 1)
+        number = torch.arange(count, dtype=torch.float32, device=inverse.device)
+        kept = 1 - ((number - low) / max(high - low, 1e-3)).clamp(0, 1)
+        return 1 / (self.factor * self.theta ** (number / count)) * (1 - kept) + inverse * kept
+
+    def number(self, turns: float, count: int) -> float:
+        """Which of `count` frequencies makes so many turns over `original_positions`; a fraction."""
+        return count * math.log(self.original_positions / (turns * 2 * math.pi)) / math.log(self.theta)
+
+
+class QueryScaling(NamedTuple):
+    """How Ministral 3 makes queries larger the further on in a text they are, as Llama 4 does."""
+
+    beta: float
+    original_positions: int
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """What to multiply the queries of positions ``[R]`` by, ``[R]`` fp32; exactly 1 before `original_positions`."""
+        return 1 + self.beta * torch.log(1 + torch.floor(positions / self.original_positions))
+
+
 def rope_table(
     positions: Tensor,
     head_dim: int,
     theta: float,
     dtype: torch.dtype,
-    scaling: Llama3Scaling | None = None,
+    scaling: Llama3Scaling | YarnScaling | None = None,
     rotated: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of ``positions [R]``: two ``[R, 1, head_dim]``, angles computed in fp32.

@@ -20,6 +20,7 @@ from lopa_dist.models.tokenizer import end_of_text, special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 
+DRAFTER = "linear_spec_lora"  # what Nemotron-Labs-Diffusion's checkpoints call the adapter that comes with them
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -82,6 +83,8 @@ def load_model(
     compare(folder, {name: shape for name, (_, shape) in stored.items()}, shapes)
     if adapter is not None:
         adapter.check(shapes)
+        if config.block_drafts and adapter.folder.name == DRAFTER and not of_masks:
+            raise CheckpointError(f"{adapter.folder}: it is for rows that draft alone; set model.lora_rows=masks")
         if config.tied and adapter.whole:
             raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
         if of_masks:
@@ -177,7 +180,7 @@ def attach(
     comm: Communicator,
 ) -> None:
     """Make a model's projections add an adapter's products in rows of masks; a rank adds its own outputs' products."""
-    model.mask_rows = MaskRows(model.config.mask_id)
+    model.mask_rows = MaskRows()
     for name in adapter.pairs:
         a, b = adapter.pair(name, device, dtype)
         b = b[tensor_parallel.rows(ours[name], len(b), comm)].clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lopa_dist.kernels.rope import Llama3Scaling
+from lopa_dist.kernels.rope import Llama3Scaling, QueryScaling, YarnScaling
 
 SIZES = (
     "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size", "max_positions",
@@ -59,9 +59,11 @@ class ModelConfig:
     max_positions: int
     rope_fp32: bool = False  # queries and keys are rotated in fp32, whatever the weights' precision
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
-    rope_scaling: Llama3Scaling | None = None
+    rope_scaling: Llama3Scaling | YarnScaling | None = None
+    query_scaling: QueryScaling | None = None
     experts: Experts | None = None  # instead of one feed-forward a layer
     rotated: int | None = None  # dimensions of a head that are rotated; null: all
+    block_drafts: bool = False  # masks see one another and predict their own places; only with `shift`
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lopa_dist.kernels.rope import Llama3Scaling
+from lopa_dist.kernels.rope import Llama3Scaling, QueryScaling, YarnScaling
 from lopa_dist.models.config import Experts, ModelConfig
 from lopa_dist.models.files import unsupported
 
@@ -53,6 +53,14 @@ QWEN3_MOE_ONLY = HF_ONLY | {"attention_bias": False, "decoder_sparse_step": 1, "
 """Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
 
 
+LLAMA_MODULES = (
+    "embed_tokens", "norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm",
+    *(f"layers.*.self_attn.{name}_proj" for name in "qkvo"),
+    *(f"layers.*.mlp.{name}_proj" for name in ("gate", "up", "down")),
+)  # fmt: skip
+"""What a model in LLaMA's layout has below its `model.`"""
+
+
 @dataclass(frozen=True)
 class Family:
     """One `model_type`, or one of several that share it (`family_of`)."""
@@ -72,6 +80,8 @@ class Family:
     sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of this many tokens
     eos_id: int | None = None  # where no file says what ends an answer
     router: str | None = None  # key of `experts.ROUTERS`, of mixtures of experts
+    rope_types: tuple[str, ...] = ("default", "llama3")  # how its frequencies may be changed
+    block_drafts: bool = False  # masks see one another and predict their own places, behind tokens that do not see them
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
 
 
@@ -175,6 +185,12 @@ FAMILIES = {
     "I-DLM": Family(  # I-DLM-8B and -32B (arXiv 2604.11035): Qwen3's layout
         pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=HF_ONLY | {"attention_bias": False},
+    ),
+    # Nemotron-Labs-Diffusion (arXiv 2607.05722): Ministral 3's layout, run as its linear self-speculation
+    "nemotron_labs_diffusion": Family(
+        pattern="causal", shift=True, mask_token="<SPECIAL_100>", mask_id=None, rope_types=("yarn",), block_drafts=True,
+        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "sliding_window": None, "vision_config": None},
+        names={f"model.{name}": f"encoder.{name}" for name in LLAMA_MODULES} | {"lm_head": "diffusion_head"},
     ),
     "lopa_causal": Family(  # the causal model in the package: Qwen2's layout
         pattern="causal", shift=True, mask_token="<|mask|>", mask_id=1, qkv_bias=True,
@@ -289,12 +305,14 @@ def model_config(
         head_dim=head_dim,
         rotated=None if rotated == head_dim else rotated,
         rope_theta=rope_theta(raw),
-        rope_scaling=rope_scaling(raw),
+        rope_scaling=rope_scaling(raw, family.rope_types),
+        query_scaling=query_scaling(raw, family.rope_types),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         rope_fp32=family.rope_key is not None and raw.get(family.rope_key, True),
         tied=raw.get(family.tied_key, False),
         shift=family.shift,
+        block_drafts=family.block_drafts,
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
         eos_ids=eos,
         pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
@@ -353,16 +371,37 @@ def rope_theta(raw: dict[str, Any]) -> float:
     return rope["rope_theta"] if "rope_theta" in rope else raw["rope_theta"]
 
 
-def rope_scaling(raw: dict[str, Any]) -> Llama3Scaling | None:
-    """How the frequencies are changed for long contexts, if they are."""
+def rope_scaling(raw: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling | YarnScaling | None:
+    """How the frequencies are changed for long contexts, if they are; of the `types` that the family may have."""
     rope = rope_options(raw)
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in types:
+        allowed = " and ".join(map(repr, types))
+        raise ValueError(f"rope_scaling of type {kind!r} is not supported, only {allowed}")
     if kind == "default":
         return None
-    if kind != "llama3":
-        raise ValueError(f"rope_scaling of type {kind!r} is not supported, only 'default' and 'llama3'")
-    keys = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
-    return Llama3Scaling(*(rope[key] for key in keys))
+    if kind == "llama3":
+        keys = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        return Llama3Scaling(*(rope[key] for key in keys))
+    if message := unsupported(rope, {"attention_factor": None, "truncate": True}):
+        raise ValueError(f"rope_parameters: {message}")
+    if not rope["mscale"] or rope["mscale"] != rope["mscale_all_dim"]:  # else cosines and sines would be scaled
+        raise ValueError(
+            f"rope_parameters: mscale={rope['mscale']!r} with mscale_all_dim={rope['mscale_all_dim']!r} is not "
+            "supported, only equal ones"
+        )
+    of_yarn = "rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"
+    return YarnScaling(*(rope[key] for key in of_yarn))
+
+
+def query_scaling(raw: dict[str, Any], types: tuple[str, ...]) -> QueryScaling | None:
+    """How queries grow along a text, in families with YaRN; in others a checkpoint that asks for it is refused."""
+    rope, key = rope_options(raw), "llama_4_scaling_beta"
+    if "yarn" in types:
+        return QueryScaling(rope[key], rope["original_max_position_embeddings"])
+    if rope.get(key):
+        raise ValueError(f"{key}={rope[key]!r} is not supported in this family")
+    return None
 
 
 def mask_id(
@@ -374,9 +413,10 @@ def mask_id(
     """
     if family.mask_token is None:
         return vocabulary
-    found = first_known(
-        raw.get("mask_token_id"), generation.get("mask_token_id"), special.get(family.mask_token), family.mask_id
-    )
+    places = raw.get("mask_token_id"), generation.get("mask_token_id"), special.get(family.mask_token), family.mask_id
+    if all(found is None for found in places):
+        raise ValueError(f"no mask_token_id, and the tokenizer has no {family.mask_token!r}: set it in config.json")
+    found = first_known(*places)
     if not 0 <= found < vocabulary:
         raise ValueError(
             f"the mask token's id {found} is outside the vocabulary of {vocabulary}; set mask_token_id in config.json "
@@ -443,8 +483,13 @@ def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
     return config if config.has_mask else replace(config, mask_id=mask_id(masked, {}, {}, special, config.vocab_size))
 
 
-def check_drafts(config: ModelConfig, drafts: int) -> None:
-    """Raise a ValueError if a model is to draft tokens that it has no masks for."""
+def check_drafts(config: ModelConfig, drafts: int, branches: int = 0) -> None:
+    """Raise a ValueError if a model is to draft tokens that it has no masks for, or in branches that it cannot have."""
+    if branches and config.block_drafts:
+        raise ValueError(
+            f"decode.branches={branches}: {config.family} models draft in a block behind cached tokens, and those of a "
+            "branch are not cached: set decode.branches=0"
+        )
     if drafts and not config.has_mask:
         raise ValueError(
             f"decode.drafts={drafts} needs a mask token, whose rows predict tokens further on; {config.family} models "

@@ -23,7 +23,7 @@ from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of
 from lopa_dist.models.quantize import QuantizedLinear, joined
-from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, rope_of
+from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
@@ -99,9 +99,10 @@ class FusedTransformer:
         """
         eps = self.config.rms_eps
         cos, sin = rope_of(self.config, positions, self.embedding.dtype)
+        query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
         stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
         if self.mask_rows is not None:
-            self.mask_rows.begin(tokens)
+            self.mask_rows.begin(self.drafting(tokens, cache))
         x = F.embedding(tokens, self.embedding)
         normed = rms_norm(x, self.norms[0], eps)
         for number, layer in enumerate(self.layers):
@@ -120,14 +121,20 @@ class FusedTransformer:
                 cache.of_drafts,
                 cache.slots,
             )
-            attended = attend(number, q).flatten(1)
+            attended = attend(number, q if query_scale is None else q * query_scale).flatten(1)
             if wanted is not None and layer is self.layers[-1]:
                 attended, x = attended[wanted], x[wanted]
                 if self.mask_rows is not None:
-                    self.mask_rows.begin(tokens[wanted])
+                    self.mask_rows.begin(self.drafting(tokens, cache)[wanted])
             normed, x = add_rms_norm(self.project(layer.out, attended, rows), x, layer.after, eps)
             normed, x = add_rms_norm(self.feed_forward(layer, normed, rows), x, self.norms[number + 1], eps)
         return normed
+
+    def drafting(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Return which rows draft, ``[R]`` bool: masks; or, where they draft in blocks, rows whose K/V are not kept."""
+        if self.config.block_drafts and cache.slots is not None:
+            return cache.slots >= cache.scratch
+        return tokens == self.config.mask_id
 
     def feed_forward(self, layer: FusedLayer, x: Tensor, rows: Tensor | None) -> Tensor:
         """SwiGLU feed-forward of ``[R, d]``, or its rows' experts."""

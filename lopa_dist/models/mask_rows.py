@@ -1,9 +1,10 @@
-"""A LoRA adapter that acts on rows of masks alone, beside the base model's products.
+"""A LoRA adapter that acts on rows that draft alone, beside the base model's products.
 
 So a causal model drafts with an adapter and writes its own text: I-DLM's adapter for Qwen3 works like this (arXiv
-2604.11035). A projection computes all rows with the base weights. Then what the adapter adds is put into the rows whose
-token is the mask, and no other row is touched: it keeps its bits by construction. The adapter's two narrow products are
-computed for all rows, too, because shapes must not depend on the tokens in a CUDA graph.
+2604.11035), and so does the one that comes with Nemotron-Labs-Diffusion (2607.05722). A projection computes all rows
+with the base weights. Then what the adapter adds is put into the rows that draft, and no other row is touched: it keeps
+its bits by construction. The adapter's two narrow products are computed for all rows, too, because shapes must not
+depend on the tokens in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ Pair = tuple[Tensor, Tensor]
 
 
 class MaskRows:
-    """Which rows of the running forward are masks; all adapted projections of a model share it."""
+    """Which rows of the running forward draft; all adapted projections of a model share it.
 
-    def __init__(self, mask_id: int) -> None:
-        self.mask_id = mask_id
+    These are the masks and, where masks draft in blocks, the copies in front of them.
+    """
+
+    def __init__(self) -> None:
         self.rows = torch.empty(0, 1, dtype=torch.bool)  # [R, 1]
 
-    def begin(self, tokens: Tensor) -> None:
-        """Take the tokens ``[R]`` of a forward."""
-        self.rows = (tokens == self.mask_id)[:, None]
+    def begin(self, rows: Tensor) -> None:
+        """Take the rows that draft, ``[R]`` bool, of a forward."""
+        self.rows = rows[:, None]
 
     @contextmanager
     def only(self, rows: Tensor | slice) -> Iterator[None]:

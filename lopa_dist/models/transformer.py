@@ -31,6 +31,11 @@ def rope_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tuple
     return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling, config.rotated)
 
 
+def query_scale_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return what to multiply rotated queries at ``positions [R]`` by, ``[R, 1, 1]``; None: they stay as they are."""
+    return None if config.query_scaling is None else config.query_scaling(positions).to(dtype)[:, None, None]
+
+
 class RMSNorm(nn.Module):
     """Scale of `rms_norm`."""
 
@@ -133,13 +138,16 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm, ``[R, d]``."""
-        rope = rope_of(self.config, positions, self.model.embed_tokens.weight.dtype)
-        return self.rotated(tokens, rope, attend)
+        dtype = self.model.embed_tokens.weight.dtype
+        rope, scale = rope_of(self.config, positions, dtype), query_scale_of(self.config, positions, dtype)
+        if scale is None:
+            return self.rotated(tokens, rope, attend)
+        return self.rotated(tokens, rope, lambda layer, q, k, v: attend(layer, q * scale, k, v))
 
     def rotated(self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """As `forward`, with the table of the positions made beforehand."""
+        """As `forward`, with the table of the positions made beforehand, of a model whose queries are not scaled."""
         if self.mask_rows is not None:
-            self.mask_rows.begin(tokens)
+            self.mask_rows.begin(tokens == self.config.mask_id)
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, rope, attend)

@@ -7,6 +7,15 @@ Of a sequence whose pending token is the c-th, with m drafts and groups of n mas
     predicts    c+1       c+2 ... c+m+1     c+i+2 ... c+i+n+1
     sees        0 ... c   0 ... its own     0 ... c+i, and its group up to itself
 
+Where masks see one another (`Lookahead.blocks`, linear self-speculation of arXiv 2607.05722), a group is a block:
+
+    row         copy of d_i   mask for the next pending token   n masks
+    place       c+i           c+i+1                             c+i+2 ... c+i+n+1
+    predicts    nothing       nothing: d_i's own row does       c+i+2 ... c+i+n+1, each its own place
+    sees        all: 0 ... c+i-1, and all of the block
+
+The copy is there because d_i's own row, which verifies, does not see the masks.
+
 K/V of tokens are written into the pool where they belong, before attention: accepting a token moves a frontier, and
 rejecting it leaves what the next forward overwrites. K/V of masks lie in scratch. A prompt's rows run in the forward of
 its sequence's first step, in front; its last token is the first pending one.
@@ -35,6 +44,14 @@ class Lookahead:
 
     masks: int  # of a group
     depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
+    blocks: bool = (
+        False  # whether a group is a block, whose masks predict their own places (`ModelConfig.block_drafts`)
+    )
+
+    @property
+    def lead(self) -> int:
+        """Return how many rows of a group predict nothing: they stand in front of the masks whose predictions count."""
+        return 2 * self.blocks
 
 
 def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]:
@@ -46,19 +63,20 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
             and behind an end-of-text.
 
     Returns:
-        Masks ``[S, D]``; rows ``[S]`` of the chain and its groups, without prompts; and rows ``[S]`` of
-        each branch beside it.
+        Masks ``[S, D]`` whose predictions count; rows ``[S]`` of the chain and its groups, without prompts; and rows
+        ``[S]`` of each branch beside it.
     """
     running = host.branches > 0
     depth = np.arange(int((host.drafts * running).max(initial=0)) + 1)
     last = depth == host.drafts[:, None]
     wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
     wanted &= (depth <= (host.drafts - host.ends)[:, None]) & running[:, None]
-    # the mask at place p predicts p + 1, which is verified by the row at p + 1 if that is not the answer's last
+    # the first mask predicts two places further on, which a row there verifies if it is not the answer's last
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.clip(most, 0, lookahead.masks) * wanted
     behind = masks[np.arange(len(masks)), host.drafts * running]  # the chain's last draft
-    return masks, (host.drafts + 1) * running + masks.sum(1), (host.drafts + behind) * (host.branches > 1)
+    of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
+    return masks, (host.drafts + 1) * running + of_groups, (host.drafts + behind) * (host.branches > 1)
 
 
 def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
@@ -98,11 +116,11 @@ def layout(
 
     # segments: prefixes of prompts, the rests of prompts, chains, groups of masks, the other branches
     sequence = np.concatenate([prefix, suffix, running, of_group, of_path])
-    behind_group = pending[of_group] + group_depth + 1
-    first = np.concatenate([0 * prefix, length[suffix], pending[running], behind_group, pending[of_path] + 1])
+    begin_of_group = pending[of_group] + group_depth + (0 if lookahead.blocks else 1)
+    first = np.concatenate([0 * prefix, length[suffix], pending[running], begin_of_group, pending[of_path] + 1])
     rows = np.concatenate([
-        length[prefix], (host.prompt - length)[suffix], host.drafts[running] + 1, masks[of_group, group_depth],
-        path_rows[of_path],
+        length[prefix], (host.prompt - length)[suffix], host.drafts[running] + 1,
+        masks[of_group, group_depth] + lookahead.lead, path_rows[of_path],
     ])  # fmt: skip
     start = rows.cumsum() - rows
     branch = np.concatenate([np.full(len(prefix) + len(suffix), -1), 0 * running, 0 * of_group, own[local] + 1])
@@ -116,36 +134,49 @@ def layout(
     seen[tokens_end:] = behind.repeat(rows)[tokens_end:]
     hi = np.zeros(total, np.int64)
     hi[tokens_end:] = ragged_arange(rows[chains:]) + 1
+    of_row, heads, predicted = sequence.repeat(rows), np.arange(begin, total), place + 1
+    written = np.arange(tokens_end)  # rows of tokens that stand in the canvas
+    if lookahead.blocks:
+        copies, masked = start[chains:groups], slice(tokens_end, paths_begin)
+        hi[masked] = rows[chains:groups].repeat(rows[chains:groups])
+        predicted[masked] -= 1
+        heads = np.delete(heads, (copies[:, None] + np.arange(lookahead.lead)).ravel() - begin)
+        written = np.append(written, copies)
+    copies, counted = written[tokens_end:], masks[of_group, group_depth]
 
-    common, of_heads = paths_begin - begin, np.arange(paths_begin - begin)
+    common = len(heads) - (total - paths_begin)
     columns, width = path_columns(host, path_rows, of_path)
-    of_path_row, local_row, number = of_path.repeat(rows[groups:]), local.repeat(rows[groups:]), hi[paths_begin:] - 1
+    of_path_row, local_row, number = (
+        of_path.repeat(rows[groups:]),
+        local.repeat(rows[groups:]),
+        ragged_arange(rows[groups:]),
+    )
     is_draft = number < host.drafts[of_path_row]
     of_chain = (of_path_row * state.config.max_branches + own[local_row] + 1) * state.config.max_drafts + number
 
     # to the device in one transfer
-    of_row = sequence.repeat(rows)
     cells = np.zeros(padded(max(total, 1)), np.int64)
-    cells[:tokens_end] = (of_row * state.canvas.shape[1] + state.origin + place - host.prompt[of_row])[:tokens_end]
+    cells[written] = (of_row * state.canvas.shape[1] + state.origin + place - host.prompt[of_row])[written]
     positions = np.zeros(len(cells), np.int64)
     positions[:total] = place
     depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
-    head_sequence = of_row[begin:]
+    head_sequence = of_row[heads]
     branching = np.flatnonzero(path_rows)
     drafts, behind_last = host.drafts[branching], (path_rows - host.drafts)[branching]
     on = together(
-        state.canvas.device, cells=cells, positions=positions, head_rows=np.arange(begin, total),
-        head_sequence=head_sequence, predicted=(place - host.prompt[of_row] + 1)[begin:],
+        state.canvas.device, cells=cells, positions=positions, head_rows=heads, head_sequence=head_sequence,
+        predicted=(predicted - host.prompt[of_row])[heads], copies=copies,
         tokens=of_row[begin:tokens_end] * depths + ragged_arange(rows[prompts:chains]),
-        masks=((of_group * depths + group_depth) * group).repeat(rows[chains:groups])
-        + ragged_arange(rows[chains:groups]),
+        masks=((of_group * depths + group_depth) * group).repeat(counted) + ragged_arange(counted),
         path_tokens=(branching * depths + 1).repeat(drafts) + ragged_arange(drafts),
         path_masks=((branching * depths + drafts) * group).repeat(behind_last) + ragged_arange(behind_last),
-        slots=np.append(of_heads, common + local_row * width + columns),
+        slots=np.append(np.arange(common), common + local_row * width + columns),
         drafted=paths_begin + np.flatnonzero(is_draft), of_chain=of_chain[is_draft],
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["cells"])
+    copied = tokens.index_select(0, on["copies"])
     tokens[tokens_end:total] = state.vocabulary.mask_id
+    tokens.index_copy_(0, on["copies"], copied)
     if len(of_path):
         tokens.index_copy_(0, on["drafted"], state.chain[1].view(-1).index_select(0, on["of_chain"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id

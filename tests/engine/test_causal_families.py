@@ -14,6 +14,7 @@ from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.families import training_pattern
+from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.transformer import Transformer
 from tests.engine.test_loop import random_requests, texts
 from tests.models.small_checkpoints import CAUSAL_KINDS, reference, weights_of, write
@@ -54,16 +55,21 @@ def test_causal_families_write_their_greedy_text(name: str, tmp_path: Path) -> N
         assert {index: tokens for index, (tokens, _) in found.items()} == wanted
 
 
-def test_an_adapter_on_masks_leaves_the_text_and_brings_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "nemotron"])
+def test_an_adapter_on_masks_leaves_the_text_and_brings_drafts(name: str, tmp_path: Path) -> None:
     """Random drafts are seldom right; that they are verified and never seen is what counts."""
-    kind = CAUSAL_KINDS["qwen3"]
+    kind = CAUSAL_KINDS[name]
     other = reference(kind)
     base = write(tmp_path / "base", kind, weights_of(kind, other))
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"]
-    lora = write_adapter(tmp_path / "lora", adapter_for(weights_of(kind, other), targets), target_modules=targets)
+    tensors = adapter_for(weights_of(kind, other), targets)
+    lora = write_adapter(tmp_path / "linear_spec_lora", tensors, target_modules=targets)
     (lora / "added_tokens.json").write_text('{"<|MASK|>": 79}')
     adapter = load_adapter(lora, "masks")
     wanted = {request.index: greedy(other, request, 79) for request in REQUESTS}
     model = load_model(base, torch.float32, CPU, adapter)
     found = written(model, 3)
     assert {index: tokens for index, (tokens, _) in found.items()} == wanted
+    if name == "nemotron":
+        with pytest.raises(CheckpointError, match=r"for rows that draft alone; set model\.lora_rows=masks"):
+            load_model(base, torch.float32, CPU, load_adapter(lora))

@@ -77,3 +77,25 @@ def test_lopa_is_the_naive_engine_on_any_number_of_ranks(model: Transformer, bra
     for found in on_ranks(2, lambda comm: texts(model, config, requests, comm)):
         assert found == wanted
     assert len(set(wins)) > 1  # some lookahead won
+
+
+@pytest.mark.parametrize("branches", [0, 3])
+def test_verified_lookahead_is_the_naive_engine(model: Transformer, branches: int) -> None:
+    """In the family's own pattern, with the logit shift and without."""
+    tau = 1.0 if model.config.tied else 0.3  # small models with tied embeddings are sure of nearly everything
+    options = DecodeOptions(
+        branches=branches, drafts=3, max_new_tokens=18, tau_conf=tau, tau_act=0.5, context="auto",
+        block_size="auto", max_active_blocks="auto",
+    )  # fmt: skip
+    config = resolve_decode(options, training_pattern(model.config))
+    requests = requests_for(model, 13, 3)
+    found = texts(model, config, requests)
+    accepted = 0
+    for request in requests:
+        naive = Naive(model, config, request.prompt, request.max_new_tokens)
+        tokens, wins = naive.generate()
+        stops = [i for i, t in enumerate(tokens) if t in model.config.eos_ids]
+        wanted = (tokens[: stops[0]] if stops else tokens, len(wins))
+        assert found[request.index] == wanted or naive.near_tie
+        accepted += sum(naive.oracle.accepted)
+    assert accepted

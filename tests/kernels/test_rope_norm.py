@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from lopa_dist.kernels.rope import Llama3Scaling, apply_rope, rope_table
+from lopa_dist.kernels.rope import Llama3Scaling, QueryScaling, YarnScaling, apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 
 
@@ -106,6 +106,37 @@ def test_llama3_frequencies_are_those_of_transformers(scaling: Llama3Scaling, he
     cos, sin = rope_table(torch.tensor([9]), head_dim, 5e5, torch.float32, scaling)
     assert torch.equal(cos[0, 0], (9 * wanted).cos().repeat(2))
     assert torch.equal(sin[0, 0], (9 * wanted).sin().repeat(2))
+
+
+PUBLISHED = YarnScaling(1e6, 16.0, 32.0, 1.0, 16384)
+
+
+@pytest.mark.parametrize("scaling", [PUBLISHED, PUBLISHED._replace(factor=0.25), YarnScaling(1e4, 4.0, 8.0, 8.0, 64)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_yarn_frequencies_are_those_of_transformers(scaling: YarnScaling, head_dim: int) -> None:
+    """To the bit; where the two bounds differ, there are some of each kind: kept, between, and divided."""
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": scaling.theta, "factor": scaling.factor, "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": scaling.original_positions,
+        },
+    )  # fmt: skip
+    wanted, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    assert factor == 1
+    plain = 1 / scaling.theta ** (torch.arange(0, head_dim, 2) / head_dim)
+    assert torch.equal(scaling(plain), wanted)
+    if scaling.beta_fast != scaling.beta_slow:
+        kinds = [wanted == plain, (wanted - plain / scaling.factor).abs() < 1e-6 * wanted]
+        assert all(kind.any() for kind in (*kinds, ~(kinds[0] | kinds[1])))
+
+
+def test_queries_grow_from_the_original_length_on() -> None:
+    scale = QueryScaling(0.1, 16384)
+    positions = torch.tensor([0, 16383, 16384, 32767, 32768, 262_143])
+    assert scale(positions).tolist() == pytest.approx([1, 1, *(1 + 0.1 * math.log(n) for n in (2, 2, 3, 16))])
+    assert scale(torch.arange(16384)).eq(1).all()
 
 
 def test_rope_table_in_bf16_is_the_rounded_fp32_table() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -110,6 +111,12 @@ class Kind:
     rename: Callable[[str], str] = str
 
 
+def ministral3(rope_theta: float, **sizes: Any) -> PreTrainedModel:
+    """Without the base of the rotation, which is among its parameters."""
+    module = pytest.importorskip("transformers.models.ministral3", reason="transformers before 5.0")
+    return module.Ministral3ForCausalLM(module.Ministral3Config(**sizes, sliding_window=None))
+
+
 KINDS = {
     "dream": Kind(
         HF
@@ -165,6 +172,10 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+YARN = {  # of its 8 frequencies the first is kept, the second between, the others divided; 26 tokens are beyond
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 EXPERTS = {
     "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True,
     "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -199,6 +210,15 @@ CAUSAL_KINDS = {
         HF | {"model_type": "qwen3", "head_dim": 16, "attention_bias": False, "layer_types": ["full_attention"] * 2},
         lambda **sizes: Qwen3ForCausalLM(Qwen3Config(**sizes)),
         {"head_dim": 16},
+    ),
+    "nemotron": Kind(  # without a rope_scaling, and with the rotation's base among the parameters
+        {key: value for key, value in HF.items() if key not in ("rope_theta", "rope_scaling")}
+        | {"model_type": "nemotron_labs_diffusion", "architectures": ["NemotronLabsDiffusionModel"], "head_dim": 16}
+        | {"attention_bias": False, "mlp_bias": False, "sliding_window": None, "mask_token_id": 79, "block_size": 32}
+        | {"dlm_paradigm": "bidirectional", "ar_loss_weight": 1.0, "dlm_loss_weight": None, "rope_parameters": YARN},
+        lambda **sizes: ministral3(**sizes),
+        {"head_dim": 16, "rope_parameters": YARN},
+        lambda name: name.replace("model.", "encoder.").replace("lm_head", "diffusion_head"),
     ),
     "llama": Kind(
         HF | {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},

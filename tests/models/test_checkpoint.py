@@ -284,6 +284,11 @@ def test_a_name_that_can_be_no_hub_id() -> None:
         find("outputs/embedded/checkpoint")
 
 
+def yarn(**changes: Any) -> dict[str, Any]:
+    """Nemotron's rotation with other values; ``...`` removes one."""
+    return {k: v for k, v in (small_checkpoints.YARN | changes).items() if v is not ...}
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
@@ -312,7 +317,25 @@ def test_a_name_that_can_be_no_hub_id() -> None:
         ("llada", {"d_model": ..., "hidden_size": 48, "num_experts": 64}, "no 'd_model' in it"),
         ("sdar", {"model_type": "wedlm"}, "model_type 'wedlm' is not known"),
         ("sdar", {"model_type": "diffusion_gemma"}, "model_type 'diffusion_gemma' is not known"),
-        ("sdar", {"model_type": "nemotron_labs_diffusion"}, "model_type 'nemotron_labs_diffusion' is not known"),
+        ("nemotron", {"model_type": "nemotron_labs_diffusion_vlm"}, "'nemotron_labs_diffusion_vlm' is not known"),
+        ("nemotron", {"model_type": "nemotron_two_tower"}, "model_type 'nemotron_two_tower' is not known"),
+        (
+            "nemotron",
+            {"model_type": "sdar", "use_regular_causal": True},
+            "rope_scaling of type 'yarn' is not supported",
+        ),
+        ("nemotron", {"rope_parameters": yarn(rope_type="default")}, "type 'default' is not supported, only 'yarn'"),
+        ("nemotron", {"rope_parameters": yarn(rope_type="longrope")}, "rope_scaling of type 'longrope'"),
+        ("nemotron", {"rope_parameters": yarn(attention_factor=1.5)}, "attention_factor=1.5 is not supported"),
+        ("nemotron", {"rope_parameters": yarn(truncate=False)}, "truncate=False is not supported, only True"),
+        ("nemotron", {"rope_parameters": yarn(mscale=0.5)}, "mscale=0.5 with mscale_all_dim=1.0 is not supported"),
+        ("nemotron", {"rope_parameters": yarn(mscale=...)}, "no 'mscale' in it"),
+        ("nemotron", {"rope_parameters": yarn(llama_4_scaling_beta=...)}, "no 'llama_4_scaling_beta' in it"),
+        ("nemotron", {"rope_parameters": ..., "rope_theta": 1e6}, "type 'default' is not supported, only 'yarn'"),
+        ("nemotron", {"mask_token_id": ...}, "no mask_token_id, and the tokenizer has no '<SPECIAL_100>'"),
+        ("nemotron", {"sliding_window": 4096}, "sliding_window=4096 is not supported"),
+        ("nemotron", {"vision_config": {"hidden_size": 8}}, "vision_config="),
+        ("llama3", {"rope_scaling": {**small_checkpoints.LLAMA3, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
         ("qwen3", {"mask_token_id": 5, "dlm_type": "llada"}, "model_type 'qwen3' with mask_token_id=5"),
         ("qwen2", {"mask_token_id": 5}, "model_type 'qwen2' with mask_token_id=5: not a plain qwen2 model"),
         ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types of 'sliding_attention'"),

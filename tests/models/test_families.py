@@ -192,6 +192,7 @@ def test_conventions(tmp_path: Path) -> None:
         "a2d_qwen3": (False, 79, 78, "dual", 32),
         "a2d_qwen2_bd3lm": (False, 79, 78, "blocks", 8),
         "i_dlm": (True, 79, 78, "causal", 32),
+        "nemotron": (True, 79, 78, "causal", 32),
         "qwen2": (True, 80, 78, "causal", 32),
         "qwen3": (True, 80, 78, "causal", 32),
         "llama": (True, 80, 78, "causal", 32),

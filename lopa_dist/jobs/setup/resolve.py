@@ -68,7 +68,7 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Found:
         pattern = FAMILIES[shape.family].pattern
         reason = f"the pattern of its family {shape.family}, {pattern}"
         found["model.pattern"] = pattern, f"the model's family, {shape.family}"
-    check_drafts(shape, config.decode.drafts)
+    check_drafts(shape, config.decode.drafts, config.decode.branches)
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):
         if getattr(config.decode, entry.name) == "auto" and entry.name != "drafts":  # chosen anew in every step
