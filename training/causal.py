@@ -24,7 +24,7 @@ from training.noise import NAME, TrainingExample
 LENGTHS = (96, 160, 192)  # of sequences with their groups
 LEAST = 64  # rows that the sequence of a story has for groups
 GROUPS = (4, 8, 16)  # masks of a group
-DRAFTS = 0.3, 1.0  # weights of a mask's prediction, early and late; that of a wording's next token is 1
+DRAFTS = 0.3, 1.0  # weights of a mask's prediction, early and late; a wording's next token has the weight 1
 FACT, BEGINNING = 3.0, 2.0  # weight of names, operations and results, and of a sentence's first word
 
 
@@ -42,7 +42,7 @@ class CausalBatch:
 
 
 def end_of(example: TrainingExample, pad_id: int) -> int:
-    """The position of the end-of-text, behind the answer; so many clean rows an example has."""
+    """The position of the end-of-text, behind the answer; equals the example's number of clean rows."""
     return example.tokens.index(pad_id, example.prompt)
 
 

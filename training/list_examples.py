@@ -12,10 +12,10 @@ from training.noise import UNIT, TrainingExample
 
 CANVAS = 144  # tokens of the longest answer, its end-of-text and a block of filler included
 CURRICULUM = ((0.08, 8), (0.18, 16), (0.27, 30), (0.36, 60))
-"""Until a share of the training, lists have at most so many items."""
+"""Up to a share of the training, and the most items of a list until then."""
 WEIGHTS = {"copy": 2, "reverse": 2, "sort": 2, "shuffle": 2, "insert": 3, "remove": 2, "replace": 2, "latin": 2}
 """How often each family comes, for what is harder to learn is seen more often."""
-SHORT, FEW = 0.4, 9  # so many of the examples have no more items than this, however far the training is
+SHORT, FEW = 0.4, 9  # share of the examples with at most FEW items, at any time of the training
 
 
 class ListExamples:

@@ -154,7 +154,7 @@ def masked_batch(
 ) -> TrainingBatch:
     """Choose groups, mask ratios and masks for `examples`, padded to `length`.
 
-    `period_id` ends their sentences; `right` and `near` are those of `Source`.
+    `period_id` ends their sentences; `right` and `near` are as in `Source`.
     """
     n, blocks = len(examples), length // UNIT
     targets = np.full((n, length), pad_id, np.int64)

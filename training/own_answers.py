@@ -20,13 +20,13 @@ from training.noise import Examples, TrainingExample
 
 SHARE = 0.5  # of the examples, once it has written enough
 FROM = 0.12  # the progress of the training from which on it writes
-EVERY, COUNT = 40, 256  # after so many steps it writes so many answers
+EVERY, COUNT = 40, 256  # every EVERY steps it writes COUNT answers
 KEPT = 2048  # the newest answers
 LONGEST = 64  # tokens of an answer
 
 
 class OwnAnswers:
-    """A source of examples that mixes those of `source` with the model's own answers to problems to train on."""
+    """A source that mixes the examples of `source` with the model's own answers to training problems."""
 
     lengths = Examples.lengths
     right = Examples.right

@@ -40,7 +40,7 @@ class ChunkedPrefill:
         return [s for s, entry in self.pool.entry_of.items() if not entry.stored and self.rules.chunks(entry.tokens)]
 
     def compute(self, slot: int) -> None:
-        """Compute the next chunk of the prefix of the sequence in `slot`; what goes wrong is kept as `error`."""
+        """Compute the next chunk of the prefix of the sequence in `slot`; an exception is kept as `error`."""
         entry = self.pool.entry_of[slot]
         batch = self.batch(entry)
         count = int(batch.rows[0])

@@ -142,7 +142,7 @@ class KVPool:
             array.fill(0)
 
     def shared_prefixes(self, sequences: Ints, prefill: NDArray[np.bool_]) -> SharedPrefixes:
-        """Return what a forward with `sequences` must know of their prefixes.
+        """Return what a forward with `sequences` needs to know about their prefixes.
 
         `prefill` marks those whose prompt is not cached. Of several that need one prefix, the first computes it.
         """

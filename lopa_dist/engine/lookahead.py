@@ -32,7 +32,7 @@ Choice = tuple[int, int]
 
 
 class Acceptance:
-    """How often drafts were accepted by their depth in the chain, the older ones counting less."""
+    """How often drafts were accepted, by their depth in the chain; older ones count less."""
 
     def __init__(self, deepest: int = MOST_DRAFTS) -> None:
         self.tried, self.accepted = np.zeros((2, deepest))
@@ -53,7 +53,7 @@ class Acceptance:
 
 
 class StepTimes:
-    """How long a step takes by its rows: medians of those measured last, and straight lines between them."""
+    """How long a step takes, by its rows: medians of the last measured times, and straight lines between them."""
 
     def __init__(self) -> None:
         self.last: dict[int, deque[tuple[int, float]]] = {}  # by size class: rows and seconds

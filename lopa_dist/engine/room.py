@@ -31,6 +31,6 @@ class Room:
         return kv_budget(needs, self.plan.sequences, kv_tokens) <= self.pool.scratch
 
     def clear(self) -> None:
-        """Forget the sequences of the last generation, of which some may have been dropped before they were over."""
+        """Forget the sequences of the last generation, some of which may have been dropped unfinished."""
         self.pool.clear()
         self.runner.request_sampling.clear()

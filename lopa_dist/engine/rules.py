@@ -20,7 +20,7 @@ from lopa_dist.rows.prefill import SharedPrefixes
 
 
 class Share(NamedTuple):
-    """What else than the state says which rows a rank runs in a forward."""
+    """What decides, besides the state, which rows a rank runs in a forward."""
 
     rank: int  # of the branch group
     ranks: int

@@ -101,7 +101,7 @@ class Runner:
         return Segments(batch.start, batch.rows, base, shared, own, batch.hi, tail, lo, batch.seen)
 
     def warm_up(self) -> None:
-        """Make what steps will need and takes long to make; here nothing."""
+        """Make in advance what steps need and what takes long; nothing here."""
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:

@@ -148,7 +148,7 @@ class RunningBatch:
     def compute_chunk(self) -> list[int]:
         """Prefill one chunk of a long prompt, more if no sequence can run otherwise; return the slots that still wait.
 
-        So a step waits for at most one chunk, however long the prompts are that others were admitted with.
+        So a step waits for at most one chunk, however long newly admitted prompts are.
         """
         waiting = self.chunks.waiting()
         while waiting:

@@ -1,4 +1,4 @@
-"""What was computed for a request: counted for each by itself, so that sums hold whichever attempts they come from."""
+"""What was computed for a request: counted for each request alone, so that sums over several attempts are right."""
 
 from __future__ import annotations
 

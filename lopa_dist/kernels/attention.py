@@ -18,7 +18,7 @@ class AttentionKernel(Protocol):
     """A back end."""
 
     def plan(self, segments: Segments, rows: int) -> Any:
-        """What `attend` needs to know of a forward's segments; `rows` are the packed rows, padding included."""
+        """What `attend` needs to know about a forward's segments; `rows` are the packed rows, padding included."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
         """``q [R, H, D]``, one layer of the pool ``[slots, Hkv, D]`` twice -> ``[R, H, D]``."""

@@ -55,7 +55,7 @@ class YarnScaling(NamedTuple):
         return 1 / (self.factor * self.theta ** (number / count)) * (1 - kept) + inverse * kept
 
     def number(self, turns: float, count: int) -> float:
-        """Which of `count` frequencies makes so many turns over `original_positions`; a fraction."""
+        """Which of `count` frequencies makes this many turns over `original_positions`; a fraction."""
         return count * math.log(self.original_positions / (turns * 2 * math.pi)) / math.log(self.theta)
 
 

@@ -487,8 +487,8 @@ def check_drafts(config: ModelConfig, drafts: int, branches: int = 0) -> None:
     """Raise a ValueError if a model is to draft tokens that it has no masks for, or in branches that it cannot have."""
     if branches and config.block_drafts:
         raise ValueError(
-            f"decode.branches={branches}: {config.family} models draft in a block behind cached tokens, and those of a "
-            "branch are not cached: set decode.branches=0"
+            f"decode.branches={branches}: {config.family} models draft in a block behind cached tokens, and a branch's "
+            "tokens are not cached: set decode.branches=0"
         )
     if drafts and not config.has_mask:
         raise ValueError(

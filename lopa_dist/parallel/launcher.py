@@ -31,7 +31,7 @@ class World:
 
 @dataclass(frozen=True)
 class Start:
-    """What a launcher tells of the start of a job by which a later one is known as its restart."""
+    """What a launcher says about the start of a job: it tells a restart from another job."""
 
     agent: str = ""  # torchrun's process, which outlives the workers that it restarts
     step: str = ""  # Slurm's job and step, which keep their numbers when the job is requeued
@@ -44,7 +44,7 @@ class Start:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Start:
-        """That of the process that asks."""
+        """The start of the calling process."""
         step = "-".join(environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         began = start_ticks(os.getppid()) if "TORCHELASTIC_RUN_ID" in environment else None
         agent = f"{socket.gethostname()} {os.getppid()} {began}" if began else ""

@@ -72,7 +72,7 @@ def state_of(process: Path) -> list[str]:
 
 
 def rank_of(process: Path, launcher: str) -> int | None:
-    """Return the rank that a process is; None where it is none, or none yet."""
+    """Return the rank of a process; None if it is not a rank, or not yet."""
     entries = (process / "environ").read_bytes().split(b"\0")
     found = detect(dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries))
     return found.rank if found.launcher == launcher else None
@@ -133,7 +133,7 @@ def parent_of(process: str) -> str:
 
 
 def gone_words(gone: Iterable[int], size: int) -> str:
-    """Who is missed."""
+    """Say which ranks are missing."""
     names = " and ".join(f"rank {rank}" for rank in sorted(gone))
     return f"{names} of {size} ended before all had joined: killed, or it says why itself"
 

@@ -17,7 +17,7 @@ Watched = Callable[[bool], AbstractContextManager[None]]
 
 
 def unwatched(waits: bool) -> AbstractContextManager[None]:
-    """The context for a rank that is alone: there is nobody to wait for."""
+    """The context for a rank that is alone and waits for no other."""
     return nullcontext()
 
 

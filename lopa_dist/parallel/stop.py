@@ -53,7 +53,7 @@ class Stop:
         self.begun = False
 
     def begin(self) -> None:
-        """Steps run from now on; raises `Stopped` where somebody asked before."""
+        """Steps run from now on; raises `Stopped` if a stop was asked for before."""
         if self.asked:
             raise self.early()
         self.begun = True

@@ -120,12 +120,12 @@ class Batch:
 
 
 def exact(text: str, fields: dict[str, Any]) -> bool:
-    """Whether a text is the reference, spaces around it aside."""
+    """Whether a text equals the reference, apart from spaces around it."""
     return text.strip() == str(fields["reference"]).strip()
 
 
 def read_cell(column: str, text: str | None) -> Any:
-    """What a text of a `.csv` table stands for: options are numbers, and messages are JSON."""
+    """The value that a text in a `.csv` table stands for: options are numbers, and messages are JSON."""
     kinds = (json.loads,) if column == "messages" else (int, float) if column in (*LIMITS, *SAMPLING, "n") else ()
     for kind in kinds if text is not None else ():
         try:

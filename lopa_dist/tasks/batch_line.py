@@ -92,7 +92,7 @@ def bad_line(number: int, message: str, custom_id: str | None = None, form: Form
 
 
 def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not null: Parquet gives every row every column."""
+    """The fields that are not null: Parquet gives every row every column."""
     return {key: value for key, value in fields.items() if value is not None}
 
 

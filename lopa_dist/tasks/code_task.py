@@ -1,4 +1,4 @@
-"""What all tasks share whose answers are programs: whether they may be run, and how."""
+"""What tasks share whose answers are programs: whether these may be run, and how."""
 
 from __future__ import annotations
 

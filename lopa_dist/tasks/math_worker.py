@@ -1,4 +1,4 @@
-"""math-verify in a process of its own: it limits its time by alarms, which need a main thread."""
+"""math-verify in a separate process: it limits its time by alarms, which need a main thread."""
 
 from __future__ import annotations
 

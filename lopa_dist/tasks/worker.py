@@ -37,7 +37,7 @@ class Worker:
         )  # fmt: skip
 
     def ask(self, question: Any, within_s: float) -> Any:
-        """Its answer.
+        """Return the child's answer.
 
         Raises:
             Lost: no answer came, or none within `within_s` seconds.
@@ -70,7 +70,7 @@ class Worker:
 
 
 class Workers:
-    """As many of them as questions are asked at once; threads may ask."""
+    """As many workers as questions are asked at once; several threads may ask."""
 
     def __init__(self, module: str, within_s: float) -> None:
         self.module, self.within_s = module, within_s
@@ -101,7 +101,7 @@ class Workers:
         raise Cancelled
 
     def borrow(self) -> Worker:
-        """A worker that nobody asks; a new one if there is none."""
+        """An idle worker; a new one if all are busy."""
         with self.lock:
             if self.ended:
                 raise Cancelled

@@ -25,7 +25,7 @@ class Submission:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Submission | None:
-        """That of this process; None outside of Slurm."""
+        """The submission of this process; None outside of Slurm."""
         if "SLURM_JOB_ID" not in environment:
             return None
         names = ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_ARRAY_TASK_COUNT")
@@ -61,7 +61,7 @@ class AttemptRecord:
 
     @classmethod
     def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
-        """That of an attempt of this process."""
+        """The record of an attempt of this process."""
         surroundings = world.launcher, world.size, str(Path.cwd()), Submission.read()
         return cls(number, expected, rejected, done, errors, *surroundings)
 
@@ -72,7 +72,7 @@ class AttemptRecord:
 
     @classmethod
     def last(cls, journal: Path) -> AttemptRecord | None:
-        """The last one in the folder of a journal; None where there is none that can be read."""
+        """The last record in the folder of a journal; None if none can be read."""
         files = [(int(match[1]), file) for file in journal.iterdir() if (match := NAME.fullmatch(file.name))]
         if not files:
             return None

@@ -38,7 +38,7 @@ class Begun:
         self.file = self.path.open("w", encoding="ascii")
 
     def note(self, *names: str | None, ended: bool = False) -> None:
-        """Write down what begins or ends now; it is not synced, for it need not outlive the machine."""
+        """Write down what begins or ends now; not synced, because it need not survive the machine."""
         self.file.writelines(f"{'-' if ended else ''}{name}\n" for name in names)
         self.file.flush()
 
@@ -63,7 +63,7 @@ def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> byte
 def in_turn(
     engine: Engine, requests: Sequence[Request], first: int, take: NextRequests, begin: Callable[[list[Request]], None]
 ) -> Iterator[Generation]:
-    """Generate for requests before number `first` as ever, and then for the others one at a time.
+    """Generate for requests before number `first` as usual, and then for the others one at a time.
 
     Args:
         take: hands out numbers of requests, in ascending order.

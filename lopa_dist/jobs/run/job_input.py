@@ -1,4 +1,4 @@
-"""What a job has read: its items and requests on disk, and in memory a few bytes of each."""
+"""What a job has read: its items and requests on disk, and a few bytes of each in memory."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class JobInput:
         return found | ({"metadata": item.metadata} if item.metadata else {})
 
     def digest(self, settings: str) -> str:
-        """What tells the results of these requests and rejections, in this order and with `settings`, from others."""
+        """A hash of `settings` and of all requests and rejections, in order: it identifies their results."""
         found = hashlib.sha256(settings.encode())
         for index in range(len(self)):
             name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"

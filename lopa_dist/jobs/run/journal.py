@@ -140,7 +140,7 @@ class Journal:
         return 1 + max((attempt_of(part) for part in self.parts()), default=0)
 
     def entries(self) -> Iterator[tuple[dict[str, Any], Location]]:
-        """All whole entries, and where they stand; what a kill tore is passed over."""
+        """All complete entries, and where they stand; a torn last entry is skipped."""
         for part in self.parts():
             offset = 0
             with part.open("rb") as lines:

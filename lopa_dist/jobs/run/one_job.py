@@ -1,4 +1,4 @@
-"""One job at a time in a run folder: two would both generate what neither has finished."""
+"""One job at a time in a run folder: two would generate the same answers twice."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def at_work(folder: Path) -> bool | None:
 
 
 def read(place: Path) -> dict[str, Any]:
-    """What the last holder of a lock wrote; nothing where there was none, or where it was killed on the way."""
+    """What the last holder of a lock wrote; empty if there was none, or if it was killed while writing."""
     with suppress(OSError, ValueError):
         found = json.loads(place.read_text())
         if isinstance(found, dict) and {"host", "process", "since", "start"} <= found.keys():

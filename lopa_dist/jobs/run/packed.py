@@ -58,7 +58,7 @@ class RequestIds:
 
 
 class Columns:
-    """Rows of numbers by name, kept as columns. What a row has not, or has as null, is nan in its column."""
+    """Rows of numbers by name, kept as columns. A number that a row lacks, or has as null, is nan in its column."""
 
     def __init__(self) -> None:
         self.columns: dict[str, array[float]] = {}

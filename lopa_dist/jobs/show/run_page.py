@@ -145,7 +145,7 @@ def way(report: dict[str, Any]) -> str:
         if not decode["drafts"]:
             return "decoded one token at a time"
         many = "as many drafts as are fastest" if decode["drafts"] == "auto" else f"{decode['drafts']} drafts"
-        return f"decoded with exact lookahead ({many}): the text is that of one token at a time"
+        return f"decoded with exact lookahead ({many}): the same text as one token at a time"
     if decode["verify"] == "agreement":
         beside = f", {branches}" if decode["branches"] else ""
         return f"decoded with verified lookahead ({decode['drafts']} drafts a branch{beside})"
