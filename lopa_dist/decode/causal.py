@@ -7,9 +7,10 @@ before it, so the rows of pending and of the drafts verify everything at once:
 - d_i is accepted if all before it are and the row before it predicts d_i;
 - the row of the last accepted token predicts one more token, which is verified, too, and is pending next.
 
-Masks behind the chain predict the drafts of the next step (I-DLM, arXiv 2604.11035). There may be a group of them
-behind every token where the chain may end (TiDAR, arXiv 2511.08923). Where the chain ends without a group behind it,
-the next step has no drafts.
+Masks behind the chain predict the drafts of the next step: each sees what is before it (I-DLM, arXiv 2604.11035), or
+all masks of its group (linear self-speculation, arXiv 2607.05722). There may be a group of them behind every token
+where the chain may end (TiDAR, arXiv 2511.08923). Where the chain ends without a group behind it, the next step has no
+drafts.
 
 With `decode.branches` the chain has branches beside it (`tree`): each is a chain of its own, with second choices for
 one or two of the drafts, and masks behind it. The branch of which most is accepted wins.

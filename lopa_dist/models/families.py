@@ -186,8 +186,7 @@ FAMILIES = {
         pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=HF_ONLY | {"attention_bias": False},
     ),
-    # Nemotron-Labs-Diffusion (arXiv 2607.05722): Ministral 3's layout, run as its linear self-speculation
-    "nemotron_labs_diffusion": Family(
+    "nemotron_labs_diffusion": Family(  # Nemotron-Labs-Diffusion 3B, 8B, 14B (arXiv 2607.05722): Ministral 3's layout
         pattern="causal", shift=True, mask_token="<SPECIAL_100>", mask_id=None, rope_types=("yarn",), block_drafts=True,
         only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "sliding_window": None, "vision_config": None},
         names={f"model.{name}": f"encoder.{name}" for name in LLAMA_MODULES} | {"lm_head": "diffusion_head"},
