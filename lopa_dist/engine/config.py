@@ -28,7 +28,7 @@ class EngineConfig:
     ``always`` takes the same fixed buffers on a CPU, without a graph (slower, for tests).
 
     `prefill_chunk`: long prompts are computed in chunks, one between two steps, so that other sequences never wait for
-    a whole one. That is exact, and needs `decode.context=blocks` and a prefix cache; elsewhere a prompt is
+    a whole one. That is exact, and needs `decode.context=blocks` or `causal`, and a prefix cache; elsewhere a prompt is
     computed at once. `max_rows` does not bound chunks.
 
     `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has them
@@ -54,7 +54,8 @@ class EngineConfig:
     graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))
     prefix_cache: str = option("exact", "whose keys and values serve several requests", ("exact", "none"))
     prefill_chunk: int | None = option(
-        2048, "prompt tokens computed at a time, where prompts are read block by block; null: a whole prompt at once"
+        2048,
+        "prompt tokens computed at a time, where prompts are read by blocks or causally; null: all of them at once",
     )
     reproducible: bool = option(
         False, "on a GPU, too, the same text in any batch and at any world size, bit for bit; slower"
