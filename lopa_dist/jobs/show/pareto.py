@@ -18,6 +18,7 @@ Curves = dict[str, list[tuple[str, dict[str, Any]]]]
 """By curve: what stands beside each run's point, and the run's report."""
 Speed = tuple[str, Callable[[dict[str, Any]], float | None], int]
 """The name of an axis, how a report's speed is read, and -1 where less is faster."""
+DARK = "#1f2933"
 FRONT = "front: no run beats these in both"
 STYLE = {
     "font.size": 10,
@@ -56,7 +57,8 @@ def draw_pareto(file: Path, curves: Curves, speeds: Sequence[Speed], named_point
         figure.canvas.draw()  # so that it is known where points are
         for axes, (_, speed_of, _) in zip(panels, speeds, strict=True):
             runs = [run for curve in curves.values() for run in curve]
-            annotate(axes, [(name, float(speed_of(r) or 0), 100 * r["accuracy"]) for name, r in runs])
+            points = [(name, float(speed_of(r) or 0), 100 * r["accuracy"]) for name, r in runs]
+            annotate(axes, points, [color_of(n) if named_points else DARK for n in range(len(runs))])
 
     draw(file, paint, (3.6 * len(speeds), 3.4), panels=len(speeds))
 
@@ -71,7 +73,7 @@ def pareto(axes: Any, curves: Curves, speed: Speed, named_points: bool) -> None:
         errors = [[y - 100 * low for y, (low, _) in zip(y, ends, strict=True)]]
         errors += [[100 * high - y for y, (_, high) in zip(y, ends, strict=True)]]
         line = "-" if len(found) > 2 else ""  # two points make no curve
-        color = "#1f2933" if named_points else None  # a colour without a legend would seem to mean something
+        color = DARK if named_points else None
         legend = "_" if named_points or not curve else curve
         axes.errorbar(
             x,
@@ -85,6 +87,9 @@ def pareto(axes: Any, curves: Curves, speed: Speed, named_points: bool) -> None:
             color=color,
             label=legend,
         )
+    if named_points:  # a name has its point's colour: names of neighbours stand close together
+        for number, (_, r) in enumerate(run for curve in curves.values() for run in curve):
+            axes.plot(speed_of(r), 100 * r["accuracy"], "o", markersize=5, color=color_of(number), label="_", zorder=4)
     axes.margins(0.12)
     axes.set(xlabel=axis, xlim=axes.get_xlim(), ylim=axes.get_ylim())
     slow, low = axes.get_xlim()[sign < 0], axes.get_ylim()[0]
@@ -94,14 +99,21 @@ def pareto(axes: Any, curves: Curves, speed: Speed, named_points: bool) -> None:
     axes.plot(*zip(*path, strict=True), color="#cbd5e1", linewidth=4, zorder=0, label=FRONT, solid_joinstyle="miter")
 
 
-def annotate(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write names beside points, where they cover the least of what is there."""
+def color_of(number: int) -> str:
+    """The colour of the run of that number; ten follow one another."""
+    return f"C{number % 10}"
+
+
+def annotate(axes: Any, points: Sequence[tuple[str, float, float]], colors: Sequence[str]) -> None:
+    """Write names beside points, where they cover the least of what is there, each in its colour."""
     pixel = 72 / axes.figure.dpi  # in points
     dots = [tuple(pixel * axes.transData.transform((x, y))) for _, x, y in points]
     window = axes.get_window_extent()
     places = place_labels(
         dots, [4.5 * len(name) for name, _, _ in points], pixel * window.x0, pixel * window.x1 + 16, 8.0
     )
-    for (name, x, y), dot, place in zip(points, dots, places, strict=True):
+    for (name, x, y), color, dot, place in zip(points, colors, dots, places, strict=True):
         offset = (place[0] - dot[0], place[1] - dot[1])
-        axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=7, ha="center", va="center")
+        axes.annotate(
+            name, (x, y), offset, textcoords="offset points", fontsize=7, ha="center", va="center", color=color
+        )
