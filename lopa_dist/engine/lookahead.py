@@ -17,7 +17,7 @@ import numpy as np
 from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import Lookahead, prompt_rows, row_counts
+from lopa_dist.rows.causal_rows import Lookahead, prompt_rows, rows_on_rank
 from lopa_dist.rows.prefill import SharedPrefixes
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
@@ -146,8 +146,7 @@ class LookaheadPolicy:
             now = self.clock()
             if self.began is not None and not chunk:
                 self.times.measured(self.rows, now - self.began)
-            _, common, of_path = row_counts(host, ahead)
-            self.began, self.rows = now, int((common + of_path * -(-(host.branches - 1) // self.ranks)).sum())
+            self.began, self.rows = now, int(rows_on_rank(host, ahead, self.ranks).sum())
             if prefixes is not None:
                 self.rows += prompt_rows(host, prefixes)
         return ahead

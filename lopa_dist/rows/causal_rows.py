@@ -44,9 +44,7 @@ class Lookahead:
 
     masks: int  # of a group
     depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
-    blocks: bool = (
-        False  # whether a group is a block, whose masks predict their own places (`ModelConfig.block_drafts`)
-    )
+    blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
 
     @property
     def lead(self) -> int:
@@ -77,6 +75,17 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
     behind = masks[np.arange(len(masks)), host.drafts * running]  # the chain's last draft
     of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
     return masks, (host.drafts + 1) * running + of_groups, (host.drafts + behind) * (host.branches > 1)
+
+
+def rows_on_rank(host: HostState, lookahead: Lookahead, ranks: int) -> Ints:
+    """Return the rows of each sequence on the branch rank that has the most of them, ``[S]``, without prompts.
+
+    Args:
+        host, lookahead: as of `row_counts`.
+        ranks: of the branch group.
+    """
+    _, common, of_path = row_counts(host, lookahead)
+    return common + of_path * -(-(host.branches - 1) // ranks)
 
 
 def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
@@ -174,9 +183,10 @@ def layout(
         drafted=paths_begin + np.flatnonzero(is_draft), of_chain=of_chain[is_draft],
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["cells"])
-    copied = tokens.index_select(0, on["copies"])
+    copied = tokens.index_select(0, on["copies"]) if lookahead.blocks else None
     tokens[tokens_end:total] = state.vocabulary.mask_id
-    tokens.index_copy_(0, on["copies"], copied)
+    if copied is not None:
+        tokens.index_copy_(0, on["copies"], copied)
     if len(of_path):
         tokens.index_copy_(0, on["drafted"], state.chain[1].view(-1).index_select(0, on["of_chain"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id

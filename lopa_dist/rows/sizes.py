@@ -5,7 +5,7 @@ from __future__ import annotations
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import Lookahead, row_counts
+from lopa_dist.rows.causal_rows import Lookahead, rows_on_rank
 from lopa_dist.rows.draft_rows import rows_of_branch
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import row_span
@@ -99,8 +99,7 @@ def rows_in_step(
         ranks: of the branch group.
     """
     if state.config.causal:
-        _, common, of_path = row_counts(host, lookahead)
-        return common + of_path * -(-(host.branches - 1) // ranks)
+        return rows_on_rank(host, lookahead, ranks)
     begin, stop = row_span(state, host, prefixes)
     rows: Ints = rows_of_branch(state.config, host, begin, stop) * -(-host.branches // ranks)
     return rows
