@@ -76,8 +76,8 @@ class ChunkedPrefill:
         nothing = torch.zeros(0, dtype=torch.long, device=device)
         return ForwardBatch(
             sequence=start, branch=start - 1, start=start, rows=one, shared=start + first + count * causal,
-            first=prefill.first, lo=0 * rows, hi=0 * rows if causal else np.minimum((rows // size + 1) * size, count),
-            tail=None, begin=start, stop=start,
+            first=prefill.first, hi=0 * rows if causal else np.minimum((rows // size + 1) * size, count),
+            depth=0 * rows, tail=None, begin=start, stop=start,
             prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
             head_rows=nothing, head_slots=nothing, head_sequence=none, head_keys=None, local_branches=1, columns=0,
             where=nothing, width=size, stale=None, drafts=None,

@@ -10,7 +10,6 @@ rank broadcasts one packed buffer.
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
 from lopa_dist.decode import HostState, State
 from lopa_dist.engine.kv_pool import KVPool
@@ -108,8 +107,8 @@ def store(
         of, first = (np.repeat(x[sequences], count[sequences]) for x in (slot, token))
         return pool.slots(of, first + ragged_arange(count[sequences]))
 
-    def rows(sequences: Ints) -> Ints | Tensor:
-        return batch.packed(np.repeat(segment[sequences], count[sequences]), ragged_arange(count[sequences]))
+    def rows(sequences: Ints) -> Ints:
+        return np.repeat(batch.start[segment[sequences]], count[sequences]) + ragged_arange(count[sequences])
 
     local = np.nonzero((count > 0) & (owner < 0))[0]
     if len(local):

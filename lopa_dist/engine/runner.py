@@ -96,9 +96,9 @@ class Runner:
         base, shared, tail = pool.key_ranges(sequence, batch.shared, rows)
         if batch.tail is not None:  # with a dual cache nothing is shared
             tail = base + batch.tail[0], batch.tail[1]
-        lo = None if batch.drafts is None else batch.lo
         own = pool.scratch + batch.start
-        return Segments(batch.start, batch.rows, base, shared, own, batch.hi, tail, lo, batch.seen)
+        drafts = None if batch.drafts is None else (batch.depth, batch.drafts.until)
+        return Segments(batch.start, batch.rows, base, shared, own, batch.hi, tail, batch.seen, drafts)
 
     def warm_up(self) -> None:
         """Make in advance what steps need and what takes long; nothing here."""

@@ -197,7 +197,7 @@ def layout(
     )
     return ForwardBatch(
         sequence=sequence, branch=branch, start=start, rows=rows,
-        shared=behind, first=first - host.prompt[sequence], lo=np.zeros(total, np.int64), hi=hi, tail=None,
+        shared=behind, first=first - host.prompt[sequence], hi=hi, depth=np.zeros(total, np.int64), tail=None,
         begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if prompts else None,
         tokens=tokens, positions=on["positions"], head_rows=on["head_rows"],
         head_slots=on["slots"], head_sequence=head_sequence, head_keys=keys, local_branches=1,

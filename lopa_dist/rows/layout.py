@@ -50,12 +50,10 @@ def layout(
     moved = {
         "cells": structure.row_cell + origin[at],
         "positions": structure.row_position + (origin + host.prompt)[at],
-        "offset": structure.offset - origin[sequence],
+        "offset": structure.start - first,  # a position's row = this + the position
     }
-    if structure.drafts:
-        drafted, masks = structure.drafts.sequence, structure.drafts.kinds[0]
-        moved |= {"mask_origin": origin[drafted[:masks]], "draft_prompt": host.prompt[drafted]}
-        moved["begin"] = structure.drafts.begin + origin
+    if structure.draft_begin is not None:
+        moved["draft_begin"] = structure.draft_begin + origin
     on = structure.on | together(device, **moved)
     cells, positions = on["cells"], on["positions"]
     padded = len(cells) - 1
@@ -75,16 +73,13 @@ def layout(
     if state.sampled.any():
         heads = to_device(structure.head_sequence[: len(found)], device)
         keys = state.noise_keys(heads, state.complete[heads] + found % structure.width)
-    if structure.drafts:
-        tokens, positions, drafts = place_drafts(state, structure, on, tokens, positions)
-        moved_rows = drafts.packed_row.index_select(0, head_rows.clamp(0, len(drafts.packed_row) - 1))
-        if structure.prefill and structure.prefill.reads_kept:
-            moved_rows = torch.where(head_rows < 0, head_rows, moved_rows)
-        head_rows = torch.cat([moved_rows, on["check_head"]])
+    if structure.draft_begin is not None:
+        drafts = place_drafts(state, on, tokens, positions)
+        head_rows = torch.cat([head_rows, on["check_head"]])
         keys = None if keys is None else torch.cat([keys, draft_keys(state, structure, on)])
     return ForwardBatch(
         sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
-        first=first, lo=structure.lo, hi=structure.hi, tail=tail, begin=structure.begin + origin,
+        first=first, hi=structure.hi, depth=structure.depth, tail=tail, begin=structure.begin + origin,
         stop=structure.stop + origin, prefill=structure.prefill, tokens=tokens, positions=positions,
         head_rows=head_rows, head_slots=on["slot"], head_sequence=structure.head_sequence, head_keys=keys,
         local_branches=-(-state.config.max_branches // ranks), columns=structure.columns, where=where,

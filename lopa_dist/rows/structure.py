@@ -22,15 +22,16 @@ from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows
 class Structure:
     """The rows of one forward on one rank.
 
-    [S] a sequence, [G] a segment, [R] a packed row, [R'] a row in the order of positions, [H] a prediction.
+    [S] a sequence, [G] a segment, [R] a packed row, [R'] with padding and one more row for edits of nothing,
+    [H] a prediction, [D] a draft with rows of its own (`draft_rows`).
     """
 
     sequence: Ints  # [G] as in `ForwardBatch`, as the next ones
     branch: Ints  # [G]
     start: Ints  # [G]
     rows: Ints  # [G]
-    lo: Ints  # [R]
     hi: Ints  # [R]
+    depth: Ints  # [R]
     head_sequence: Ints  # [H]
     columns: int
     width: int
@@ -40,13 +41,11 @@ class Structure:
     stale: NDArray[np.bool_]  # [S] see `stale_boundary`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
-    offset: Ints  # [G] its first row, in the order of positions, less that position
-    behind: Ints  # [G] position behind its last row
+    behind: Ints  # [G] position behind its last row, of those that are no draft's
     begin: Ints  # [S] position of the first row of a sequence's windows
     stop: Ints  # [S] position behind their last row
-    # rows in the order of positions; then padding, and one more for edits of nothing
-    row_sequence: Ints  # [R'] its sequence
-    row_position: Ints  # [R'] its position
+    row_sequence: Ints  # [R']
+    row_position: Ints  # [R'] of a draft's row, any: the device knows it
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # indices for the device:
     #   edits: of each segment, its cell in `State.edits`
@@ -55,17 +54,7 @@ class Structure:
     #   slot: of all predictions, as `ForwardBatch.head_slots`
     arrays: dict[str, Ints]  # on the host
     on: dict[str, Tensor] = field(default_factory=dict)
-    drafts: DraftStructure | None = None
-
-
-@dataclass
-class DraftStructure:
-    """What else there is of forwards in which drafts have rows of their own (`draft_rows`)."""
-
-    start: Ints  # [G] first row of a segment in the order of positions
-    begin: Ints  # [S] as `DraftRows.begin`, counted from the origin
-    sequence: Ints  # [D] of the drafts whose masks move, of those with a token row, of those with a verification row
-    kinds: tuple[int, int, int]  # how many of each
+    draft_begin: Ints | None = None  # [S] as `DraftRows.begin`, from the origin; None: no draft has rows of its own
 
 
 def origins(config: DecodeConfig, host: HostState) -> Ints:
@@ -82,12 +71,12 @@ def window_structure(
     origin: Ints,
     extra: Ints,
 ) -> Structure:
-    """Return the structure of a forward, without rows of drafts.
+    """Return the structure of a forward, in which rows of drafts are left to `draft_rows.add_draft_rows`.
 
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.
         origin: ``[S]`` from `origins`.
-        extra: ``[S]`` predictions of each branch of a sequence that are not for masked positions.
+        extra: ``[S]`` drafts of each branch of a sequence that have rows of their own, from `drafts_with_rows`.
     """
     config = state.config
 
@@ -101,12 +90,13 @@ def window_structure(
         sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
         first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
         mine = np.append(none > 0, mine)
-    rows = behind - first
-    start = rows.cumsum() - rows  # in the order of positions
+    span = behind - first
+    rows = span + 2 * extra[sequence] * (branch >= 0)
+    start = rows.cumsum() - rows
 
-    # row i, in the order of positions, is at position i + first - start of its segment
+    # a segment's rows in the order of positions; then its drafts' rows, until they are filled in like its last one
     total = int(rows.sum())
-    position = np.arange(total) + (first - start).repeat(rows)
+    position = first.repeat(rows) + np.minimum(ragged_arange(rows), span.repeat(rows) - 1)
     row_sequence, row_position, row_cell = np.zeros((3, padded(max(total, 1)) + 1), np.int64)
     row_sequence[:total] = sequence.repeat(rows)
     row_position[:total] = position - origin[sequence].repeat(rows)
@@ -142,11 +132,10 @@ def window_structure(
 
     edits = sequence * config.max_branches + np.maximum(branch, 0)
     return Structure(
-        sequence=sequence, branch=branch, start=start, rows=rows, lo=np.zeros(total, np.int64),
-        hi=own_columns(config, position, first, rows), head_sequence=sequence.repeat(wanted), columns=columns,
-        width=width, prefill=prefill, reported=mine, masked=amount,
-        stale=stale_boundary(state, host),
-        first=first - origin[sequence], offset=start - first + origin[sequence], behind=behind - origin[sequence],
+        sequence=sequence, branch=branch, start=start, rows=rows, hi=own_columns(config, position, first, span, rows),
+        depth=np.zeros(total, np.int64), head_sequence=sequence.repeat(wanted), columns=columns, width=width,
+        prefill=prefill, reported=mine, masked=amount, stale=stale_boundary(state, host),
+        first=first - origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
         row_cell=row_cell,
         arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot},
@@ -214,15 +203,16 @@ def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     return waiting & ~fresh_boundary(state, host)
 
 
-def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -> Ints:
-    """Return how many of its segment's columns each row sees, ``[R]``.
+def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, rows: Ints) -> Ints:
+    """Return how many of its segment's columns each row sees, ``[R]``, without those of drafts.
 
     Args:
         config: `window_attention` and `prompt_attention` are read.
         position: ``[R]``.
-        first, rows: ``[G]`` position of each segment's first row, and its number of rows.
+        first, span, rows: ``[G]`` position of each segment's first row, and its number of rows, without and with those
+            of drafts.
     """
-    every = rows.repeat(rows)
+    every = span.repeat(rows)
     causal = config.window_attention == "block_causal"
     if not causal and first.min(initial=0) >= 0:
         return every
