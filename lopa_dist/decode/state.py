@@ -90,7 +90,7 @@ FAILED = 2  # what `HostState.done` is of a sequence whose predictions were not 
 class HostState(NamedTuple):
     """What the host knows of every sequence: integers, numpy [S]. Rows of `State.integers`, in this order.
 
-    Blocks follow from `committed <= complete <= end` (docs/architecture.md, "Two frontiers instead of block states").
+    Blocks follow from `committed <= complete <= end` (docs/architecture.md, "The state").
     """
 
     prompt: Ints  # tokens of the prompt, without `known` ones
