@@ -138,7 +138,7 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
         positions=prefix + torch.arange(window, device=device).repeat(count),
         head_rows=head, head_slots=torch.arange(len(head), device=device),
         head_sequence=np.zeros(len(head), int), head_keys=None, local_branches=1, columns=len(head),
-        where=torch.zeros_like(head), width=window, stale=None, drafts=None,
+        where=torch.zeros_like(head), width=window, of_commit=None, drafts=None,
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
 
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
-    """Remember what a committing forward predicted for the first position behind the cache (boundary=stale)."""
+    """Remember what a committing forward predicts for the first position behind the cache: no later row may do it."""
     if state.vocabulary.shift and state.config.stores_kv:
         commits = running & (state.committed != state.complete)
         kept = state.boundary.packed

@@ -46,7 +46,9 @@ def verify(state: State, records: Records) -> Winner:
     agrees = (records.token == draft) & (depth < state.drafts[:, None, None])
     of_branch = agrees.cumprod(2).sum(2)  # [S, K]
     runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
-    accepted, branch = torch.where(runs, of_branch, -1).max(1)  # of equals the first, whose K/V are in place
+    of_branch = torch.where(runs, of_branch, -1)
+    accepted, branch = of_branch.max(1)  # of equals the first, whose K/V are in place
+    accepted_with = of_branch.cummax(1).values if state.config.branches else None
     accepted = accepted.clamp(min=0)
     records = of_winner(records, branch)
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
@@ -54,7 +56,10 @@ def verify(state: State, records: Records) -> Winner:
         ends = (is_eos(state, records.token) & brought).long()
         brought &= ends.cumsum(1) - ends == 0
     position = torch.where(brought, position, -1)
-    return Winner(branch, records, position, records.token.long(), accepted=accepted, probability=records.packed[1])
+    return Winner(
+        branch, records, position, records.token.long(),
+        accepted=accepted, accepted_with=accepted_with, probability=records.packed[1],
+    )  # fmt: skip
 
 
 def chains(state: State) -> Tensor:

@@ -23,8 +23,8 @@ class Context:
     boundary: str
     """For models with the logit shift, whose first window position is predicted by the row before it, which is cached.
 
-    That row is computed anew in every step (fresh), its record from the forward that filled the cache is used again
-    (stale), or that forward fills this one position and no other (fill, Fast-dLLM's rule)."""
+    That row is computed anew in every step, unless nothing that it sees can have changed (fresh); or the forward that
+    filled the cache fills this one position and no other (fill, Fast-dLLM's rule)."""
 
     cache: str
     """Which K/V a step takes from an earlier one.

@@ -143,7 +143,7 @@ class State:
     chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
     chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
     paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
-    boundary: Records  # [S] the record of position `committed` from the forward that committed (boundary=stale)
+    boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
     structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # the cache of `rows.layout`

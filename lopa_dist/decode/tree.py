@@ -57,7 +57,11 @@ def by_agreement(state: State, records: Records) -> Winner:
     depth, _, _, drafts = state.paths
     valid = (number < drafts[..., None]) & ~sure.isnan()  # rows of drafts may overflow
     accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
-    branch = end_of_walk(state, predicted, accepted) if config.branches else depth.new_zeros(slots)
+    branch, accepted_with = depth.new_zeros(slots), None
+    if config.branches:
+        reached = on_walk(state, predicted, accepted)
+        branch = torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
+        accepted_with = torch.where(reached, depth + accepted, 0).cummax(1).values
 
     at = arange(slots, branch.device)
     accepted, valid, probability = accepted[at, branch], valid[at, branch], sure[at, branch]
@@ -70,11 +74,14 @@ def by_agreement(state: State, records: Records) -> Winner:
             probability = torch.cat([of_path(state, sure, branch), probability], 1)
         accepted = accepted + depth[at, branch]
     winner = Records(records.packed[:, at, branch])
-    return Winner(branch, winner, position, token, accepted=accepted, probability=probability.view(torch.int32))
+    return Winner(
+        branch, winner, position, token,
+        accepted=accepted, accepted_with=accepted_with, probability=probability.view(torch.int32),
+    )  # fmt: skip
 
 
-def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
-    """Return the branch where the walk from the anchor ends, ``[S]``.
+def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
+    """Return which branches the walk from the anchor comes to, ``[S, K]`` bool; it ends at the deepest one.
 
     Args:
         state: from which the forward was laid out.
@@ -91,7 +98,7 @@ def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
     for _ in range((branches - 1).bit_length()):  # is its parent reached, the parent's parent, and so on to the anchor
         reached = reached & reached.gather(1, parent)
         parent = parent.gather(1, parent)
-    return torch.where(reached, depth, -1).argmax(1)  # the reached branches lie on one path: the deepest is its end
+    return reached
 
 
 def of_path(state: State, sure: Tensor, branch: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ class Winner(NamedTuple):
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
     # [S] drafts that were accepted (by_agreement), whose tokens come first; if there are tokens, no position is forced
     accepted: Tensor | None = None
+    accepted_with: Tensor | None = None  # [S, K] drafts that the first 1 .. K branches alone would have brought
     probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities (by_agreement)
 
 

@@ -80,6 +80,6 @@ class ChunkedPrefill:
             depth=0 * rows, tail=None, begin=start, stop=start,
             prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
             head_rows=nothing, head_slots=nothing, head_sequence=none, head_keys=None, local_branches=1, columns=0,
-            where=nothing, width=size, stale=None, drafts=None,
+            where=nothing, width=size, of_commit=None, drafts=None,
             seen=first + rows + 1 if causal else None, place=first + rows if causal else None,
         )  # fmt: skip

@@ -114,7 +114,7 @@ class Engine:
                 spawn(step.state, winner)  # LoPA: the branches of the next step
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
-                levels = batch.to_host(step, self.lockstep.levels)  # the step's one copy
+                levels = batch.to_host(step, winner, self.lockstep.levels)  # the step's one copy
                 if self.lockstep.agree(levels) == StopLevel.ABORT:
                     return
                 commit(self.lockstep.prepared, batch.pool, step.state, step.before, step.after, self.comm)
@@ -198,7 +198,8 @@ class Engine:
         """Store the step until the next one is under way (`hand_out`), and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
-        self.ended = EndedStep(step.before, step.after, rows, step.works, finished, dict(self.statistics.seconds))
+        told, seconds = step.accepted_with, dict(self.statistics.seconds)
+        self.ended = EndedStep(step.before, step.after, rows, step.works, told, finished, seconds)
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -223,4 +224,6 @@ class Engine:
             window_rows = rows.causal.computed
         else:
             window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)
+        self.statistics.step(
+            before, after, window_rows, step.works, step.accepted_with, int(filled.sum()), step.seconds
+        )

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
+from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import start, written
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
@@ -55,6 +57,7 @@ class Step:
     proposal: Choice  # of this rank, for the next step's
     works: list[Work | None]  # of these slots' requests
     error: Exception | None = None  # of a chunk of a prompt that ran before it
+    accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
 
 
 @dataclass
@@ -65,6 +68,7 @@ class EndedStep:
     after: HostState
     rows: ForwardBatch
     works: list[Work | None]
+    accepted_with: Ints | None
     finished: list[Generation]
     seconds: dict[str, float]  # of all phases until its end
 
@@ -160,11 +164,14 @@ class RunningBatch:
                 break
         return waiting
 
-    def to_host(self, step: Step, extra: Tensor) -> Ints:
+    def to_host(self, step: Step, winner: Winner, extra: Tensor) -> Ints:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
         if step.slots is not None:
             self.state.put(step.slots, step.state)
-        self.host, copied = self.state.to_host_with(extra)
+        told = winner.accepted_with
+        self.host, copied = self.state.to_host_with(extra if told is None else torch.cat([extra, told.view(-1)]))
+        if told is not None:
+            copied, step.accepted_with = copied[: len(extra)], copied[len(extra) :].reshape(told.shape)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         self.statistics.lap("host", waited=True)
         return copied

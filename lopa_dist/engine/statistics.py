@@ -84,6 +84,7 @@ class Statistics(Work):
         after: HostState,
         rows: Ints,
         works: Sequence[Work | None],
+        accepted_with: Ints | None,
         filled: int,
         seconds: dict[str, float],
     ) -> None:
@@ -93,18 +94,21 @@ class Statistics(Work):
             before, after: what the host knew before it and after it.
             rows: ``[S]`` computed for windows.
             works: ``[S]`` of the sequences' requests; None for those that had nothing to do.
+            accepted_with: ``[S, K]`` as of `Winner`.
             filled: tokens, of all sequences.
             seconds: as `self.seconds` was when the step ended.
         """
         self.seconds_counted = seconds
         running = 0
+        by_branches = [[]] * len(works) if accepted_with is None else accepted_with.tolist()
         found = zip(
             works,
             rows.tolist(),
             *(x.tolist() for x in (before.branches, after.winner, before.drafts, after.accepted)),
+            by_branches,
             strict=True,
         )
-        for own, computed, branches, winner, drafts, accepted in found:
+        for own, computed, branches, winner, drafts, accepted, of_branches in found:
             if not branches or own is None:
                 continue
             running += 1
@@ -115,6 +119,7 @@ class Statistics(Work):
                     work.accepted[accepted] += 1
                 if branches > 1:
                     work.wins[winner] += 1
+                    work.accepted_with.update(dict(enumerate(of_branches)))
         self.steps += 1
         self.forwards += running
         self.tokens_filled += filled

@@ -201,7 +201,7 @@ def layout(
         begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if prompts else None,
         tokens=tokens, positions=on["positions"], head_rows=on["head_rows"],
         head_slots=on["slots"], head_sequence=head_sequence, head_keys=keys, local_branches=1,
-        columns=common + -(-state.config.branches // ranks) * width, where=on["tokens"], width=depths, stale=None,
+        columns=common + -(-state.config.branches // ranks) * width, where=on["tokens"], width=depths, of_commit=None,
         drafts=None,
         seen=seen, place=np.where(np.arange(total) < tokens_end, place, -1),
         causal=CausalRows(

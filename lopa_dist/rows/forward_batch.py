@@ -69,7 +69,7 @@ class ForwardBatch:
     columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
     where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
-    stale: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of no sequence
+    of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
     drafts: DraftRows | None  # the rows that verify drafts; None if there are none
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch

@@ -83,7 +83,7 @@ def layout(
         stop=structure.stop + origin, prefill=structure.prefill, tokens=tokens, positions=positions,
         head_rows=head_rows, head_slots=on["slot"], head_sequence=structure.head_sequence, head_keys=keys,
         local_branches=-(-state.config.max_branches // ranks), columns=structure.columns, where=where,
-        width=structure.width, stale=on.get("stale"), drafts=drafts,
+        width=structure.width, of_commit=on.get("of_commit"), drafts=drafts,
     )  # fmt: skip
 
 
@@ -108,8 +108,8 @@ def find_structure(
     if extra.any():
         add_draft_rows(state, host, made, origin, extra, ranks)
     made.on = together(state.canvas.device, **made.arrays)
-    if made.stale.any():
-        made.on["stale"] = to_device(made.stale, state.canvas.device)
+    if made.of_commit.any():
+        made.on["of_commit"] = to_device(made.of_commit, state.canvas.device)
     if keeps and not made.prefill:  # the length of a prompt seldom comes again
         if len(state.structures) >= MOST_KEPT:
             state.structures.clear()
@@ -146,9 +146,9 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `layout`
     dense.index_copy_(2, batch.where, parts[:, :, :masked])
     packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
-    if batch.stale is not None:
+    if batch.of_commit is not None:
         first = packed[..., 0]
-        torch.where(batch.stale[:, None], state.boundary.packed[..., None], first, out=first)
+        torch.where(batch.of_commit[:, None], state.boundary.packed[..., None], first, out=first)
     if not state.config.drafts:
         return Records(packed)
     return Records(packed, unpack_drafts(state, batch, packed, parts[:, :, masked:]))

@@ -38,7 +38,7 @@ class Structure:
     prefill: Prefill | None
     reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
     masked: int  # masked positions of all sequences
-    stale: NDArray[np.bool_]  # [S] see `stale_boundary`
+    of_commit: NDArray[np.bool_]  # [S] see `record_of_commit`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
     behind: Ints  # [G] position behind its last row, without rows of drafts
@@ -134,7 +134,7 @@ def window_structure(
     return Structure(
         sequence=sequence, branch=branch, start=start, rows=rows, hi=own_columns(config, position, first, span, rows),
         depth=np.zeros(total, np.int64), head_sequence=sequence.repeat(wanted), columns=columns, width=width,
-        prefill=prefill, reported=mine, masked=amount, stale=stale_boundary(state, host),
+        prefill=prefill, reported=mine, masked=amount, of_commit=record_of_commit(state, host),
         first=first - origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
         row_cell=row_cell,
@@ -194,8 +194,8 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
 
 
-def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` whether the first masked position takes the record that the commit stored."""
+def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
+    """Return ``[S]`` whether the first masked position takes the record of the commit of the row before it."""
     config = state.config
     if not config.stores_kv or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
