@@ -11,9 +11,9 @@ block in the model's counting, too, and the first block of the answer has masks 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -146,7 +146,6 @@ class State:
     boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
-    structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # the cache of `rows.layout`
 
     def __post_init__(self) -> None:
         # views of `integers`, written in place, so that one transfer takes them all to the host

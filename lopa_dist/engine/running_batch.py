@@ -27,6 +27,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.causal_rows import Lookahead
+from lopa_dist.rows.layout import Structures
 
 NextRequests = Callable[[int], list[int]]
 """Takes a limit and returns the numbers of the next requests, at most that many; none when there are no more. All
@@ -108,6 +109,7 @@ class RunningBatch:
         self.lookahead = lookahead
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
+        self.structures: Structures = {}  # of earlier steps
         self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
 
     def admit(self) -> None:

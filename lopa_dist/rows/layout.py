@@ -7,6 +7,7 @@ What depends on token values (ids, masked positions, edits) stays on the device 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,8 +24,17 @@ FEW = 4  # structures are cached for at most this many sequences in flight: with
 MOST_KEPT = 1024  # structures; when there are more, all are dropped
 
 
+Structures: TypeAlias = dict[tuple[object, ...], Structure]
+"""Structures of earlier steps, by what they follow from."""
+
+
 def layout(
-    state: State, host: HostState, rank: int = 0, ranks: int = 1, prefixes: SharedPrefixes | None = None
+    state: State,
+    host: HostState,
+    rank: int = 0,
+    ranks: int = 1,
+    prefixes: SharedPrefixes | None = None,
+    structures: Structures | None = None,
 ) -> ForwardBatch:
     """Lay out this rank's share of the next forward: branch j runs on rank j mod `ranks`.
 
@@ -35,9 +45,10 @@ def layout(
         state, host: the state and its host copy, of the same step.
         rank, ranks: of the branch group.
         prefixes: what prompts share; None where they share nothing.
+        structures: of earlier steps with the same slots; gets this one's. None: none is looked up.
     """
     device, origin = state.canvas.device, origins(state.config, host)
-    structure = find_structure(state, host, rank, ranks, prefixes, origin)
+    structure = find_structure(state, host, rank, ranks, prefixes, {} if structures is None else structures, origin)
     sequence, first = structure.sequence, structure.first + origin[structure.sequence]
     shared = host.prompt[sequence] + first  # nothing where the first row is the prompt's first
     tail = None
@@ -88,21 +99,27 @@ def layout(
 
 
 def find_structure(
-    state: State, host: HostState, rank: int, ranks: int, prefixes: SharedPrefixes | None, origin: Ints
+    state: State,
+    host: HostState,
+    rank: int,
+    ranks: int,
+    prefixes: SharedPrefixes | None,
+    structures: Structures,
+    origin: Ints,
 ) -> Structure:
     """Return the structure of a forward, its arrays on the device: from the cache, or made now.
 
     With one sequence in flight most steps find theirs there, which saves host time that the device would wait for.
 
     Args:
-        state, host, rank, ranks, prefixes: as of `layout`.
+        state, host, rank, ranks, prefixes, structures: as of `layout`.
         origin: `origins`.
     """
     config = state.config
     keeps = config.keeps_kv and state.slots <= FEW
     key = (rank, ranks, *shapes(config, host)) if keeps else ()
-    if key in state.structures:
-        return state.structures[key]
+    if key in structures:
+        return structures[key]
     extra = drafts_with_rows(config, host)
     made = window_structure(state, host, rank, ranks, prefixes, origin, extra)
     if extra.any():
@@ -111,9 +128,9 @@ def find_structure(
     if made.of_commit.any():
         made.on["of_commit"] = to_device(made.of_commit, state.canvas.device)
     if keeps and not made.prefill:  # the length of a prompt seldom comes again
-        if len(state.structures) >= MOST_KEPT:
-            state.structures.clear()
-        state.structures[key] = made
+        if len(structures) >= MOST_KEPT:
+            structures.clear()
+        structures[key] = made
     return made
 
 
