@@ -1,8 +1,8 @@
 """What the ranks of a replica do together in every step: run the forward, gather its records, and agree to go on.
 
-Every rank brings a `StopLevel` to each step, and all do what the highest of them says. So all ranks stop at the same
-step, whichever was asked to stop or failed. Beside it travels how far each would look ahead in the next step
-(`LookaheadPolicy`), where all follow the first.
+Every rank brings a `StopLevel` to each step, and all follow the highest of them. So all ranks stop at the same
+step, whichever was asked to stop or failed. Each rank also sends how far it would look ahead in the next step
+(`LookaheadPolicy`), and all follow the first rank.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Lockstep:
         self.proposal = self.choice  # this rank's own
 
     def least(self, value: int, device: torch.device) -> int:
-        """Return the least of all ranks' values, so that what follows from it is the same on all of them."""
+        """Return the least of all ranks' values, so that all decide the same from it."""
         for comm in (self.tensor, self.comm):
             if comm.size > 1:
                 value = int(comm.all_gather(torch.tensor([value], device=device)).min())
@@ -59,7 +59,7 @@ class Lockstep:
         Args:
             runner: runs it.
             batch: this rank's rows.
-            step: whose slots the batch's sequences have. An error that it brings counts as the forward's.
+            step: of the batch. If it brings an error, this counts as the forward's.
 
         Returns:
             This rank's share as it ran, for `commit`; and records ``[ranks, local_branches, columns, 3 or 5]`` int32.
@@ -97,7 +97,7 @@ class Lockstep:
             self.levels = records.new_empty(0)
             return records[None]
         own = to_device(np.array([self.own_level, *self.proposal], np.int32), records.device)
-        if self.tensor.size > 1:  # tensor ranks hear of a signal at different moments
+        if self.tensor.size > 1:  # tensor ranks receive a signal at different moments
             gathered = self.tensor.all_gather(own)
             own = torch.cat([gathered[:, 0].amax(0, keepdim=True), gathered[0, 1:]])
         if self.comm.size == 1:

@@ -24,13 +24,13 @@ class Share(NamedTuple):
 
     rank: int  # of the branch group
     ranks: int
-    prefixes: SharedPrefixes | None  # what prompts share; None where they share nothing
+    prefixes: SharedPrefixes | None  # what prompts share; None if they share nothing
     lookahead: causal_rows.Lookahead  # of causal models
     structures: Structures  # of this batch's earlier steps, of masked models
 
 
 class Rules(NamedTuple):
-    """A step: which rows run; their records, by sequence; which tokens they prove; writing them; looking ahead."""
+    """The parts of a step: lay out the rows, sort their records by sequence, verify, write tokens, look ahead."""
 
     layout: Callable[[State, HostState, Share], ForwardBatch]
     unpack: Callable[[State, ForwardBatch, Tensor], Records]

@@ -44,13 +44,13 @@ def layout(
     Args:
         state, host: the state and its host copy, of the same step.
         rank, ranks: of the branch group.
-        prefixes: what prompts share; None where they share nothing.
+        prefixes: what prompts share; None if they share nothing.
         structures: of earlier steps with the same slots; gets this one's. None: none is looked up.
     """
     device, origin = state.canvas.device, origins(state.config, host)
     structure = find_structure(state, host, rank, ranks, prefixes, {} if structures is None else structures, origin)
     sequence, first = structure.sequence, structure.first + origin[structure.sequence]
-    shared = host.prompt[sequence] + first  # nothing where the first row is the prompt's first
+    shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
     tail = None
     if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
@@ -74,7 +74,7 @@ def layout(
     row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
-    # `nonzero_static` needs a fixed size: if there are fewer masks than the host counted, the rest is a cell unread
+    # `nonzero_static` needs a fixed size: with fewer masks than the host counted, the rest is a cell that nobody reads
     nowhere = state.slots * structure.width
     masked = state.window(structure.width).masked.view(-1)
     where = torch.nonzero_static(masked, size=structure.masked, fill_value=nowhere)[:, 0]
@@ -135,7 +135,7 @@ def find_structure(
 
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
-    """Yield what a structure follows from, sequence by sequence, positions from the origin; () where nothing runs."""
+    """Yield the numbers of each sequence that determine a structure, from its origin; () if it does not run."""
     drafted = drafts_with_rows(config, host)
     fields = "branches", "masked", "first_masked", "committed", "complete", "end", "limit"
     for drafts, branches, masked, first, committed, complete, end, limit in zip(
@@ -174,8 +174,8 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
 def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: Tensor) -> Records:
     """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
-    The first draft of a branch takes the branch's own record. So do drafts whose predicting row the forward did not
-    compute, because no draft can change it. The others take the record of their verification row.
+    The first draft of a branch takes the branch's own record. So do drafts whose predicting row cannot be changed by
+    other drafts, and was therefore not computed again. The others take the record of their verification row.
 
     Args:
         state, batch: of this step.
@@ -184,7 +184,7 @@ def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: T
     """
     m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
     position = state.chain[0].view(slots, -1, m)  # [S, K, m]
-    offset = (position - state.complete[:, None, None]).clamp(0, width - 1)  # in range where a branch has no draft, too
+    offset = (position - state.complete[:, None, None]).clamp(0, width - 1)  # in range also if a branch has no draft
     size = len(packed)
     drafts = packed.gather(3, offset.expand(size, -1, -1, -1))
     if batch.drafts is not None:

@@ -1,4 +1,4 @@
-"""Which rows a forward has, and which of them predict what: its ragged structure, worked out by the host in numpy.
+"""Which rows a forward has, and what they predict: its ragged structure, computed on the host in numpy.
 
 All of it follows from a few integers of every sequence. Positions are counted from each sequence's `origins`, so later
 steps, other blocks and other requests have the same structure, and `layout` caches it.
@@ -22,11 +22,11 @@ from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows
 class Structure:
     """The rows of one forward on one rank.
 
-    [S] a sequence, [G] a segment, [R] a packed row, [R'] with padding and one more row for edits of nothing,
+    [S] a sequence, [G] a segment, [R] a packed row, [R'] with padding and one more row for unused edits,
     [H] a prediction, [D] a draft with rows of its own (`draft_rows`).
     """
 
-    sequence: Ints  # [G] as in `ForwardBatch`, as the next ones
+    sequence: Ints  # [G] as in `ForwardBatch`, like the fields up to `prefill`
     branch: Ints  # [G]
     start: Ints  # [G]
     rows: Ints  # [G]
@@ -41,15 +41,15 @@ class Structure:
     of_commit: NDArray[np.bool_]  # [S] see `record_of_commit`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
-    behind: Ints  # [G] position behind its last row, of those that are no draft's
+    behind: Ints  # [G] position behind its last row, without rows of drafts
     begin: Ints  # [S] position of the first row of a sequence's windows
     stop: Ints  # [S] position behind their last row
     row_sequence: Ints  # [R']
-    row_position: Ints  # [R'] of a draft's row, any: the device knows it
+    row_position: Ints  # [R'] any value for rows of drafts, which the device fills in
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # indices for the device:
-    #   edits: of each segment, its cell in `State.edits`
-    #   entry: of each window's prediction, which of all masked positions it is for
+    #   edits: each segment's cell in `State.edits`
+    #   entry: which of all masked positions each prediction of a window is for
     #   base: predicting row = base + the masked position's cell in the dense records [S, width]
     #   slot: of all predictions, as `ForwardBatch.head_slots`
     arrays: dict[str, Ints]  # on the host
@@ -94,7 +94,7 @@ def window_structure(
     rows = span + 2 * extra[sequence] * (branch >= 0)
     start = rows.cumsum() - rows
 
-    # a segment's rows in the order of positions; then its drafts' rows, until they are filled in like its last one
+    # a segment's rows in the order of positions; then its drafts' rows, which repeat the last one until filled in
     total = int(rows.sum())
     position = first.repeat(rows) + np.minimum(ragged_arange(rows), span.repeat(rows) - 1)
     row_sequence, row_position, row_cell = np.zeros((3, padded(max(total, 1)) + 1), np.int64)
@@ -123,7 +123,7 @@ def window_structure(
     if shift:
         ahead = np.flatnonzero(wanted * host.first_masked[sequence])
         # The row before the window predicts its first position. If that row is not in this forward, any row will do:
-        # `unpack` puts the kept record in its place. In a prefill it is the prompt's last row.
+        # `unpack` puts the stored record in its place. In a prefill it is the prompt's last row.
         boundary = np.maximum(base, start)
         if prefill and prefill_apart(config):
             answers = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
@@ -145,8 +145,8 @@ def window_structure(
 def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return the sequences and branches of this rank's windows, and for which of them it reports predictions.
 
-    Every rank computes what must be cached and is the same in every branch. A rank that has none of a sequence's
-    branches then runs the anchor, and another rank reports its predictions.
+    Every rank computes the rows that must be cached and are the same in every branch. For this, a rank without any of a
+    sequence's branches runs the anchor, whose predictions another rank reports.
     """
     config = state.config
     owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
@@ -164,8 +164,8 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
     """Return the range ``[begin, stop)`` of positions of each window that go through the model, ``[S]`` each.
 
     A window begins at the first uncommitted token or at the boundary row before it. If the prompt has no segment of its
-    own, it begins at the prompt's first token behind the shared prefix. It ends with the last appended block or, with a
-    whole canvas, with the last mask, unless a dual cache has the masks behind.
+    own, it begins at the prompt's first token behind the shared prefix. It ends with the last appended block or, with
+    canvas=whole, with the last mask, unless a dual cache has the masks behind.
     """
     config = state.config
     if not config.stores_kv:
@@ -182,7 +182,7 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 
 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` where the last committed row is one of the window's, because it predicts the first position.
+    """Return ``[S]`` whether the last committed row is part of the window, because it predicts the first position.
 
     It is recomputed while that position is masked. Only a row that sees the window can have changed since its commit:
     with block-causal windows, and at the end of a prompt that sees only itself, the record from the commit still holds.
@@ -195,7 +195,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` where the first masked position takes the record of the forward that committed the row before."""
+    """Return ``[S]`` whether the first masked position takes the record of the commit of the row before it."""
     config = state.config
     if not config.stores_kv or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
