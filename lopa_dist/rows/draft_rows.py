@@ -105,7 +105,7 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
 
     # what is reported of the verification rows
     reported = structure.reported[of_check]
-    column = structure.masked + (extra.cumsum() - extra)[sequence[of_check]] + check_draft - 1
+    column = structure.wanted + (extra.cumsum() - extra)[sequence[of_check]] + check_draft - 1
     slot = (branch[of_check] // ranks * structure.columns + column)[reported]
 
     of_all = np.concatenate([of_mask, of_token, of_check])
