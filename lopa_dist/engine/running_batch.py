@@ -207,9 +207,10 @@ class RunningBatch:
             if self.host.step[slot] == 1 and not admission.first_step:
                 admission.first_step = now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
-        answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        ends = np.minimum(self.host.end, self.host.limit)
+        answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
-        told = dict(zip(asked, written(self.state, asked, self.host.end[asked].tolist()), strict=True)) if asked else {}
+        told = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
         found = []
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import HostState, Records, State
+from lopa_dist.decode.state import HostState, Records, State, wanted_count
 from lopa_dist.ragged import Ints, to_device, together
 from lopa_dist.rows.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
 from lopa_dist.rows.forward_batch import ForwardBatch
@@ -74,10 +74,10 @@ def layout(
     row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
-    # `nonzero_static` needs a fixed size: with fewer masks than the host counted, the rest is a cell that nobody reads
+    # `nonzero_static` needs a fixed size: with fewer than the host counted, the rest is a cell that nobody reads
     nowhere = state.slots * structure.width
-    masked = state.window(structure.width).masked.view(-1)
-    where = torch.nonzero_static(masked, size=structure.masked, fill_value=nowhere)[:, 0]
+    wanted = state.wanted(structure.width).view(-1)
+    where = torch.nonzero_static(wanted, size=structure.wanted, fill_value=nowhere)[:, 0]
     found = where.index_select(0, on["entry"])
     head_rows = (on["base"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
     keys, drafts = None, None
@@ -137,20 +137,24 @@ def find_structure(
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of each sequence that determine a structure, from its origin; () if it does not run."""
     drafted = drafts_with_rows(config, host)
-    fields = "branches", "masked", "first_masked", "committed", "complete", "end", "limit"
-    for drafts, branches, masked, first, committed, complete, end, limit in zip(
-        drafted.tolist(), *(getattr(host, field).tolist() for field in fields), strict=True
+    fields = "branches", "first_masked", "committed", "complete", "end", "limit"
+    for drafts, wanted, branches, first, committed, complete, end, limit in zip(
+        drafted.tolist(),
+        wanted_count(config, host).tolist(),
+        *(getattr(host, field).tolist() for field in fields),
+        strict=True,
     ):
         origin = complete - complete % config.block_size
         last = limit - origin if config.canvas == "whole" else 0
         known = committed > 0, committed - origin, complete - origin, end - origin, last
-        yield (branches, drafts, masked, first, *known) if branches else ()
+        yield (branches, drafts, wanted, first, *known) if branches else ()
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     """Spread gathered records over ``[S, K, W]`` of `State.window`, and records of drafts over ``[S, K x m]``.
 
-    A branch has a record for every position that the anchor leaves masked. Branches that did not run have zeros.
+    A branch has a record for every position that is predicted in the anchor (`State.wanted`). Branches that did not run
+    have zeros.
 
     Args:
         state, batch: of this step.
