@@ -11,7 +11,7 @@ block in the model's counting, too, and the first block of the answer has masks 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -124,7 +124,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "chain_context", "written")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "settling", "chain_context", "written")  # tensors that begin with S
 
 
 @dataclass
@@ -138,7 +138,8 @@ class State:
     eos_ids: Tensor  # [number of EOS ids]
     integers: Tensor  # [fields of HostState, S] what the host must know
     key: Tensor  # [S] int64, the request's random key
-    eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
+    eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one; with `tau_edit`, in a settled block
+    settling: Tensor  # [S] forwards in a row that found no mask in the window (tau_edit)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
     chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
@@ -146,7 +147,6 @@ class State:
     boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
-    structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # the cache of `rows.layout`
 
     def __post_init__(self) -> None:
         # views of `integers`, written in place, so that one transfer takes them all to the host
@@ -190,6 +190,7 @@ class State:
             integers=long(len(HostState._fields), slots),
             key=long(slots),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
+            settling=long(slots),
             edits=long(2, slots, k, e),
             chain=long(2, slots, config.max_chain),
             chain_context=long(slots, config.max_chain),
@@ -221,7 +222,7 @@ class State:
         tail = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
         before = np.array([len(one.prompt) for one in admitted]) - tail
         limit = np.array([one.max_new_tokens for one in admitted]) + tail
-        end = tail if self.config.causal else np.minimum(self.config.block_size, limit)
+        end = tail if self.config.causal else np.minimum(self.config.block_size, last_end(self.config, limit))
         begin = dict.fromkeys(HostState._fields, 0 * slots) | {
             "prompt": before,
             "committed": 0 * slots - 1,
@@ -247,6 +248,7 @@ class State:
         self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
         self.key.index_copy_(0, slots_, keys_)
         self.eos.index_fill_(0, slots_, 0)
+        self.settling.index_fill_(0, slots_, 0)
         self.edit_position.index_fill_(0, slots_, -1)
         self.paths.index_fill_(1, slots_, 0)
         known = np.stack(host)
@@ -268,6 +270,11 @@ class State:
             masked = (token == self.vocabulary.mask_id) & inside
             self._window = Window(span, token, inside, masked)
         return self._window
+
+    def wanted(self, width: int) -> Tensor:
+        """Return the positions of the windows whose predictions are wanted, ``[S, width]`` bool (`wanted_count`)."""
+        span, _, inside, masked = self.window(width)
+        return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
     def set_window(self, window: Window | None) -> None:
         """Set the windows of this step, as `advance` left them, for `spawn`; None: the step is over."""
@@ -339,6 +346,22 @@ def known_tokens(config: DecodeConfig, prompt: int) -> int:
     if config.causal:  # the last one, which predicts the first token of the answer
         return min(prompt, 1)
     return prompt % config.block_size if config.prompt_attention == "blocks" else 0
+
+
+def wanted_count(config: DecodeConfig, host: HostState) -> Ints:
+    """Return how many positions of each window a forward predicts, ``[S]``: the masks; to edit, all of the answer's."""
+    if config.tau_edit is None:
+        return host.masked
+    return np.where(host.done == 0, host.end - np.maximum(host.complete, host.known), 0)
+
+
+def last_end(config: DecodeConfig, limit: Any) -> Any:
+    """Return where the last block ends, of answers that end at `limit`.
+
+    Blocks that are counted from the prompt's first token are whole, as in training. What lies behind the limit belongs
+    to no answer.
+    """
+    return -(-limit // config.block_size) * config.block_size if config.prompt_attention == "blocks" else limit
 
 
 @lru_cache(maxsize=256)

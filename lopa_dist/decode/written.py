@@ -18,8 +18,8 @@ from lopa_dist.decode.winner import Winner
 from lopa_dist.ragged import to_device
 
 PROBABILITY, STEP, WAY = range(3)
-FILLED, ACCEPTED, BONUS = range(3)
-WAYS = ("filled", "accepted", "bonus")
+FILLED, ACCEPTED, BONUS, EDITED = range(4)
+WAYS = ("filled", "accepted", "bonus", "edited")
 
 
 class Written(NamedTuple):
@@ -27,7 +27,9 @@ class Written(NamedTuple):
 
     probability: float  # by the model, after temperature and filters, in the context that proved or filled the token
     step: int  # forward of the request, from 1
-    way: str  # "filled"; "accepted": a draft or a lookahead that stayed; "bonus": instead of a draft that failed
+    # "filled"; "accepted": a draft or a lookahead that stayed; "bonus": instead of a draft that failed; "edited":
+    # instead of a token that was filled before
+    way: str
 
 
 def start(state: State) -> None:
@@ -37,7 +39,13 @@ def start(state: State) -> None:
         state.written = state.answers.new_zeros((slots, 3, columns + 1)).int()
 
 
-def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor | None = None) -> None:
+def note(
+    state: State,
+    winner: Winner,
+    at: Tensor | None = None,
+    chosen: Tensor | None = None,
+    edited: Tensor | None = None,
+) -> None:
     """Record how the tokens of a step were written, if a request asks; to be called after `State.step` has counted it.
 
     Args:
@@ -45,6 +53,7 @@ def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor 
         winner: what it brings was written.
         at: ``[S, W]`` positions that were masked behind what the winner brings, -1: none. None: there are no masks.
         chosen: ``[S, W]`` bool, which of these were filled from the winner's records.
+        edited: ``[S, W]`` positions whose token was replaced by the records', -1: none.
     """
     if state.written is None:
         return
@@ -70,6 +79,10 @@ def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor 
         filled = at.masked_fill(~chosen, -1)
         put(STEP, filled, step)
         put(WAY, filled, step.new_full((1, 1), FILLED))
+    if edited is not None:
+        put(PROBABILITY, edited, winner.records.packed[1])
+        put(STEP, edited, step)
+        put(WAY, edited, step.new_full((1, 1), EDITED))
 
 
 def written(state: State, slots: Sequence[int], ends: Sequence[int]) -> list[list[Written]]:

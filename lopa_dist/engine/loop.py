@@ -105,19 +105,18 @@ class Engine:
         while batch.running:
             with self.watched(False):  # on a GPU all of it is queued, and nothing waits
                 step = batch.schedule()  # all sequences, or those that fit engine.max_rows
-                share = Share(self.comm.rank, self.comm.size, step.prefixes, step.lookahead)
+                share = Share(self.comm.rank, self.comm.size, step.prefixes, step.lookahead, batch.structures)
                 rows = layout(step.state, step.before, share)
-                gathered = self.lockstep.forward(batch.runner, rows, step)  # of all ranks
+                prepared, gathered = self.lockstep.forward(batch.runner, rows, step)  # records of all ranks
                 records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
                 winner = verify(step.state, records)  # LoPA: which branch wins
                 advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
                 spawn(step.state, winner)  # LoPA: the branches of the next step
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
-                levels = batch.to_host(step, winner, self.lockstep.levels)  # the step's one copy
-                if self.lockstep.agree(levels) == StopLevel.ABORT:
+                if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host
                     return
-                commit(self.lockstep.prepared, batch.pool, step.state, step.before, step.after, self.comm)
+                commit(prepared, batch.pool, step.state, step.before, step.after, self.comm)
                 finished = batch.collect()
             self.end_step(step, rows, winner, finished)
             if self.lockstep.level == StopLevel.RUN:

@@ -27,6 +27,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.causal_rows import Lookahead
+from lopa_dist.rows.layout import Structures
 
 NextRequests = Callable[[int], list[int]]
 """Takes a limit and returns the numbers of the next requests, at most that many; empty when there are no more. All
@@ -108,7 +109,8 @@ class RunningBatch:
         self.lookahead = lookahead
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
-        self.waiting: deque[int] = deque()  # handed out, but without K/V space so far
+        self.structures: Structures = {}  # of earlier steps
+        self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
 
     def admit(self) -> None:
         """Fill empty slots with the next requests, as far as there is K/V space."""
@@ -205,9 +207,10 @@ class RunningBatch:
             if self.host.step[slot] == 1 and not admission.first_step:
                 admission.first_step = now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
-        answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        ends = np.minimum(self.host.end, self.host.limit)
+        answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
-        told = dict(zip(asked, written(self.state, asked, self.host.end[asked].tolist()), strict=True)) if asked else {}
+        told = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
         found = []
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)

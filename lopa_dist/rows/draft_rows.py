@@ -88,7 +88,7 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
 
     # what is reported of the verification rows
     reported = structure.reported[of]
-    column = structure.masked + (extra.cumsum() - extra)[sequence[of]] + number
+    column = structure.wanted + (extra.cumsum() - extra)[sequence[of]] + number
     slot = (branch[of] // ranks * structure.columns + column)[reported]
     structure.head_sequence = np.append(structure.head_sequence, sequence[of][reported])
     cell = (sequence * config.max_chain + branch * m)[of] + number

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import HostState, State
+from lopa_dist.decode.state import HostState, State, wanted_count
 from lopa_dist.ragged import Ints, padded, ragged_arange
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
 
@@ -37,7 +37,7 @@ class Structure:
     width: int
     prefill: Prefill | None
     reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
-    masked: int  # masked positions of all sequences
+    wanted: int  # positions of all sequences that are predicted: masked ones, with `tau_edit` filled ones, too
     of_commit: NDArray[np.bool_]  # [S] see `record_of_commit`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
@@ -49,8 +49,8 @@ class Structure:
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # indices for the device:
     #   edits: each segment's cell in `State.edits`
-    #   entry: which of all masked positions each prediction of a window is for
-    #   base: predicting row = base + the masked position's cell in the dense records [S, width]
+    #   entry: which of all predicted positions each prediction of a window is for
+    #   base: predicting row = base + the predicted position's cell in the dense records [S, width]
     #   slot: of all predictions, as `ForwardBatch.head_slots`
     arrays: dict[str, Ints]  # on the host
     on: dict[str, Tensor] = field(default_factory=dict)
@@ -103,18 +103,18 @@ def window_structure(
     cells = sequence * state.canvas.shape[1] + state.origin
     row_cell[:total] = row_position[:total] + cells.repeat(rows)
 
-    # masked positions, one record per branch each; a head row's record goes to its `slot`
-    masked = host.masked * (host.branches > 0)
+    # predicted positions, one record per branch each; a head row's record goes to its `slot`
+    positions = wanted_count(config, host) * (host.branches > 0)
     longest = int(((host.end - host.complete) * (host.branches > 0)).max(initial=1))
     width = -(-longest // config.block_size) * config.block_size
-    amount = int(masked.sum())
-    wanted = masked[sequence] * mine
+    amount = int(positions.sum())
+    wanted = positions[sequence] * mine
     heads = wanted.cumsum() - wanted  # each segment's first
-    entry = np.arange(wanted.sum()) + (masked.cumsum() - masked)[sequence].repeat(wanted) - heads.repeat(wanted)
+    entry = np.arange(wanted.sum()) + (positions.cumsum() - positions)[sequence].repeat(wanted) - heads.repeat(wanted)
     columns = amount + int(extra.sum())
     slot = entry + (branch // ranks * columns).repeat(wanted)
 
-    # the row that predicts a masked position: its own or, with the shift, the one before
+    # the row that predicts a position: its own or, with the shift, the one before
     shift = int(state.vocabulary.shift)
     base = host.complete[sequence] + start - first - shift
     if prefill:
@@ -134,7 +134,7 @@ def window_structure(
     return Structure(
         sequence=sequence, branch=branch, start=start, rows=rows, hi=own_columns(config, position, first, span, rows),
         depth=np.zeros(total, np.int64), head_sequence=sequence.repeat(wanted), columns=columns, width=width,
-        prefill=prefill, reported=mine, masked=amount, of_commit=record_of_commit(state, host),
+        prefill=prefill, reported=mine, wanted=amount, of_commit=record_of_commit(state, host),
         first=first - origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
         row_cell=row_cell,
