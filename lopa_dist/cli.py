@@ -85,7 +85,9 @@ def job(raw: DictConfig) -> Any:
     except OSError as error:
         where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
         raise UserError(no_room(error, f"start it again{where}") or str(error)) from error
-    except (LaunchError, ValueError) as error:
+    except LaunchError as error:  # MPI's own end would wait for the ranks that cannot be joined
+        raise (RankError if world.size > 1 else UserError)(str(error)) from error
+    except ValueError as error:
         raise UserError(str(error)) from error
     leave_at_signals()  # a finished job's handler only remembers them
     result = summary(report, folder) if report else None

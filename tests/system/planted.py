@@ -28,10 +28,11 @@ def main(stage: str, rank: int, how: str, whom: str) -> None:
     if world.rank != rank:
         return
     place: dict[str, tuple[Any, str, int]] = {  # what is called, and the how manieth call it is
-        "joining": (run, "Group", 1), "reading": (run, "JobInput", 1), "loading": (run.EngineBuilder, "load", 1),
-        "compiling": (Engine, "prepare", 1), "first step": (Runner, "forward", 1),
-        "generating": (Runner, "forward", 12), "judging": (run.Judges, "submit", 3),
-        "writing": (run.Job, "write_verdicts", 8), "merging": (run, "merge", 1), "pages": (run.Job, "write_page", 1),
+        "joining": (run, "Group", 1), "grouping": (run.Group, "_split", 1), "reading": (run, "JobInput", 1),
+        "loading": (run.EngineBuilder, "load", 1), "compiling": (Engine, "prepare", 1),
+        "first step": (Runner, "forward", 1), "generating": (Runner, "forward", 12),
+        "judging": (run.Judges, "submit", 3), "writing": (run.Job, "write_verdicts", 8),
+        "merging": (run, "merge", 1), "pages": (run.Job, "write_page", 1),
     }  # fmt: skip
     where, name, number = place[stage]
     real: Callable[..., Any] = getattr(where, name)

@@ -37,7 +37,8 @@ SETTINGS = [
     *QUIET, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1", "engine.max_sequences=4", "job.grace_s=1"
 ]  # fmt: skip
 STAGES = (
-    "joining", "reading", "loading", "compiling", "first step", "generating", "judging", "writing", "merging", "pages"
+    "joining", "grouping", "reading", "loading", "compiling", "first step", "generating", "judging", "writing",
+    "merging", "pages",
 )  # fmt: skip
 OF_RANK_0 = ("merging", "pages")
 OF_LEADERS = ("judging", "writing")  # of replicas
