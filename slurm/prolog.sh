@@ -150,8 +150,34 @@ on_signal() {
     fi
 }
 
+# How many requests of the job are finished.
+finished() { { cat "$(value_of hydra.run.dir "${WORK[@]}")"/journal/*.jsonl 2>/dev/null || true; } | wc -l; }
+
+# Whether a job that is not finished goes back into the queue: if Slurm asked it to stop, which at a preemption with
+# GraceTime only the ranks hear. Not if it was cancelled, and not if it would end at its time limit again and again.
+#
+#   goes_on FINISHED_AT_THE_START
+goes_on() {
+    [ -n "${SLURM_JOB_ID:-}" ] || return 1
+    local job start preempted
+    job=$(scontrol --oneliner show job "$(own_job)" 2>/dev/null || true)
+    start=${job##* StartTime=} preempted=${job##* PreemptTime=}
+    start=${start%% *} preempted=${preempted%% *}
+    # Slurm is ending it: cancelled, or already back in the queue
+    if [[ $job == *" JobState="@(CANCELLED|COMPLETING)* && $job != *" Reason=TimeLimit"* ]]; then
+        say "not finished: cancelled, or requeued by Slurm"
+        return 1
+    fi
+    if [[ $preempted == [0-9]* && ! $preempted < $start ]]; then return 0; fi # of this start, not of an earlier one
+    [ "$ASKED" != 0 ] || return 1
+    if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && [ "$(finished)" = "$1" ]; then
+        say "no request was finished before the time limit, so the job does not go back into the queue: give a longer --time"
+        return 1
+    fi
+}
+
 lopa_launch() {
-    local given=("$@") all=() argument status=0 before
+    local given=("$@") all=() argument status=0 before had
     for argument in "${given[@]}"; do if [ "$argument" = --dry-run ]; then DRY=1; else all+=("$argument"); fi; done
     choose_work "${all[@]}"
     place "${all[@]}"
@@ -165,7 +191,7 @@ lopa_launch() {
     fi
     [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
     link_log
-    ASKED=0 CHILD=
+    had=$(finished) ASKED=0 CHILD=
     trap on_signal USR1 TERM
     "${COMMAND[@]}" &
     CHILD=$!
@@ -176,7 +202,7 @@ lopa_launch() {
         wait "$CHILD" || status=$?
     done
     trap - USR1 TERM
-    if [ "$ASKED" != 0 ] && [ "$status" != 0 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
+    if [ "$status" != 0 ] && goes_on "$had"; then
         say "not finished: back into the queue"
         scontrol requeue "$(own_job)" && sleep 60 # Slurm ends this shell
     fi

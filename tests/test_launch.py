@@ -139,29 +139,95 @@ def test_an_array_that_is_not_the_whole_input_is_refused(
     assert said in ran.stderr
 
 
-@pytest.mark.parametrize(("array", "name"), [(task_of("0-3", 2), "7_2"), ({"SLURM_JOB_ID": "9"}, "9")])
-def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array: dict[str, str], name: str) -> None:
-    """One task of an array has the array's number as its job's: to requeue that would requeue them all."""
-    said = tmp_path / "said"
+def cluster(folder: Path, job: str, step: str) -> dict[str, str]:
+    """The environment of a batch script whose Slurm writes what it is asked for into `folder`/said.
+
+    Args:
+        job: what `scontrol show job` says.
+        step: what srun runs.
+    """
     programs = {
-        "srun": f"sleep 30 & trap 'kill $!; exit 75' USR1; echo $$ >{tmp_path}/step; wait",
-        "scancel": f'echo "scancel $*" >>{said}; kill -USR1 "$(cat {tmp_path}/step)"',
-        "scontrol": f'[ "$1" != requeue ] || echo "scontrol $*" >>{said}; exit 1',
+        "srun": step,
+        "scancel": f'echo "scancel $*" >>{folder}/said; kill -USR1 "$(cat {folder}/step)"',
+        "scontrol": f'[ "$1" = requeue ] || {{ echo "{job}"; exit; }}; echo "scontrol $*" >>{folder}/said; exit 1',
     }
     for program, does in programs.items():
-        (tmp_path / program).write_text(f"#!/bin/bash\n{does}\n")
-        (tmp_path / program).chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BIN": str(Path(sys.executable).parent)}
+        (folder / program).write_text(f"#!/bin/bash\n{does}\n")
+        (folder / program).chmod(0o755)
+    (folder / "said").touch()
+    return {
+        **OUTSIDE, "PATH": f"{folder}:{os.environ['PATH']}", "BIN": str(Path(sys.executable).parent),
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }  # fmt: skip
+
+
+def signalled(environment: dict[str, str], folder: Path) -> tuple[str, list[str]]:
+    """What a job prints, and what it asks of Slurm, if it gets USR1 while its step runs."""
     job = subprocess.Popen(
-        ["bash", str(SCRIPTS[0]), "task.limit=1"],
-        env=OUTSIDE | array | path | {"SLURM_SUBMIT_DIR": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+        ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={folder}/run"],
+        env=environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    while job.poll() is None and not (tmp_path / "step").exists():
+    while job.poll() is None and not (folder / "step").exists():
         time.sleep(0.02)
     job.send_signal(signal.SIGUSR1)
     printed, _ = job.communicate(timeout=30)
     assert job.returncode == 75, printed
-    assert said.read_text().splitlines() == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+    return printed, (folder / "said").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("array", "name"), [(task_of("0-3", 2), "7_2"), ({"SLURM_JOB_ID": "9"}, "9")])
+def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array: dict[str, str], name: str) -> None:
+    """One task of an array has the array's number as its job's: to requeue that would requeue them all."""
+    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING PreemptTime=None ", until_signalled(tmp_path)) | array
+    _, said = signalled(environment, tmp_path)
+    assert said == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+
+
+def until_signalled(folder: Path) -> str:
+    """A step that runs until USR1."""
+    return f"sleep 30 & trap 'kill $!; exit 75' USR1; echo $$ >{folder}/step; wait"
+
+
+@pytest.mark.parametrize(
+    ("state", "again"),
+    [
+        ("CANCELLED Reason=None", False),
+        ("COMPLETING Reason=None", False),
+        ("COMPLETING Reason=TimeLimit", True),
+    ],
+)
+def test_a_job_that_was_cancelled_stays_so(tmp_path: Path, state: str, again: bool) -> None:
+    """Slurm would take it back into the queue."""
+    environment = cluster(tmp_path, f"JobId=9 JobState={state} Dependency=(null)", until_signalled(tmp_path))
+    printed, said = signalled(environment | {"SLURM_JOB_ID": "9"}, tmp_path)
+    assert said == ["scancel --signal=USR1 9.0", *(["scontrol requeue 9"] if again else [])]
+    assert ("cancelled, or requeued by Slurm" in printed) == (not again)
+
+
+@pytest.mark.parametrize(("finished", "again"), [(0, False), (1, True)])
+def test_a_job_whose_time_limit_is_too_short_ends(tmp_path: Path, finished: int, again: bool) -> None:
+    """At the second time that it finished no request."""
+    (tmp_path / "run" / "journal").mkdir(parents=True)
+    (tmp_path / "run" / "journal" / "001-0.jsonl").write_text("{}\n")
+    step = f"printf '%.0s{{}}\n' $(seq {finished}) >{tmp_path}/run/journal/002-0.jsonl; " * finished
+    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING ", step + until_signalled(tmp_path))
+    printed, said = signalled(environment | {"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "1"}, tmp_path)
+    assert ("scontrol requeue 9" in said) == again
+    assert ("give a longer --time" in printed) == (not again)
+
+
+@pytest.mark.parametrize(
+    ("preempted", "requeued"),
+    [("2026-11-23T06:35:59", ["scontrol requeue 9"]), ("2026-11-23T06:00:00", []), ("None", [])],
+)
+def test_a_job_that_is_preempted_goes_back_into_the_queue(tmp_path: Path, preempted: str, requeued: list[str]) -> None:
+    """Slurm signals its ranks alone. A preemption before this start says nothing."""
+    job = f"JobId=9 JobState=RUNNING StartTime=2026-11-23T06:35:20 PreemptTime={preempted} SuspendTime=None"
+    environment = cluster(tmp_path, job, "exit 75") | {"SLURM_JOB_ID": "9"}
+    command = ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={tmp_path}/run"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 75, ran.stdout
+    assert (tmp_path / "said").read_text().splitlines() == requeued
 
 
 def test_a_sweep_of_which_a_job_fails_ends_with_a_table_and_its_status(tmp_path: Path) -> None:
