@@ -57,6 +57,7 @@ def test_a_dry_run_refuses_what_the_job_would(given: list[str], said: str) -> No
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode != 0) == bool(said), ran.stderr
     assert said in ran.stderr
+    assert ("the job would start, with 2 ranks" in ran.stdout) == (not said)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -65,6 +66,21 @@ def test_a_job_that_was_submitted_elsewhere_says_where_to_submit_it(script: Path
     ran = started(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
     assert ran.returncode == 1
     assert "run sbatch in the checkout of lopa_dist" in ran.stderr
+
+
+@pytest.mark.parametrize("given", ["--dryrun", "--task.input=p.jsonl", "--time=1:00:00", "-p"])
+def test_an_option_after_the_script_is_refused_before_a_rank_starts(tmp_path: Path, given: str) -> None:
+    ran = dry_run(SCRIPTS[0], tmp_path, given)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"{given}: after the script come --dry-run and settings, as KEY=VALUE")
+
+
+@pytest.mark.parametrize(("cores", "said"), [("2", "8 ranks of a node share 2 cores"), ("8", "")])
+def test_ranks_that_share_cores_are_told(tmp_path: Path, cores: str, said: str) -> None:
+    job = {"SLURM_JOB_ID": "9", "SLURM_CPUS_PER_TASK": cores, "SLURM_SUBMIT_DIR": str(ROOT), "RANKS": "8"}
+    ran = dry_run(SCRIPTS[0], tmp_path, **job)
+    assert ("sbatch --cpus-per-task=8" in ran.stdout) == bool(said), ran.stdout
+    assert said in ran.stdout
 
 
 def test_scripts_ask_slurm_for_the_same() -> None:
@@ -119,6 +135,8 @@ def test_a_task_of_an_array_has_a_shard_and_a_folder(
     ran = dry_run(SCRIPTS[-1], tmp_path, *given, **task_of(array, number), SLURM_SUBMIT_DIR=str(ROOT))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.rstrip().endswith(share)
+    shard, shards = (word.split("=")[1] for word in share.split()[:2])
+    assert f"shard {shard} of {shards}, counted from 0" in ran.stdout
     assert ran.stdout.count("hydra.run.dir=") == ran.stdout.count("task.shards=") == 1
 
 

@@ -50,7 +50,7 @@ def test_sbatch_on_two_nodes(cluster: dict[str, str], one_process: list[str], tm
         state = subprocess.run(ask, env=cluster, capture_output=True, text=True, check=True).stdout.strip()
     assert state == "COMPLETED", log.read_text()[-3000:]
     assert "the embedded model runs on its own word problems" in log.read_text()
-    assert (tmp_path / "run" / "slurm.log").resolve() == log.resolve()
+    assert (tmp_path / "run" / f"slurm-{job}.log").resolve() == log.resolve()
     assert "12 requests: accuracy " in log.read_text().splitlines()[-1]
     assert texts(tmp_path / "run") == one_process[:12]
     world = json.loads((tmp_path / "run" / "report.json").read_text())["world"]
