@@ -46,7 +46,7 @@ FEWER = 16  # the same, by default
 PROMPT, ANSWER = 512, 256  # tokens, on the mean
 SKEWED, REPLICAS = 20_000, (8, 32, 128, 512)
 SPREAD = ((1319, 4), (1319, 8), (1319, 32), (5000, 8), (5000, 64))  # prompts, as many as GSM8K's or more, and replicas
-JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting by branch ranks
+JOINED = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # the setting by branch ranks
 POLICIES = {  # order, tail
     "input order": ("input", "wait"),
     "longest first": ("longest", "wait"),
