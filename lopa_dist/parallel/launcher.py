@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 JOIN = timedelta(seconds=300)  # ranks may import torch for a long time on a busy machine
+CONNECT = timedelta(seconds=10)  # for one try to reach the store
 
 
 class LaunchError(RuntimeError):

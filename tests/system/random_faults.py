@@ -145,7 +145,12 @@ def until_it_says(job: subprocess.Popen[str], word: str) -> str:
 
 def end(job: subprocess.Popen[str]) -> None:
     """End a job, whatever state it is in."""
-    for process in [job.pid, *of_jobs()]:
+    kill(job.pid, *of_jobs())
+
+
+def kill(*processes: int) -> None:
+    """End processes, of which some may have ended."""
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
@@ -229,7 +234,10 @@ def main() -> None:
     os.environ.setdefault(MARK, str(os.getpid()))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and with it the cluster
     rng, bad = random.Random(options.seed), 0
-    with tempfile.TemporaryDirectory() as name, launchers(Path(name) / "slurm") as here:
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        here = stack.enter_context(launchers(Path(name) / "slurm"))
+        stack.callback(lambda: kill(*of_jobs()))
         folder = Path(name)
         printed = finished(start("python", ["-m", "lopa_dist"], folder / "undisturbed", ""))
         assert (folder / "undisturbed" / "report.json").exists(), printed
@@ -248,9 +256,7 @@ def main() -> None:
             except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
                 bad += 1
                 result = f"FAILED: {error}"
-            for process in of_jobs():  # the next fault's own are told from these no more
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+            kill(*of_jobs())  # the next fault would take them for its own
             seconds = time.monotonic() - began
             sys.stdout.write(f"{number} {', '.join(map(str, astuple(fault)))}: {seconds:.0f} s, {result}\n")
             sys.stdout.flush()
