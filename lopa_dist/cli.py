@@ -26,6 +26,7 @@ from lopa_dist.config import CONF, Config, check_files, check_keys, composition,
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.removed import instead
 from lopa_dist.sweep import check_points
 from lopa_dist.whole import no_room
 
@@ -112,7 +113,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     log.info(
-        "%d requests%s%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy, report["tpf"],
+        "%d requests%s%s: %s%s%.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy,
+        "" if "masks" in report else f"TPF {report['tpf']:.2f}, ",
         report["tokens_per_s"]["job"], folder / "report.html",
     )  # fmt: skip
     if not report["requests"]:
@@ -144,6 +146,8 @@ def check_command(arguments: list[str]) -> None:
     """Meet a misspelt command with a UserError: nothing else that may come first is a bare word."""
     word = arguments[0] if arguments else ""
     if word and "=" not in word and not word.startswith(("-", "~")):
+        if gone := instead(word):
+            raise UserError(f"{word}: is gone; {gone}")
         near = difflib.get_close_matches(word, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise UserError(

@@ -16,8 +16,8 @@ masks of an answer, and for all answers to one prompt that follow one another.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine.request import request_key
+from lopa_dist.engine.request import Given, Likelihood
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
@@ -39,28 +39,6 @@ Mask = NDArray[np.bool_]
 ROWS = 4096  # of a forward, unless one mask of one answer has more
 TILE = 256  # rows whose logits are in memory at once
 SAMPLES = 128  # masks of an answer, as LLaDA's authors take
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """An answer that is to be scored; `key` seeds its masks."""
-
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    key: int
-
-    @classmethod
-    def seeded(cls, prompt: Sequence[int], answer: Sequence[int], seed: int) -> Given:
-        """Return an answer whose masks follow from it, its prompt and a seed alone."""
-        return cls(prompt, answer, request_key(seed, f"{list(prompt)} {list(answer)}"))
-
-
-class Likelihood(NamedTuple):
-    """How likely an answer is, in nats."""
-
-    loglikelihood: float  # of a masked model, a lower bound
-    error: float  # at most the standard error of the bound; 0 if nothing was sampled
-    greedy: bool  # whether filling one token at a time, the most probable first, gives this answer
 
 
 class Part(NamedTuple):
@@ -134,8 +112,10 @@ class Scorer:
             if (number, part) in drawn and len(values) > 1:
                 variances[number] += len(values) * float(np.var(values, ddof=1))
             greedy[number] *= several[0][2].right.all()  # of a causal model
-        found = greedy if self.config.causal else self.greedy(given)
-        return [Likelihood(a, math.sqrt(b), bool(c)) for a, b, c in zip(sums, variances, found, strict=True)]
+        forwards = Counter(view.given for view in views)
+        found = greedy if self.config.causal else self.greedy(given, forwards)
+        columns = zip(sums, variances, found, strict=True)
+        return [Likelihood(a, math.sqrt(b), bool(c), forwards[n]) for n, (a, b, c) in enumerate(columns)]
 
     def parts(self, given: Given) -> list[Part]:
         """Return the parts of an answer: all of it, or its blocks if none sees the blocks behind it."""
@@ -162,8 +142,13 @@ class Scorer:
         counts = ((np.arange(self.samples) + random.random()) / self.samples * length).astype(int) + 1
         return [random.permutation(length) < count for count in counts], None
 
-    def greedy(self, given: Sequence[Given]) -> list[bool]:
-        """Return which answers are written by filling the most probable token of each part in every forward."""
+    def greedy(self, given: Sequence[Given], forwards: Counter[int]) -> list[bool]:
+        """Return which answers are written by filling the most probable token of each part in every forward.
+
+        Args:
+            given: the answers.
+            forwards: counts those of each answer.
+        """
         greedy = [True] * len(given)
         views = [
             View(number, part, np.ones(part.end - part.first, bool))
@@ -172,6 +157,7 @@ class Scorer:
         ]
         while views:
             left = []
+            forwards.update(view.given for view in views)
             for view, found in zip(views, self.found(given, views), strict=True):
                 best = int(found.sure.argmax())
                 greedy[view.given] &= bool(found.right[best])

@@ -15,7 +15,7 @@ class Work:
     prompt_tokens: int = 0
     prompt_reused: int = 0  # those of them whose K/V another request had computed
     wins: Counter[int] = field(default_factory=Counter)  # by branch, of forwards that had a choice
-    # drafts that would have been accepted with so many branches beside the anchor, summed over the same forwards
+    # by a number of branches: drafts that would have been accepted with these, summed over the same forwards
     accepted_with: Counter[int] = field(default_factory=Counter)
     proposed: Counter[int] = field(default_factory=Counter)  # forwards by their number of drafts (verify=agreement)
     accepted: Counter[int] = field(default_factory=Counter)  # forwards by how many drafts were accepted
