@@ -74,16 +74,6 @@ def trace(options: argparse.Namespace) -> None:
         print(f"page: {page}")
 
 
-def lm_eval(arguments: list[str]) -> None:
-    """`lopa-dist lm-eval ...`, whose arguments are the harness's own."""
-    try:
-        from lopa_dist.jobs.commands.lm_eval_adapter import main as evaluate
-    except ModuleNotFoundError as error:
-        missing = str(error.name).split(".")[0]
-        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
-    evaluate(arguments)
-
-
 def explain(options: argparse.Namespace) -> None:
     """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
     from lopa_dist.jobs.commands.explain import explain as explanation
@@ -109,7 +99,7 @@ def doctor(options: argparse.Namespace) -> None:
 
 
 def argument_parsers() -> dict[str, Parser]:
-    """The parser of each command but `lm-eval`, which has its own."""
+    """The parser of each command."""
     made: dict[str, Parser] = {}
 
     def command(run: Callable[[argparse.Namespace], None], description: str) -> Parser:
@@ -159,12 +149,10 @@ def argument_parsers() -> dict[str, Parser]:
     return made
 
 
-COMMANDS = ("report", "table", "status", "merge", "trace", "lm-eval", "explain", "models", "doctor")
+COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:
     """Run a command, or raise a UserError that ends with its usage."""
-    if name == "lm-eval":
-        return lm_eval(arguments)
     options = argument_parsers()[name].parse_args(arguments)
     options.perform(options)

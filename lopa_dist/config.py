@@ -121,7 +121,10 @@ class TaskConfig:
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
     harness: str | None = option(
-        None, "task=harness: a generation task of lm-evaluation-harness by its name, or a YAML file of one"
+        None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
+    )
+    masks: int = option(
+        128, "task=harness: masks from which the likelihood of a text is worked out, where the model is a masked one"
     )
     column: str | None = option(
         None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
@@ -155,6 +158,7 @@ class TaskConfig:
             require_count("task.limit", self.limit)
         require_count("task.shards", self.shards)
         require_count("task.samples", self.samples)
+        require_count("task.masks", self.masks)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.score is not None and self.score != "exact" and not is_own(self.score):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lopa_dist.commands import COMMANDS
+from lopa_dist.jobs.commands.explain import settings_of
 from tests.decode.oracle import Oracle
 
 ROOT = Path(__file__).parent.parent
@@ -17,9 +19,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
 def test_the_quoted_step_is_the_oracles() -> None:
-    page = (ROOT / "docs/lopa-step.md").read_text()
-    for function in (Oracle.step, Oracle._longest_agreement):
-        assert textwrap.dedent(inspect.getsource(function)).rstrip() in page, "copy it anew into docs/lopa-step.md"
+    step = textwrap.dedent(inspect.getsource(Oracle.step)).rstrip()
+    assert step in (ROOT / "docs/lopa-step.md").read_text(), "copy it anew into docs/lopa-step.md"
 
 
 def test_the_configuration_page_is_what_the_code_says() -> None:
@@ -69,6 +70,21 @@ def test_files_that_pages_name_exist(page: Path) -> None:
     """A path from the checkout, or one of a module in the package."""
     for named in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|sh|yaml|json|png))`", page.read_text()):
         assert any((base / named).exists() for base in (ROOT, ROOT / "lopa_dist")), f"{page.name} names {named}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in ("CHANGELOG.md", "tried.md")], ids=lambda p: p.name)
+def test_settings_and_commands_that_pages_name_exist(page: Path) -> None:
+    keys = {setting.key for setting in settings_of()}
+    section = "|".join({key.split(".")[0] for key in keys if "." in key})
+    text = page.read_text()
+    named = set(re.findall(rf"(?<![\w.-])((?:{section})\.[\w.]+)=", text))
+    quoted = set(re.findall(rf"`((?:{section})\.\w+)`", text)) - {"job.lock"}
+    modules = {key for key in quoted if (ROOT / "lopa_dist" / (key.replace(".", "/") + ".py")).exists()}
+    assert not (named | quoted - modules) - keys
+    quoted = set(re.findall(r"^    .*$|`[^`\n]+`", text, re.MULTILINE))
+    assert not {name for code in quoted for name in re.findall(r"lopa-dist ([a-z][a-z-]*)(?![\w.=/-])", code)} - {
+        *COMMANDS
+    }
 
 
 def test_messages_that_the_debugging_page_explains_are_those_of_the_code() -> None:

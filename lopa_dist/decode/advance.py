@@ -17,10 +17,11 @@ from lopa_dist.own_code import load
 def advance(state: State, winner: Winner) -> None:
     """Move every running sequence by one step, in place.
 
-    Slots that are done pass through the same operations; they have nothing inside the window, so nothing is filled.
+    Slots that are done pass through the same operations. None of their positions is inside the window, so nothing is
+    filled.
 
     Args:
-        state: as it was laid out for the forward. Its windows are left as they are after the fill, for `spawn`.
+        state: from which the forward was laid out. Its windows are left as they are after the fill, for `spawn`.
         winner: from `verify`; the width of its records, W, is a multiple of the block size and at least
             end - complete.
     """
@@ -46,7 +47,7 @@ def advance(state: State, winner: Winner) -> None:
     full = active_blocks(config, masked, total, running)
 
     # fill
-    # with drafts, a position is forced only where the winner brings none
+    # with drafts, a position is forced only if the winner brings no token
     stuck = None if winner.accepted is None else (winner.position < 0).all(1)
     chosen = fill(config, records, state.fillable(masked), full, stuck)
     if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
@@ -63,7 +64,7 @@ def advance(state: State, winner: Winner) -> None:
     state.eos |= is_eos.any(1) & final
 
     # frontiers and the next block
-    first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` where there is none
+    first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` if none is masked
     complete = torch.where(first < end, first - first % size, end)  # end of the leading complete blocks
     if edit is not None:
         complete = torch.where(final | ~running, complete, state.complete)
@@ -96,7 +97,7 @@ def advance(state: State, winner: Winner) -> None:
 
 
 def block_lengths(config: DecodeConfig, end: Tensor, span: Tensor) -> Tensor:
-    """Return how many positions each block of the windows has, ``[S, blocks]``; 0 behind the last one."""
+    """Return how many positions each block of the windows has, ``[S, blocks]``; 0 for blocks behind the last one."""
     return (end[:, None] - span[:, :: config.block_size]).clamp(0, config.block_size)
 
 
@@ -121,12 +122,12 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
     width = window.shape[1]
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)
-    target = torch.where(offset >= 0, offset, width)  # one more column takes what belongs nowhere
+    target = torch.where(offset >= 0, offset, width)  # an extra column takes tokens that have no position
     return F.pad(window, (0, 1)).scatter(1, target, token)[:, :-1]
 
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
-    """Remember what a committing forward predicted for the first position behind the cache (boundary=stale)."""
+    """Remember what a committing forward predicts for the first position behind the cache: no later row may do it."""
     if state.vocabulary.shift and state.config.stores_kv:
         commits = running & (state.committed != state.complete)
         kept = state.boundary.packed
@@ -140,7 +141,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         config: `tau_conf` or `fill`, `force` and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
-        full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled where none passes.
+        full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
         stuck: ``[S]`` bool, sequences in which a position may be forced; None: all.
     """
     slots, width = masked.shape

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from lopa_dist.checks import check_choices, number, option, require_count
 from lopa_dist.decode.context import CONTEXTS
 
-IntOrAuto: TypeAlias = Any  # `int | str` would have to be told apart wherever the number is used
+IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would have to exclude text
 
 MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
@@ -158,7 +158,7 @@ class DecodeConfig:
 
     @property
     def window_attention(self) -> str:
-        """Of `Context`, as the next ones."""
+        """See `Context`."""
         return CONTEXTS[self.context].window_attention
 
     @property
@@ -183,7 +183,7 @@ class DecodeConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether a row sees nothing behind itself: what is verified then is exact (`causal`)."""
+        """Whether a row sees nothing behind itself, so that verification is exact (`causal`)."""
         return self.window_attention == "causal"
 
     @property

@@ -3,15 +3,15 @@
 Positions are relative to the end of the prompt: the first generated token is position 0, prompts have negative ones.
 All sequences' generated tokens begin in the same column of `canvas`, so block arithmetic needs no per-sequence offset.
 
-Models that count blocks from the first token of the prompt (context=blocks) need none either: the tokens of
-the prompt behind its last whole block are moved behind position 0, where they count as `known`. So position 0 begins a
+Models that count blocks from the first token of the prompt (context=blocks) need none either: the prompt's tokens
+behind its last complete block are moved to position 0 and after, where they count as `known`. So position 0 begins a
 block in the model's counting, too, and the first block of the answer has masks from position `known` on only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Vocabulary:
 class Records:
     """What the model predicts for masked positions: token (int32), probability and confidence (fp32), of one shape.
 
-    They are kept as one int32 tensor ``packed [3, ...]``, as they travel between ranks, so that one operation moves
+    They are one int32 tensor ``packed [3, ...]``, as they travel between ranks, so that one operation moves
     all of them. For a tree of drafts it is ``packed [5, ...]``: the second choice's token and probability, too.
     """
 
@@ -56,7 +56,7 @@ class Records:
 
     @cached_property
     def confidence(self) -> Tensor:
-        """What positions are ranked by and branches are scored by (`DecodeConfig.confidence`)."""
+        """What ranks positions and scores branches (`DecodeConfig.confidence`)."""
         return self.packed[2].view(torch.float32)
 
     @cached_property
@@ -84,25 +84,25 @@ class Window(NamedTuple):
     masked: Tensor  # bool: inside and not filled
 
 
-FAILED = 2  # what `HostState.done` is of a sequence whose predictions were not numbers
+FAILED = 2  # `HostState.done` of a sequence whose predictions were not numbers
 
 
 class HostState(NamedTuple):
     """What the host knows of every sequence: integers, numpy [S]. Rows of `State.integers`, in this order.
 
-    Blocks follow from `committed <= complete <= end` (docs/architecture.md, "Two frontiers instead of block states").
+    Blocks follow from `committed <= complete <= end` (docs/architecture.md, "The state").
     """
 
     prompt: Ints  # tokens of the prompt, without `known` ones
-    committed: Ints  # tokens whose K/V are in the cache; -1: not even the prompt's are
+    committed: Ints  # tokens whose K/V are in the cache; -1: the prompt's are not there yet
     complete: Ints  # end of the leading blocks that have no masks
     end: Ints  # end of the last appended block
     limit: Ints  # where the answer ends at the latest
     known: Ints  # tokens from position 0 on that belong to the prompt
     masked: Ints  # masked positions in [complete, end)
-    branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
+    branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
     first_masked: Ints  # 1 if position `complete` is masked
-    drafts: Ints  # drafts that the next forward may accept at most, along the deepest branch (verify=agreement)
+    drafts: Ints  # the most drafts that the next forward may accept, along the deepest branch (verify=agreement)
     ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
@@ -144,10 +144,9 @@ class State:
     chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
     chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
     paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
-    boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
+    boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
-    structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # the cache of `rows.layout`
 
     def __post_init__(self) -> None:
         # views of `integers`, written in place, so that one transfer takes them all to the host
@@ -207,15 +206,15 @@ class State:
     def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
         """Put requests into empty slots: each has one block, fully active, and the anchor as its only branch.
 
-        All of them go to the device in one transfer. The host makes the same change in its own copy, so that
-        nothing has to come back.
+        All go to the device in one transfer. The host makes the same change in its own copy, so nothing has to come
+        back.
 
         Args:
             admitted: not empty.
             host: what the host knows before.
 
         Returns:
-            What the host knows then; `host` stays as it is.
+            What the host knows afterwards; `host` is not changed.
         """
         self._window = None
         columns, mask_id = self.canvas.shape[1], self.vocabulary.mask_id
@@ -263,7 +262,7 @@ class State:
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
     def window(self, width: int) -> Window:
-        """Return the windows, `width` positions of each; worked out once a step (see `set_window`)."""
+        """Return the windows, `width` positions of each; computed once a step (see `set_window`)."""
         if self._window is None or self._window.span.shape[1] != width:
             span = self.complete[:, None] + arange(width, self.canvas.device)
             token = self.answers.gather(1, span)
@@ -278,7 +277,7 @@ class State:
         return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
     def set_window(self, window: Window | None) -> None:
-        """Keep the windows of this step as `advance` left them, for `spawn`; None: the step is over."""
+        """Set the windows of this step, as `advance` left them, for `spawn`; None: the step is over."""
         self._window = window
 
     def fillable(self, masked: Tensor) -> Tensor:
@@ -295,7 +294,7 @@ class State:
         return (parts & (has & (has.cumsum(2) == 1))[..., None]).view_as(masked)
 
     def take(self, slots: Ints) -> State:
-        """Return a copy that holds some slots: for a step in which the others wait."""
+        """Return a copy of some slots, for a step in which the others wait."""
         at = to_device(slots, self.canvas.device)
         parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
         return replace(
@@ -343,7 +342,7 @@ class State:
 
 
 def known_tokens(config: DecodeConfig, prompt: int) -> int:
-    """Return how many tokens of a prompt of `prompt` tokens count as the answer's first ones (see above)."""
+    """Return how many of a prompt's `prompt` tokens count as the answer's first ones (see above)."""
     if config.causal:  # the last one, which predicts the first token of the answer
         return min(prompt, 1)
     return prompt % config.block_size if config.prompt_attention == "blocks" else 0

@@ -1,9 +1,8 @@
 """How each token of an answer was written: with which probability, in which step, and in what way.
 
-It is kept on the device for as long as a running request asks for it (`Request.token_steps`). Tensors are
-``[S, 3, N + 1]`` int32: probability (bits of fp32), step and way of each position; the last column takes what belongs
-nowhere. At masked positions the probability comes from the last prediction, which a lookahead branch fills without
-another one.
+It is recorded on the device while a running request asks for it (`Request.token_steps`), as a tensor ``[S, 3, N + 1]``
+int32: probability (bits of fp32), step and way of each position; an extra column takes values without a position. At
+masked positions the probability is that of the last prediction, which a lookahead branch fills without another one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Written(NamedTuple):
 
 
 def start(state: State) -> None:
-    """Keep from now on how tokens are written; what was written before is not known."""
+    """Begin to record how tokens are written; of earlier tokens nothing is known."""
     if state.written is None:
         slots, columns = state.answers.shape
         state.written = state.answers.new_zeros((slots, 3, columns + 1)).int()
@@ -47,7 +46,7 @@ def note(
     chosen: Tensor | None = None,
     edited: Tensor | None = None,
 ) -> None:
-    """Keep how the tokens of a step were written, if anybody asks; after `State.step` has counted it.
+    """Record how the tokens of a step were written, if a request asks; to be called after `State.step` has counted it.
 
     Args:
         state: with the drafts of this step.
@@ -66,7 +65,7 @@ def note(
         rows[row].scatter_(1, target, value.int().expand_as(target))
 
     step = state.step[:, None]
-    if winner.accepted is None:  # a lookahead token keeps the probability of the prediction it was made from
+    if winner.accepted is None:  # a lookahead token has the probability of the prediction that it comes from
         way = step.new_full((1, 1), ACCEPTED)
     else:
         assert winner.probability is not None

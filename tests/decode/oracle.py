@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class OracleConfig:
     tau_look: float = 0.0
     force: str = "block"  # block | leftmost
     extra_fill: int = 0
-    boundary: str = "fresh"  # fresh | stale | fill
+    boundary: str = "fresh"  # fresh | fill
     cache: str = "block"  # block | none | dual
     sub_block_size: int | None = None
     stop_at_eos: bool = True
@@ -56,7 +57,7 @@ class OracleConfig:
         choices = {
             "verify": ("confidence", "agreement"),
             "force": ("block", "leftmost"),
-            "boundary": ("fresh", "stale", "fill"),
+            "boundary": ("fresh", "fill"),
             "cache": ("block", "none", "dual"),
         }
         for name, allowed in choices.items():
@@ -105,12 +106,12 @@ class Oracle:
         self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
         self.paths: list[tuple[int, ...]] = [()]  # of each branch: its choices for the first drafts, 1 for a second one
         self.accepted: list[int] = []  # drafts accepted, by step
+        self.accepted_with: list[int] = []  # of the last step, see `_with_fewer`
         self.proofs: dict[int, Record] = {}  # what verification last predicted at a draft's position
         self.wins: list[int] = []
         self.last_scores: list[float] = []
         self.last_filled: list[tuple[int, int]] = []
         self.last_edited: list[tuple[int, int]] = []
-        self._boundary_record: Record | None = None  # boundary="stale": the record kept from the commit
         self.done = self._is_done()
 
     def window(self) -> dict[str, Any]:
@@ -123,19 +124,6 @@ class Oracle:
             "branches": [dict(edit) for edit in self.edits],
             "drafts": [self.chain[len(path) :][: self.config.drafts] for path in self.paths],
         }
-
-    @property
-    def needs_boundary(self) -> bool:
-        """Whether position `committed` takes the remembered record in the coming forward."""
-        return (
-            self.config.boundary == "stale"
-            and self.config.shift
-            and self.config.cache != "none"
-            and self.committed >= 0
-            and self.committed == self.complete  # this forward commits nothing
-            and self.committed < self.end
-            and self.masked(self.committed)
-        )
 
     def masked(self, pos: int) -> bool:
         return self.tokens[pos] == self.config.mask_id
@@ -179,18 +167,14 @@ class Oracle:
         """
         if self.done:
             raise ValueError("the sequence is done: it takes no more steps")
-        # boundary=stale: a forward that commits nothing has no fresh row for the first position.
-        stale: dict[int, Record] = {}
-        if self.needs_boundary:
-            assert self._boundary_record is not None  # masked now, so masked when it was committed
-            stale[self.committed] = self._boundary_record
         seen: list[dict[int, Record]] = []  # per branch: the records of its own still masked positions
         for j, edit in enumerate(self.edits):
             still = [pos for pos in self.wanted() if pos not in edit]
-            seen.append({pos: stale[pos] if pos in stale else records[j][pos] for pos in still})
+            seen.append({pos: records[j][pos] for pos in still})
 
         # 1, 2. Verify: which branch wins, and which tokens it brings.
         if self.config.verify == "agreement":
+            self.accepted_with = self._with_fewer(seen, verified or {})
             winner, brought = self._longest_agreement(seen, verified or {})
         else:  # Ties: the lookahead of smallest index, the anchor last.
             self.last_scores = [self._score(record) for record in seen]
@@ -203,8 +187,6 @@ class Oracle:
         # 3. Commit: this forward computed everything that was complete before it.
         committing = self.config.cache != "none" and self.committed < self.complete
         if self.config.cache != "none":
-            if self.committed < self.complete:  # also the prompt's forward, committed == -1
-                self._boundary_record = record.get(self.complete)
             self.committed = self.complete
 
         # 4. What the winner brings is written. Models that edit replace what was filled before.
@@ -266,6 +248,18 @@ class Oracle:
         """Branch confidence over its still masked positions (LoPA, Eq. 2)."""
         values = [seen[pos][2] for pos in sorted(seen) if self.masked(pos)]
         return self.mean(values) if values else 1.0  # all filled
+
+    def _with_fewer(
+        self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
+    ) -> list[int]:
+        """How many drafts are accepted if only the first 1, 2, ... branches ran."""
+        found = []
+        for count in range(1, len(self.edits) + 1):
+            other = copy(self)
+            other.edits, other.accepted, other.proofs = self.edits[:count], [], {}
+            other._longest_agreement(seen, verified)
+            found += other.accepted
+        return found
 
     def _longest_agreement(
         self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]

@@ -29,7 +29,7 @@ from lopa_dist.models.files import find, local
 from lopa_dist.parallel.launcher import World
 
 KINDS = {
-    "IntOrAuto": "an integer, or auto",
+    "IntOrAuto": "an integer, auto",
     "int": "an integer",
     "float": "a number",
     "bool": "true, false",

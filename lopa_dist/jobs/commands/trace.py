@@ -150,6 +150,8 @@ def trace(folder: Path, which: str) -> Trace:
             f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
             "another file here: a relative path is relative to the folder that you are in"
         )
+    if item.continuations:
+        raise ValueError(f"{line['custom_id']} was scored, not generated: there are no steps to show")
     builder = EngineBuilder(config.model, choose_device(config, World("python")))
     builder.load(warn=False)
     tokenizer = builder.tokenizer
