@@ -151,11 +151,58 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
-        config = self.configured(decode, overrides)
-        most = config.decode.max_new_tokens
-        items = [replace(item, max_new_tokens=item.max_new_tokens or most) for item in items_of(prompts, sampling)]
+        return self.answered(items_of(prompts, sampling), self.configured(decode, overrides), progress)
+
+    def infill(
+        self,
+        prefixes: Sequence[Prompt],
+        suffixes: Sequence[str],
+        max_tokens: int | Sequence[int],
+        decode: str | DecodeConfig | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = True,
+        **overrides: Any,
+    ) -> list[Output]:
+        """Write what stands between two texts; returns an output for each pair, in their order.
+
+        The model must be one that sees text in both directions: `decode.context` is vanilla, dual or d2f.
+
+        Args:
+            prefixes: texts, which are taken as they are, or chats. A last message of the assistant's is how its turn
+                begins.
+            suffixes: one for each prefix; a word begins with the space before it.
+            max_tokens: masks between the two, or one number for each pair. The answer has as many tokens, or fewer if
+                an end-of-text is among them.
+            decode, sampling, progress, overrides: as for `generate`.
+
+        Raises:
+            ValueError: a text or an option that cannot be used; the message says which, why and what to do.
+            RankError: another rank failed or was lost.
+            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+        """
+        if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
+            raise ValueError("suffixes: give a list with one text for each prefix")
+        most = [max_tokens] * len(prefixes) if isinstance(max_tokens, int) else max_tokens
+        if len(most) != len(prefixes):
+            raise ValueError(f"{len(most)} max_tokens for {len(prefixes)} prefixes: give one, or one for each")
+        given = [sampling or SamplingParams()] * len(prefixes) if not isinstance(sampling, Sequence) else sampling
+        if len(given) != len(prefixes):
+            raise ValueError(
+                f"{len(given)} sampling parameters for {len(prefixes)} prefixes: give one, or one for each"
+            )
+        limited = [replace(one, max_tokens=tokens) for one, tokens in zip(given, most, strict=True)]
+        items = [
+            replace(item, suffix=suffixes[item.origin.line - 1]) if item.origin else item
+            for item in items_of(prefixes, limited)
+        ]
+        return self.answered(items, self.configured(decode, overrides), progress)
+
+    def answered(self, items: Sequence[Item], config: Config, progress: bool) -> list[Output]:
+        """An output for each item, in their order."""
         if not items:
             return []
+        most = config.decode.max_new_tokens
+        items = [replace(item, max_new_tokens=item.max_new_tokens or most) for item in items]
         limit = max(item.max_new_tokens or most for item in items)
         config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
         builder = self.builder
@@ -291,7 +338,7 @@ class LLM:
             reasoning=reasoning,
             tokens=generation.tokens,
             finish_reason=generation.finish_reason,
-            prompt_tokens=len(generation.request.prompt),
+            prompt_tokens=len(generation.request.prompt) + len(generation.request.suffix),
             forwards=generation.forwards,
             drafts=generation.drafts,
             accepted=generation.accepted,
@@ -306,7 +353,7 @@ class LLM:
 
 def hash_of(requests: Sequence[Request]) -> str:
     """Return what tells a call's requests from others."""
-    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
+    asked = [(list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
 
 

@@ -43,7 +43,7 @@ def layout(
     tail = None
     if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
-        tail = host.prompt[sequence] + behind, host.limit[sequence] - behind
+        tail = host.prompt[sequence] + behind, (host.limit + host.suffix)[sequence] - behind
 
     # to the device in one transfer: what depends on where the windows are
     at = structure.row_sequence
@@ -125,13 +125,13 @@ def find_structure(
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield what a structure follows from, sequence by sequence, positions from the origin; () where nothing runs."""
     drafted = drafts_with_rows(config, host)
-    fields = "branches", "masked", "first_masked", "committed", "complete", "end", "limit"
-    for drafts, branches, masked, first, committed, complete, end, limit in zip(
+    fields = "branches", "masked", "first_masked", "committed", "complete", "end", "limit", "suffix"
+    for drafts, branches, masked, first, committed, complete, end, limit, suffix in zip(
         drafted.tolist(), *(getattr(host, field).tolist() for field in fields), strict=True
     ):
         origin = complete - complete % config.block_size
         last = limit - origin if config.canvas == "whole" else 0
-        known = committed > 0, committed - origin, complete - origin, end - origin, last
+        known = committed > 0, committed - origin, complete - origin, end - origin, last, suffix
         yield (branches, drafts, masked, first, *known) if branches else ()
 
 

@@ -62,6 +62,7 @@ class Item:
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these
     sampling: RequestSampling = DEFAULT
     token_steps: bool = False  # whether the result tells how each token was written
+    suffix: str | None = None  # the text behind the answer, which has `max_new_tokens` tokens or ends before
     origin: Origin | None = None
     metadata: dict[str, Any] | None = None  # what the input says besides, which passes through to the results
     continuations: tuple[Continuation, ...] = ()

@@ -100,7 +100,7 @@ def generation_line(
         "text": text,
         "finish_reason": generation.finish_reason,
         "usage": {
-            "prompt_tokens": len(request.prompt),
+            "prompt_tokens": len(request.prompt) + len(request.suffix),
             "completion_tokens": count,
             "forwards": generation.forwards,
         },
