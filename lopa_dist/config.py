@@ -33,6 +33,7 @@ from lopa_dist.own_code import is_own, load
 from lopa_dist.removed import instead
 from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.rows import check_ending
 
 HERE = Path(__file__).parent
@@ -130,6 +131,11 @@ class TaskConfig:
         None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
     )
     samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0")
+    tries: int = option(
+        TRIES,
+        "task=batch: answers at most, until one is the JSON that a line's response_format asks for, for which the "
+        "temperature is above 0",
+    )
     fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
     fewshot_as_multiturn: bool = option(
@@ -159,6 +165,7 @@ class TaskConfig:
         require_count("task.shards", self.shards)
         require_count("task.samples", self.samples)
         require_count("task.masks", self.masks)
+        require_count("task.tries", self.tries)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.score is not None and self.score != "exact" and not is_own(self.score):

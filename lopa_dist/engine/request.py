@@ -65,6 +65,9 @@ class Generation:
     work: Work = field(default_factory=Work)
     written: list[Written] | None = None  # how each of the tokens was, where the request asked
     likelihoods: list[Likelihood] | None = None  # of the texts that the request has scored
+    tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
+    failed_tokens: int = 0  # of the answers before it, which were not of the format that was asked for
+    invalid: str = ""  # why this one is not of that format
 
     @property
     def drafts(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from heapq import merge
 from itertools import chain, zip_longest
@@ -87,6 +88,14 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
+def total_tries(reports: list[dict[str, Any]]) -> dict[str, int]:
+    """Tries of answers that must be of a format, in all shards."""
+    total = Counter[str]()
+    for report in reports:
+        total.update(report.get("tries", {}))
+    return dict(total)
+
+
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
@@ -101,6 +110,7 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "schema": 1,
         **counts,
+        **({"tries": tries} if (tries := total_tries(reports)) else {}),
         **({"masks": reports[0]["masks"]} if "masks" in reports[0] else {}),
         **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
         **accuracies,

@@ -42,6 +42,7 @@ from lopa_dist.jobs.run.results import (
     thought,
     write_errors,
 )
+from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
@@ -173,22 +174,26 @@ class Job:
             engine.meanwhile.append(wandb_log.observe)
         group.ready()
         if self.requests:
+            if self.input.formatted:
+                self.requests = Repeated(self.requests)
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
         take = partial(group.queue.take, total=len(self.requests))
         first = len(self.requests) - self.suspects
+        tries = Tries(engine, self.input.items, self.builder.tokenizer)
+        generate = tries.generate if self.input.formatted else engine.generate
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
             self.begun = Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone)
             try:
-                self.record(in_turn(engine, self.requests, first, take, self.begin), engine)
+                self.record(in_turn(engine, generate, self.requests, first, take, self.begin), engine)
             except BaseException as error:
                 self.begun.leave(error)
                 raise
             self.begun.leave(None)
         else:
-            for _ in in_turn(engine, self.requests, first, take, lambda requests: None):
+            for _ in in_turn(engine, generate, self.requests, first, take, lambda requests: None):
                 pass
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
@@ -306,7 +311,7 @@ class Job:
                 if generation.finish_reason == "error":
                     entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
                     continue
-                figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
+                figures, token_ids = Figures.of(generation, score, answer.item), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids, self.pieces)
                 if answer.reasoning is not None:
                     line["reasoning"] = answer.reasoning

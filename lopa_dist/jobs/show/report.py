@@ -76,6 +76,7 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         *([("accuracy (95 % confidence)", with_interval(report))] if "accuracy" in report else []),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key)),
         *metrics(report),
+        *([("answers that must be JSON", tries_in_words(report["tries"]))] if "tries" in report else []),
         ("tokens scored", f"{report['completion_tokens']}")
         if "masks" in report
         else ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
@@ -93,6 +94,15 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         latency = ", ".join(f"{name} {s:.3f} s" for name, s in report["latency_s"].items())
         rows += [("tokens/s of a request", rates), ("latency", latency)]
     return [*rows, ("wall time", seconds)]
+
+
+def tries_in_words(tries: dict[str, int]) -> str:
+    """Return how many answers are of the format that was asked for, and what those cost that were not."""
+    valid = tries["answers"] - tries["invalid"]
+    return (
+        f"{valid} of {tries['answers']} are, in {tries['tries']} tries; {tries['failed_tokens']} tokens were thrown "
+        "away, whose forwards are counted"
+    )
 
 
 def metrics(report: dict[str, Any]) -> list[tuple[str, str]]:
