@@ -12,6 +12,7 @@ from typing import Any
 from lopa_dist.jobs.commands.status import rest
 from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
+from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.results import result_lines, write_errors
 from lopa_dist.jobs.show.metrics import mean, ratio, wilson
 from lopa_dist.jobs.show.report import is_rule, judged, read_report, write_report
@@ -67,6 +68,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         assert isinstance(task, TotallingTask)
         report["metrics"] = task.totals(line for _, line in result_lines(folder / "results.jsonl"))
     write_report(folder, report)
+    write_output(folder, report)
     return report
 
 

@@ -30,6 +30,7 @@ from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.run.journal import Merged, Writer, merge
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
+from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.results import (
@@ -206,6 +207,8 @@ class Job:
             wandb_log.close(engine, stopped)
         # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
         complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
+        if self.is_rank_0 and complete == "yes":
+            self.write_output(report)
         if stopped and complete != "yes":
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
@@ -234,6 +237,7 @@ class Job:
         self.merge()
         write_errors(self.folder, report["errors"])
         self.write_batch_output()
+        self.write_output(report)
         if not (self.folder / RUN_PAGE).exists():
             self.write_page(report)
         log.info("all %d requests were done before", len(self.input))
@@ -395,6 +399,11 @@ class Job:
             write_batch_output(self.folder, lambda: map(line_of, self.input.items), self.config.model.path)
         else:
             write_lines(self.folder, map(line_of, self.input.items))
+
+    def write_output(self, report: dict[str, Any]) -> None:
+        """The results at `task.output` too; those of shards when they are merged."""
+        if self.config.task.shards == 1:
+            write_output(self.folder, report | {"task": asdict(self.config.task)})
 
     @property
     def numbers(self) -> range:
