@@ -81,6 +81,13 @@ def explain(options: argparse.Namespace) -> None:
     print(explanation(options.keys))
 
 
+def models(options: argparse.Namespace) -> None:
+    """`lopa-dist models`."""
+    from lopa_dist.jobs.commands.models import lines
+
+    print(*lines(), sep="\n")
+
+
 def doctor(options: argparse.Namespace) -> None:
     """`lopa-dist doctor [KEY=VALUE ...]`; exit status 1 where a job would not run."""
     from rich.console import Console
@@ -135,12 +142,14 @@ def argument_parsers() -> dict[str, Parser]:
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
 
+    command(models, "List the model families, their presets, and what their numbers were compared with.")
+
     parser = command(doctor, "Tell whether a job would run on this machine, what would slow it, and what to mend.")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the job, such as model=...")
     return made
 
 
-COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "doctor")
+COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:

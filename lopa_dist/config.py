@@ -294,7 +294,7 @@ class LoggingConfig:
     every_s: float = option(5.0, "seconds between progress lines, and between logged steps")
     token_ids: bool = option(False, "write token ids into results.jsonl")
     token_steps: bool = option(
-        False, "write each token's log probability, step and way (filled, accepted, bonus) into results.jsonl"
+        False, "write each token's log probability, step and way (filled, accepted, bonus, edited) into results.jsonl"
     )
     wandb: WandbConfig = field(default_factory=WandbConfig)
 

@@ -90,7 +90,7 @@ class Output:
     reasoning: str | None = None  # what came before the text, where the chat template marks it; its tokens count
     logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
     steps: list[int] | None = None  # forward that wrote each token, from 1
-    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed) or "bonus" (instead of one that failed)
+    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed), "bonus" (instead of one), "edited"
     tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
     failed_tokens: int = 0  # of the answers before it, which were thrown away
     invalid: str = ""  # why the text is not of the format that was asked for

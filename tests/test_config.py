@@ -100,7 +100,7 @@ def test_every_choice_of_every_group_composes(group: str) -> None:
 def paper_settings() -> list[list[str]]:
     """What docs/inputs.md says to write for S1, S2, ... of the paper."""
     page = (cli.CONF.parent / "docs" / "inputs.md").read_text()
-    [thresholds] = re.findall(r"TAU is one after the other (.*)\. It runs", page)
+    [thresholds] = re.findall(r"TAU takes the values (.*) in turn", page)
     rows = re.findall(r"^\| S\d+ to S\d+ \|.*\| `(.*)` \|$", page, re.MULTILINE)
     return [row.replace("TAU", tau).split() for row in rows for tau in thresholds.split(", ")]
 

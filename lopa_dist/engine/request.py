@@ -43,7 +43,7 @@ class Request:
     prompt: Sequence[int]
     max_new_tokens: int
     key: int
-    sampling: Sampling | None = None  # null: as the decode config says
+    sampling: Sampling | None = None  # None: as the decode config says
     prefix: int = 0  # tokens of the prompt that many requests begin with: few-shot examples, a system prompt
     token_steps: bool = False  # whether to tell how each token was written
     suffix: Sequence[int] = ()  # tokens behind the answer, which has `max_new_tokens` masks then, or ends before
@@ -63,7 +63,7 @@ class Generation:
     first_step_seconds: float
     filled: int  # all tokens in the appended blocks, filler included: what the reference counts
     work: Work = field(default_factory=Work)
-    written: list[Written] | None = None  # how each of the tokens was, where the request asked
+    written: list[Written] | None = None  # how each token was written, if the request asked
     likelihoods: list[Likelihood] | None = None  # of the texts that the request has scored
     tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
     failed_tokens: int = 0  # of the answers before it, which were not of the format that was asked for

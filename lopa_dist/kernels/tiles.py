@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.ragged import Ints, ragged_arange
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
-EVERYTHING = 2**30  # columns that a row sees which sees all
 FIELDS = 10  # of a tile in the table
 # Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
 # 64 rows, do without Hopper's wide matrix instructions. Reckoned, not measured.
@@ -35,8 +35,10 @@ class Tiles:
     # columns of its segments lie before s0
     table: Ints32
     seen: Ints32  # [R] cached columns each packed row sees; more than there are: all
-    lo: Ints32  # [R] first own column each packed row sees
+    lo: Ints32  # [R] first own column each packed row sees: the first of its segment
     hi: Ints32  # [R] the one behind the last; both 0 where a row is in no segment
+    depth: Ints32  # [R] it sees no column whose `until` is not above that
+    until: Tensor | None  # [R] on the device; None: every column is seen at all depths
     merges: Ints32  # [N, 4] q0, rows, first_part, parts: rows whose result is made of parts
     parts: int  # of all merges
     scratch: int  # pool slot of packed row 0
@@ -94,13 +96,12 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     own_start = np.repeat(start, rows)
     row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
-    cached_seen = np.full(len(segments.hi), EVERYTHING)
+    depth, until = segments.drafts or (np.zeros_like(hi), None)
+    cached_seen = np.full(len(segments.hi), UNBOUNDED)
     if segments.seen is not None:
         cached_seen[row] = segments.seen[row]
-    lo[row] = own_start if segments.lo is None else segments.lo[row] + own_start
+    lo[row] = own_start
     hi[row] = segments.hi[row] + own_start
-    first_column = np.zeros(len(segments.hi), np.int64)
-    first_column[row] = own_start
 
     # tiles of the rows of stacks
     height = np.add.reduceat(rows, first) if len(first) else rows
@@ -108,7 +109,7 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     stack = np.repeat(np.arange(len(first)), count)
     q0 = start[first][stack] + ragged_arange(count) * tile_rows
     n = np.minimum(start[first][stack] + height[stack] - q0, tile_rows)
-    c0 = first_column[q0]  # segments start in ascending order
+    c0 = lo[q0]  # segments start in ascending order
     c1 = np.maximum.reduceat(hi, q0) if len(q0) else q0  # rows between tiles have hi = 0
     s0_base, s0, s1_base, s1 = view[:, first][:, stack]
 
@@ -140,7 +141,8 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     merges = np.stack([q0, n, first_part, pieces], axis=1)[in_parts]
     return Tiles(
         table[longest_first].astype(np.int32), cached_seen.astype(np.int32), lo.astype(np.int32),
-        hi.astype(np.int32), merges.astype(np.int32), int(parts.sum()), int(offset[0]) if len(offset) else 0, tile_rows,
+        hi.astype(np.int32), depth.astype(np.int32), until, merges.astype(np.int32), int(parts.sum()),
+        int(offset[0]) if len(offset) else 0, tile_rows,
     )  # fmt: skip
 
 

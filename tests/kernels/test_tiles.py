@@ -27,7 +27,8 @@ def covered(tiles: Tiles) -> dict[int, list[int]]:
             slots = found.setdefault(row, [])
             cached = [*range(s0_base, s0_base + s0), *range(s1_base, s1_base + s1)]
             slots += cached[: max(int(tiles.seen[row]) - before, 0)]
-            slots += [tiles.scratch + c for c in range(c0, c1) if tiles.lo[row] <= c < tiles.hi[row]]
+            own = [c for c in range(c0, c1) if tiles.lo[row] <= c < tiles.hi[row]]
+            slots += [tiles.scratch + c for c in own if tiles.until is None or tiles.depth[row] < tiles.until[c]]
     return found
 
 

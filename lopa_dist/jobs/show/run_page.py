@@ -198,6 +198,10 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     if sum(wins):
         names = ["anchor", *map(str, range(1, len(wins)))]
         yield bars("Which branch won", "branch", names, [won / sum(wins) for won in wins], ".0%")
+    if accepted := report.get("branch", {}).get("accepted_with"):
+        of = "branches beside the anchor, in the forwards of this run that had a choice"
+        names = [str(j) for j in range(len(accepted))]
+        yield bars("Drafts accepted a forward, had only so many branches run", of, names, accepted, ".2f")
     if "step_ms" in report:
         phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
         last = " in the last attempt" if report.get("attempts", 1) > 1 else ""
