@@ -49,7 +49,8 @@ class HarnessTask:
         config = self.task.config
         if self.task.OUTPUT_TYPE != "generate_until":
             raise ValueError(
-                f"task.harness={harness}: it asks for {self.task.OUTPUT_TYPE}; only generate_until can be run"
+                f"task.harness={harness}: it asks for {self.task.OUTPUT_TYPE}; a job only generates: "
+                f"lopa-dist lm-eval --model_args path=... --tasks {harness}"
             )
         if getattr(config, "unsafe_code", False):
             raise ValueError(

@@ -134,7 +134,10 @@ def test_how_a_task_wants_tokens_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"output_type": "loglikelihood"}, "asks for loglikelihood; only generate_until can be run"),
+        (
+            {"output_type": "loglikelihood"},
+            r"asks for loglikelihood; a job only generates: lopa-dist lm-eval --model_args path=\.\.\. --tasks ",
+        ),
         ({"unsafe_code": True}, "unconfined; take task=humaneval"),
         ({"dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}, "nowhere.jsonl"),
     ],
