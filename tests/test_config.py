@@ -467,6 +467,11 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert cli.summary(report, tmp_path) == 1.0
     assert "2 with errors (see errors.jsonl)" in caplog.messages[0]
     assert caplog.messages[1] == "the first error: line 2: bad"
+    lines.append({"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with caplog.at_level("INFO", "lopa_dist"):
+        cli.summary(report | {"unjudged": 1}, tmp_path)
+    assert caplog.messages[-1] == "the first that was not judged: KeyError: 'answer'"
     with pytest.raises(cli.UserError, match=r"^no request could run; the first error: line 2: bad$"):
         cli.summary(report | {"requests": 2}, tmp_path)
 

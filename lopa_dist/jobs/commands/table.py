@@ -27,6 +27,8 @@ def write_table(folder: Path, file: Path) -> tuple[int, list[str], str]:
     if file.suffix not in (".csv", ".parquet"):
         raise ValueError(f"--out {file}: name a .csv or a .parquet file")
     if not (folder / "results.jsonl").exists():
+        if (folder / "journal").exists():
+            raise ValueError(f"{folder}: not finished; `lopa-dist status {folder}` says how it goes on")
         raise ValueError(f"{folder}: no results.jsonl; name the folder of a run")
     prompts, missing = prompts_of(folder)
     columns: dict[str, None] = {}
