@@ -30,7 +30,7 @@ def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
     from lopa_dist.jobs.commands.table import write_table
 
-    file = options.out or options.run / "results.csv"
+    file = options.out or str(options.run / "results.csv")
     count, columns, missing = write_table(options.run, file)
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
 
@@ -74,21 +74,18 @@ def trace(options: argparse.Namespace) -> None:
         print(f"page: {page}")
 
 
-def lm_eval(arguments: list[str]) -> None:
-    """`lopa-dist lm-eval ...`, whose arguments are the harness's own."""
-    try:
-        from lopa_dist.jobs.commands.lm_eval_adapter import main as evaluate
-    except ModuleNotFoundError as error:
-        missing = str(error.name).split(".")[0]
-        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
-    evaluate(arguments)
-
-
 def explain(options: argparse.Namespace) -> None:
     """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
     from lopa_dist.jobs.commands.explain import explain as explanation
 
     print(explanation(options.keys))
+
+
+def models(options: argparse.Namespace) -> None:
+    """`lopa-dist models`."""
+    from lopa_dist.jobs.commands.models import lines
+
+    print(*lines(), sep="\n")
 
 
 def doctor(options: argparse.Namespace) -> None:
@@ -102,7 +99,7 @@ def doctor(options: argparse.Namespace) -> None:
 
 
 def argument_parsers() -> dict[str, Parser]:
-    """The parser of each command but `lm-eval`, which has its own."""
+    """The parser of each command."""
     made: dict[str, Parser] = {}
 
     def command(run: Callable[[argparse.Namespace], None], description: str) -> Parser:
@@ -123,7 +120,7 @@ def argument_parsers() -> dict[str, Parser]:
 
     parser = command(table, "Write a run's results as a table with plain columns.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a .csv or .parquet file (RUN/results.csv)")
+    parser.add_argument("--out", metavar="FILE", help="a .csv or .parquet file, also s3://... (RUN/results.csv)")
 
     parser = command(
         status, "Tell how far runs are, which shards of an array are missing, and what to type for the rest."
@@ -145,17 +142,17 @@ def argument_parsers() -> dict[str, Parser]:
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
 
+    command(models, "List the model families, their presets, and what their numbers were compared with.")
+
     parser = command(doctor, "Tell whether a job would run on this machine, what would slow it, and what to mend.")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the job, such as model=...")
     return made
 
 
-COMMANDS = ("report", "table", "status", "merge", "trace", "lm-eval", "explain", "doctor")
+COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:
     """Run a command, or raise a UserError that ends with its usage."""
-    if name == "lm-eval":
-        return lm_eval(arguments)
     options = argument_parsers()[name].parse_args(arguments)
     options.perform(options)

@@ -1,4 +1,4 @@
-"""Which kernels an engine runs in torch's form: `engine.kernels`, and what the GPU made of Triton's."""
+"""Which kernels an engine runs in torch's form, by `engine.kernels` and by how Triton's did on this GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.kernels.dispatch import KERNELS
 from lopa_dist.kernels.preflight import Widths, faults, refused
+from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.models.transformer import Transformer
 
@@ -16,8 +17,8 @@ def plain_kernels(
 ) -> frozenset[str]:
     """Return the kernels that run in torch's form on a GPU; on a CPU all do, whatever is returned.
 
-    Ranks that share a model must agree: the parts of the record head's sums that they exchange differ between the two
-    forms. So there a kernel that fails ends the job.
+    Ranks that share a model must use the same form, because the parts of the record head's sums that they exchange
+    differ between the two. So with such ranks a kernel that fails ends the job.
 
     Args:
         model: on the device.
@@ -27,7 +28,7 @@ def plain_kernels(
         ranks: that the model is split over.
 
     Raises:
-        ValueError: kernels that cannot be had where nothing else will do.
+        ValueError: a kernel cannot be used, and the options or the ranks allow no other.
     """
     if options.kernels == "torch":
         if device.type == "cuda" and options.attention == "meta":
@@ -53,6 +54,7 @@ def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> 
     optional = {
         "attention": tile_rows is not None,
         "vgemm": options.reproducible or "int8" in kinds,
+        "experts": any(isinstance(m, SparseMLP) and m.kind == "int8" for m in model.modules()),
         "fp8": "fp8" in kinds,
     }
     return tuple(name for name in KERNELS if optional.get(name, True))

@@ -1,7 +1,7 @@
 """How much of a GPU's free memory a generation takes, worked out before it begins.
 
-The K/V of running sequences and the rows of a forward are all that grows with the work. Both are bounded here, and room
-for them is made at once: a growing pool would hold two copies for a moment, and invalidate every CUDA graph.
+The K/V of running sequences and the rows of a forward are all that grows with the work. Both are bounded here, and
+their memory is taken at once: a growing pool would hold two copies for a moment, and invalidate every CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SHARE = 0.9  # of the free memory
 KEPT = 512 << 20  # bytes reserved for the tables of graphs, the libraries' workspaces and all that is not modelled
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
 SPARE = 8  # slots for each spare maximal request in the K/V space, against fragmentation
-TILE = 128  # tokens of the vocabulary whose sums the record head keeps, 28 bytes each
+TILE = 128  # tokens of the vocabulary for which the record head stores sums of 28 bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a generation has room for."""
+    """The sizes of a generation."""
 
     sequences: int  # running at once
     row_limit: int | None  # of one forward; None: no bound
-    scratch: int | None = None  # rows that no forward exceeds; None: it was not worked out
+    scratch: int | None = None  # rows that no forward exceeds; None: not known
     bytes: int = 0  # that K/V and rows take
 
 
@@ -61,18 +61,21 @@ def row_bytes(model: ModelConfig, element: int) -> int:
     return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
 
 
-def sizes(requests: Sequence[Request]) -> tuple[int, Ints]:
-    """Return the longest prompt's tokens, and how many tokens of K/V space each request needs, in descending order."""
-    each = ((len(r.prompt), r.max_new_tokens) for r in requests)
-    both = np.fromiter(each, np.dtype((np.int64, 2)), len(requests))
-    return int(both[:, 0].max()), np.sort(both.sum(1))[::-1]
+def sizes(requests: Sequence[Request]) -> tuple[int, int, Ints]:
+    """Return the most tokens that are given to a request, those of its suffix, and the K/V space that each needs.
+
+    K/V space is in tokens, in descending order.
+    """
+    each = ((len(r.prompt), len(r.suffix), r.max_new_tokens) for r in requests)
+    prompt, suffix, new = np.fromiter(each, np.dtype((np.int64, 3)), len(requests)).T
+    return int((prompt + suffix).max()), int(suffix.max()), np.sort(prompt + suffix + new)[::-1]
 
 
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
     """Return how many tokens of K/V space to make: for the largest `slots` requests at once, at most `limit`.
 
-    Requests come and go, and each needs its space in one piece. Where they need unequal ones, gaps remain that are too
-    small; so there is room for an eighth more of the largest. Without it one slot in ten stays empty.
+    Requests come and go, and each needs its space in one piece. If they need unequal amounts, gaps remain that are too
+    small. So there is space for an eighth more of the largest; without it one slot in ten stays empty.
 
     Args:
         needs: tokens of all requests, in descending order.
@@ -98,7 +101,7 @@ def plan(
     model: ModelConfig, element: int, free: int, needs: Ints, sequences: int, limit: int | None,
     kv_limit: int | None, longest: int,
 ) -> Plan:  # fmt: skip
-    """Return what fits in `free` bytes: first forwards get smaller, as far as that costs no speed, then fewer run.
+    """Return what fits in `free` bytes: forwards get smaller if that costs no speed, then fewer sequences run.
 
     Args:
         model: with this rank's share of the K/V heads.
@@ -108,7 +111,7 @@ def plan(
         sequences: that should run at once.
         limit: `engine.max_rows`; None: as many as fit, up to the largest graph.
         kv_limit: `engine.kv_tokens`; None: no bound.
-        longest: rows that one sequence has in a forward, at most; it runs alone where they exceed the limit.
+        longest: the most rows of one sequence in a forward; it runs alone if they exceed the limit.
 
     Raises:
         TooLarge: it says what one sequence takes.

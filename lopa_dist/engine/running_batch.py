@@ -27,9 +27,10 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.causal_rows import Lookahead
+from lopa_dist.rows.layout import Structures
 
 NextRequests = Callable[[int], list[int]]
-"""Takes a limit and returns the numbers of the next requests, at most that many; none when there are no more. All
+"""Takes a limit and returns the numbers of the next requests, at most that many; empty when there are no more. All
 branch ranks get the same."""
 
 
@@ -39,9 +40,9 @@ class Admission:
 
     request: Request
     began: float  # when it was admitted
-    chunks: int  # forwards before its first step, counted also where another request computes them
+    chunks: int  # forwards before its first step, counted also if another request computes them
     first_step: float = 0.0  # seconds until its first step was over
-    work: Work = field(default_factory=Work)  # of its forwards, as far as they have been counted
+    work: Work = field(default_factory=Work)  # of its forwards that were counted so far
 
 
 @dataclass
@@ -51,12 +52,12 @@ class Step:
     slots: Ints | None  # their slots; None: all
     state: State  # of these slots, to be moved by the step
     before: HostState  # what the host knew of them before it
-    prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
+    prefixes: SharedPrefixes | None  # what its prompts that are prefilled share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
     lookahead: Lookahead  # of a causal model
     proposal: Choice  # of this rank, for the next step's
     works: list[Work | None]  # of these slots' requests
-    error: Exception | None = None  # that a chunk of a prompt ended in before it
+    error: Exception | None = None  # of a chunk of a prompt that ran before it
     accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
 
 
@@ -82,7 +83,7 @@ class RunningBatch:
         lookahead: how far causal models look ahead.
         state, pool, runner, scheduler, chunks: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
-        statistics: records phases' times and of prompts.
+        statistics: counts the times of phases, and prompts.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class RunningBatch:
         self.lookahead = lookahead
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
+        self.structures: Structures = {}  # of earlier steps
         self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
 
     def admit(self) -> None:
@@ -124,7 +126,8 @@ class RunningBatch:
             if sampling != self.sampling:
                 self.runner.request_sampling[slot] = sampling
             sampled = sampling.temperature > 0
-            admitted.append(Admitted(slot, request.prompt, request.max_new_tokens, request.key, sampled))
+            limit = request.max_new_tokens
+            admitted.append(Admitted(slot, request.prompt, limit, request.key, sampled, request.suffix))
             chunks = self.chunks.rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
             self.statistics.admitted += 1
@@ -150,7 +153,7 @@ class RunningBatch:
         return Step(slots, state, before, prefixes, before, ahead, proposal, works, error)
 
     def compute_chunk(self) -> list[int]:
-        """Prefill one chunk of a long prompt, more if no sequence can run otherwise; return the slots that still wait.
+        """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
 
         So a step waits for at most one chunk, however long newly admitted prompts are.
         """
@@ -179,7 +182,7 @@ class RunningBatch:
     def shared_prefixes(
         self, slots: Ints | None, host: HostState, works: Sequence[Work | None]
     ) -> SharedPrefixes | None:
-        """Return what the prompts that a step prefills share; None where it prefills none."""
+        """Return what the prompts that a step prefills share; None if it prefills none."""
         prefill = (host.committed < 0) & (host.branches > 0)
         if not prefill.any():
             return None
@@ -194,7 +197,7 @@ class RunningBatch:
             own = works[at]
             assert own is not None
             for work in (self.statistics, own):
-                work.prompt_tokens += int((host.prompt + host.known)[at])
+                work.prompt_tokens += int((host.prompt + host.known + host.suffix)[at])
                 work.prompt_reused += int(reused[at])
         return prefixes
 
@@ -205,9 +208,10 @@ class RunningBatch:
             if self.host.step[slot] == 1 and not admission.first_step:
                 admission.first_step = now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
-        answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        ends = np.minimum(self.host.end, self.host.limit)
+        answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
-        told = dict(zip(asked, written(self.state, asked, self.host.end[asked].tolist()), strict=True)) if asked else {}
+        told = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
         found = []
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)
@@ -222,7 +226,7 @@ class RunningBatch:
     def generation(
         self, admission: Admission, tokens: list[int], failed: bool, forwards: int, now: float
     ) -> Generation:
-        """Return what the user gets: the tokens up to the first EOS; none where the sequence failed."""
+        """Return what the user gets: the tokens up to the first EOS; no tokens if the sequence failed."""
         vocabulary = self.state.vocabulary
         tokens = [] if failed else tokens
         stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]

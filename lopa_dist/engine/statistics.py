@@ -20,7 +20,7 @@ class Mark(Protocol):
     """A moment in a device's stream of work."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from here to another, when both are past."""
+        """Return the milliseconds from this moment to another, when both are past."""
 
 
 def device_mark(device: torch.device) -> Mark:
@@ -40,7 +40,7 @@ class Statistics(Work):
     def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
         super().__init__()
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.seconds_counted = dict(self.seconds)  # of these, until the end of the last step that was counted
+        self.seconds_counted = dict(self.seconds)  # until the end of the last step that was counted
         self.steps = 0
         self.admitted = 0  # requests
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
@@ -125,7 +125,7 @@ class Statistics(Work):
         self.tokens_filled += filled
 
     def totals(self) -> dict[str, Any]:
-        """The sums, JSON-able, for another process to `absorb`."""
+        """Return the sums, JSON-able, for another process to `absorb`."""
         return {"work": super().totals(), **{name: getattr(self, name) for name in ("seconds", *COUNTS)}}
 
     def absorb(self, totals: dict[str, Any]) -> None:

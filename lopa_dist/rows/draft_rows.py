@@ -16,13 +16,13 @@ The window's rows do not see the drafts. T_i sees the window without the masks a
 what T_{i-1} sees; no row sees C_i. So drafts see one another as if they were filled, but the rest of the window as it
 was without them. That is an approximation, like a cache that is one step old (docs/architecture.md).
 
-Two numbers a row say that. T_i and C_{i+1} take i drafts as filled: their `depth` is i, that of window rows is 0. The
-mask at p_i is seen by rows of a depth below i: that is its `until`. With block-causal windows all drafts of a sequence
-lie in its first open block, and rows of later blocks are seen at depth 0 only.
+Two numbers for each row express this. Its `depth` is how many drafts it takes as filled: i for T_i and C_{i+1}, 0 for
+the window's rows. Its `until` is the depth from which on rows do not see it: i for the mask at p_i. With block-causal
+windows all drafts of a sequence lie in its first open block, and rows of later blocks are seen at depth 0 only.
 
-All branches of a sequence have rows for the same number of drafts, so that all have equal shapes, whatever rank runs
-them, and whatever paths they are. Where a branch has fewer drafts, positions that it has filled stand behind them in
-`State.chain`. Their rows' predictions are not used, and real drafts see the tokens there like any others.
+All branches of a sequence have rows for the same number of drafts, so all have equal shapes, on whichever rank they
+run. If a branch has fewer drafts, positions that it has filled stand behind them in `State.chain`. Their rows'
+predictions are not used, and real drafts see the tokens there like any others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Int
 
 
 def add_draft_rows(state: State, host: HostState, structure: Structure, origin: Ints, extra: Ints, ranks: int) -> None:
-    """Say what rows of drafts see and predict, as described above.
+    """Set what rows of drafts see and predict, as described above.
 
     Args:
         state, host: of this step.
@@ -88,7 +88,7 @@ def add_draft_rows(state: State, host: HostState, structure: Structure, origin: 
 
     # what is reported of the verification rows
     reported = structure.reported[of]
-    column = structure.masked + (extra.cumsum() - extra)[sequence[of]] + number
+    column = structure.wanted + (extra.cumsum() - extra)[sequence[of]] + number
     slot = (branch[of] // ranks * structure.columns + column)[reported]
     structure.head_sequence = np.append(structure.head_sequence, sequence[of][reported])
     cell = (sequence * config.max_chain + branch * m)[of] + number

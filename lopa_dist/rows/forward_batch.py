@@ -41,7 +41,7 @@ class ForwardBatch:
 
     A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
     first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, with a dual
-    cache, the tokens behind their segment whose K/V an earlier forward left.
+    cache, the tokens behind their segment, whose K/V an earlier forward computed.
 
     Rows of a segment are in the order of positions. In a branch that verifies several drafts, rows of drafts follow:
     see `rows.draft_rows`.
@@ -58,19 +58,19 @@ class ForwardBatch:
     tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
     begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
-    prefill: Prefill | None  # None where there are only windows
+    prefill: Prefill | None  # None if there are only windows
     tokens: Tensor  # [R'] ids, R' = `padded` (R)
     positions: Tensor  # [R'] absolute
-    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept hidden states (`SharedPrefixes`)
+    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: stored hidden states (`SharedPrefixes`)
     head_slots: Tensor  # [H] where in the record buffer the prediction goes
     head_sequence: Ints  # [H] sequence whose position is predicted
-    head_keys: Tensor | None  # [H] keys of the random numbers, where any are drawn
+    head_keys: Tensor | None  # [H] keys of the random numbers; None if none are drawn
     local_branches: int  # records are a [local_branches, columns] buffer
     columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
     where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
-    of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: none has
-    drafts: DraftRows | None  # the rows that verify drafts; None where there are none
+    of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
+    drafts: DraftRows | None  # the rows that verify drafts; None if there are none
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
     causal: CausalRows | None = None  # where predictions belong, of a causal model

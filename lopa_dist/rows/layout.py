@@ -7,12 +7,13 @@ What depends on token values (ids, masked positions, edits) stays on the device 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import HostState, Records, State
+from lopa_dist.decode.state import HostState, Records, State, wanted_count
 from lopa_dist.ragged import Ints, to_device, together
 from lopa_dist.rows.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
 from lopa_dist.rows.forward_batch import ForwardBatch
@@ -23,8 +24,17 @@ FEW = 4  # structures are cached for at most this many sequences in flight: with
 MOST_KEPT = 1024  # structures; when there are more, all are dropped
 
 
+Structures: TypeAlias = dict[tuple[object, ...], Structure]
+"""Structures of earlier steps, by what they follow from."""
+
+
 def layout(
-    state: State, host: HostState, rank: int = 0, ranks: int = 1, prefixes: SharedPrefixes | None = None
+    state: State,
+    host: HostState,
+    rank: int = 0,
+    ranks: int = 1,
+    prefixes: SharedPrefixes | None = None,
+    structures: Structures | None = None,
 ) -> ForwardBatch:
     """Lay out this rank's share of the next forward: branch j runs on rank j mod `ranks`.
 
@@ -34,16 +44,17 @@ def layout(
     Args:
         state, host: the state and its host copy, of the same step.
         rank, ranks: of the branch group.
-        prefixes: what prompts share; None where they share nothing.
+        prefixes: what prompts share; None if they share nothing.
+        structures: of earlier steps with the same slots; gets this one's. None: none is looked up.
     """
     device, origin = state.canvas.device, origins(state.config, host)
-    structure = find_structure(state, host, rank, ranks, prefixes, origin)
+    structure = find_structure(state, host, rank, ranks, prefixes, {} if structures is None else structures, origin)
     sequence, first = structure.sequence, structure.first + origin[structure.sequence]
-    shared = host.prompt[sequence] + first  # nothing where the first row is the prompt's first
+    shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
     tail = None
     if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
-        tail = host.prompt[sequence] + behind, host.limit[sequence] - behind
+        tail = host.prompt[sequence] + behind, (host.limit + host.suffix)[sequence] - behind
 
     # to the device in one transfer: what depends on where the windows are
     at = structure.row_sequence
@@ -63,10 +74,10 @@ def layout(
     row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
-    # `nonzero_static` needs a fixed size: if there are fewer masks than the host counted, the rest is a cell unread
+    # `nonzero_static` needs a fixed size: with fewer than the host counted, the rest is a cell that nobody reads
     nowhere = state.slots * structure.width
-    masked = state.window(structure.width).masked.view(-1)
-    where = torch.nonzero_static(masked, size=structure.masked, fill_value=nowhere)[:, 0]
+    wanted = state.wanted(structure.width).view(-1)
+    where = torch.nonzero_static(wanted, size=structure.wanted, fill_value=nowhere)[:, 0]
     found = where.index_select(0, on["entry"])
     head_rows = (on["base"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
     keys, drafts = None, None
@@ -88,21 +99,27 @@ def layout(
 
 
 def find_structure(
-    state: State, host: HostState, rank: int, ranks: int, prefixes: SharedPrefixes | None, origin: Ints
+    state: State,
+    host: HostState,
+    rank: int,
+    ranks: int,
+    prefixes: SharedPrefixes | None,
+    structures: Structures,
+    origin: Ints,
 ) -> Structure:
     """Return the structure of a forward, its arrays on the device: from the cache, or made now.
 
     With one sequence in flight most steps find theirs there, which saves host time that the device would wait for.
 
     Args:
-        state, host, rank, ranks, prefixes: as of `layout`.
+        state, host, rank, ranks, prefixes, structures: as of `layout`.
         origin: `origins`.
     """
     config = state.config
     keeps = config.keeps_kv and state.slots <= FEW
     key = (rank, ranks, *shapes(config, host)) if keeps else ()
-    if key in state.structures:
-        return state.structures[key]
+    if key in structures:
+        return structures[key]
     extra = drafts_with_rows(config, host)
     made = window_structure(state, host, rank, ranks, prefixes, origin, extra)
     if extra.any():
@@ -111,29 +128,33 @@ def find_structure(
     if made.of_commit.any():
         made.on["of_commit"] = to_device(made.of_commit, state.canvas.device)
     if keeps and not made.prefill:  # the length of a prompt seldom comes again
-        if len(state.structures) >= MOST_KEPT:
-            state.structures.clear()
-        state.structures[key] = made
+        if len(structures) >= MOST_KEPT:
+            structures.clear()
+        structures[key] = made
     return made
 
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
-    """Yield what a structure follows from, sequence by sequence, positions from the origin; () where nothing runs."""
+    """Yield the numbers of each sequence that determine a structure, from its origin; () if it does not run."""
     drafted = drafts_with_rows(config, host)
-    fields = "branches", "masked", "first_masked", "committed", "complete", "end", "limit"
-    for drafts, branches, masked, first, committed, complete, end, limit in zip(
-        drafted.tolist(), *(getattr(host, field).tolist() for field in fields), strict=True
+    fields = "branches", "first_masked", "committed", "complete", "end", "limit", "suffix"
+    for drafts, wanted, branches, first, committed, complete, end, limit, suffix in zip(
+        drafted.tolist(),
+        wanted_count(config, host).tolist(),
+        *(getattr(host, field).tolist() for field in fields),
+        strict=True,
     ):
         origin = complete - complete % config.block_size
         last = limit - origin if config.canvas == "whole" else 0
-        known = committed > 0, committed - origin, complete - origin, end - origin, last
-        yield (branches, drafts, masked, first, *known) if branches else ()
+        known = committed > 0, committed - origin, complete - origin, end - origin, last, suffix
+        yield (branches, drafts, wanted, first, *known) if branches else ()
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     """Spread gathered records over ``[S, K, W]`` of `State.window`, and records of drafts over ``[S, K x m]``.
 
-    A branch has a record for every position that the anchor leaves masked. Branches that did not run have zeros.
+    A branch has a record for every position that is predicted in the anchor (`State.wanted`). Branches that did not run
+    have zeros.
 
     Args:
         state, batch: of this step.
@@ -157,8 +178,8 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
 def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: Tensor) -> Records:
     """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
-    The first draft of a branch takes the branch's own record. So do drafts whose predicting row the forward did not
-    compute, because no draft can change it. The others take the record of their verification row.
+    The first draft of a branch takes the branch's own record. So do drafts whose predicting row cannot be changed by
+    other drafts, and was therefore not computed again. The others take the record of their verification row.
 
     Args:
         state, batch: of this step.
@@ -167,7 +188,7 @@ def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: T
     """
     m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
     position = state.chain[0].view(slots, -1, m)  # [S, K, m]
-    offset = (position - state.complete[:, None, None]).clamp(0, width - 1)  # in range where a branch has no draft, too
+    offset = (position - state.complete[:, None, None]).clamp(0, width - 1)  # in range also if a branch has no draft
     size = len(packed)
     drafts = packed.gather(3, offset.expand(size, -1, -1, -1))
     if batch.drafts is not None:

@@ -49,6 +49,8 @@ def watched(oracle: Oracle) -> Told:
                 told[position] = last[position][1], number, "accepted"
             else:
                 told[position] = records[branch][position][1], number, "filled"
+        for position, _ in oracle.last_edited:
+            told[position] = records[branch][position][1], number, "edited"
         last.clear()
         last.update(records[branch])
 

@@ -16,6 +16,7 @@ from lopa_dist.models.experts import Gate
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 from tests.engine.ranks import on_mesh
@@ -119,16 +120,37 @@ def test_adapters_are_merged_before_their_module_is_taken_apart(folder: Path, tm
         assert torch.equal(found.state_dict()[ours], weight)
 
 
+def test_the_dense_layer_and_shared_experts_are_quantised(folder: Path) -> None:
+    model = load_model(folder, torch.float32, CPU, quantization="int8")
+    first, second = (layer.mlp for layer in model.model.layers[:2])
+    for block in (first, second.shared_experts):
+        assert all(isinstance(part, QuantizedLinear) for part in (block.gate_proj, block.up_proj, block.down_proj))
+    wanted = torch.from_numpy(np.load(llada2.LOGITS))
+    errors = (fused_logits(model) - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert 0 < errors.median() < 0.06  # a few rows take other experts, which differ more
+
+
+@pytest.mark.parametrize(
+    ("length", "name", "edits"),
+    [
+        (16384, "mine", False),
+        (32768, "mine", True),
+        (16384, "LLaDA2.1-mini", True),
+        (32768, "LLaDA2.0-mini-longer", False),
+    ],
+)
+def test_which_ones_edit(length: int, name: str, edits: bool, tmp_path: Path) -> None:
+    """By the name, else by the length of the context."""
+    at = write(tmp_path / name, llada2.KIND, {})
+    edit_config(at, max_position_embeddings=length)
+    assert training_pattern(read_config(at)).edits == edits
+
+
 @pytest.mark.parametrize(
     ("change", "name", "message"),
     [
-        (
-            {"max_position_embeddings": 32768},
-            "mine",
-            r"max_position_embeddings=32768 is LLaDA2\.1.*neither",
-        ),
-        ({}, "LLaDA2.1-mini", r"is LLaDA2\.1, which edits tokens"),
-        ({}, "LLaDA2.2-flash", r"or 2\.2, which moves them"),
+        ({"max_position_embeddings": 131072}, "mine", r"=131072 in mine is LLaDA2\.2, which inserts and deletes"),
+        ({}, "LLaDA2.2-flash", r"in LLaDA2\.2-flash is LLaDA2\.2"),
         ({"score_function": "softmax"}, "mine", "score_function='softmax' is not supported, only 'sigmoid'"),
         ({"norm_topk_prob": False}, "mine", "norm_topk_prob=False"),
         ({"use_qkv_bias": True}, "mine", "use_qkv_bias=True"),

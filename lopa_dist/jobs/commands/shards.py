@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from heapq import merge
 from itertools import chain, zip_longest
@@ -11,10 +12,14 @@ from typing import Any
 from lopa_dist.jobs.commands.status import rest
 from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
+from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.results import result_lines, write_errors
 from lopa_dist.jobs.show.metrics import mean, ratio, wilson
 from lopa_dist.jobs.show.report import is_rule, judged, read_report, write_report
+from lopa_dist.jobs.show.report import settings as config_of
 from lopa_dist.jobs.show.run_state import runs_below
+from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.task import TotallingTask
 from lopa_dist.whole import whole
 
 
@@ -58,7 +63,12 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
     report = summed(list(reports.values()))
+    if any("metrics" in one for one in reports.values()):
+        task = make_task(config_of(first).task)
+        assert isinstance(task, TotallingTask)
+        report["metrics"] = task.totals(line for _, line in result_lines(folder / "results.jsonl"))
     write_report(folder, report)
+    write_output(folder, report)
     return report
 
 
@@ -80,6 +90,14 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
+def total_tries(reports: list[dict[str, Any]]) -> dict[str, int]:
+    """Tries of answers that must be of a format, in all shards."""
+    total = Counter[str]()
+    for report in reports:
+        total.update(report.get("tries", {}))
+    return dict(total)
+
+
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
@@ -94,6 +112,8 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "schema": 1,
         **counts,
+        **({"tries": tries} if (tries := total_tries(reports)) else {}),
+        **({"masks": reports[0]["masks"]} if "masks" in reports[0] else {}),
         **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
         **accuracies,
         **({"judged": count, "accuracy_95": [*wilson(accuracies["accuracy"], count)]} if accuracies else {}),

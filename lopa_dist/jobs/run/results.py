@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.decode.written import Written
-from lopa_dist.engine.request import Generation
+from lopa_dist.engine.request import Generation, Given, Likelihood
 from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.tasks.task import Item, Score
 from lopa_dist.whole import whole
@@ -100,22 +100,48 @@ def generation_line(
         "text": text,
         "finish_reason": generation.finish_reason,
         "usage": {
-            "prompt_tokens": len(request.prompt),
+            "prompt_tokens": len(request.prompt) + len(request.suffix),
             "completion_tokens": count,
             "forwards": generation.forwards,
         },
         "tpf": round(count / generation.forwards, 4),
         "latency_s": round(generation.seconds, 6),
     }
+    if item.response_format is not None:
+        line["usage"] |= {"tries": generation.tries, "failed_tokens": generation.failed_tokens}
+    if generation.invalid:
+        line |= {"finish_reason": "invalid", "error": invalid(generation, item)}
     if token_ids:
         line["token_ids"] = generation.tokens
     if generation.written is not None:
         line["token_steps"] = pieces.steps(generation)
+    if generation.likelihoods is not None:
+        line["likelihoods"] = [
+            likelihood_of(*pair) for pair in zip(generation.likelihoods, request.scored, strict=True)
+        ]
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
         line |= {f"correct_{rule}": right for rule, right in score.also.items()}
         line |= {"reason": score.reason} if score.reason else {}
+        line |= {"metrics": score.metrics} if score.metrics else {}
     return line
+
+
+def invalid(generation: Generation, item: Item) -> str:
+    """Why an answer is not what was asked for, and what to do."""
+    assert item.response_format is not None
+    tries, most = generation.tries, item.response_format.tries
+    remedy = "raise task.tries, or say more of the format in the prompt"
+    if tries < most:
+        remedy = "set a temperature: without one, another try gives the same text"
+    return f"the text is {generation.invalid} after {tries} {'try' if tries == 1 else 'tries'}; {remedy}"
+
+
+def likelihood_of(found: Likelihood, parts: Sequence[Given]) -> dict[str, Any]:
+    """How likely a text is, as a line tells it."""
+    told: dict[str, Any] = {"loglikelihood": found.loglikelihood, "greedy": found.greedy}
+    told |= {"error": found.error} if found.error else {}
+    return told | {"tokens": sum(len(part.answer) for part in parts)}
 
 
 THINK, ANSWER = "<think>", "</think>"  # around reasoning, in the templates of Qwen3 and its kin
