@@ -143,7 +143,7 @@ class State:
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
     chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
-    paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
+    paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
     boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
@@ -158,6 +158,8 @@ class State:
         self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
+        # [S, K] each: choices in a branch's path, the branch that verifies the last one, its token, drafts behind it
+        self.path_depth, self.path_parent, self.path_token, self.path_drafts = self.paths
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
         self._window: Window | None = None
 
@@ -223,18 +225,19 @@ class State:
         before = np.array([len(one.prompt) for one in admitted]) - tail
         limit = np.array([one.max_new_tokens for one in admitted]) + tail
         end = tail if self.config.causal else np.minimum(self.config.block_size, last_end(self.config, limit))
-        begin = dict.fromkeys(HostState._fields, 0 * slots) | {
+        zeros, ones = np.zeros_like(slots), np.ones_like(slots)
+        fields = dict.fromkeys(HostState._fields, zeros) | {
             "prompt": before,
-            "committed": 0 * slots - 1,
-            "complete": tail if self.config.causal else 0 * slots,
+            "committed": -ones,
+            "complete": tail if self.config.causal else zeros,
             "end": end,
             "limit": limit,
             "known": tail,
             "masked": end - tail,
-            "branches": 0 * slots + 1,
+            "branches": ones,
             "first_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
         }
-        integers = np.stack([*begin.values()])
+        integers = np.stack([*fields.values()])
         canvas = np.full((len(admitted), columns), mask_id)
         for row, one, at in zip(canvas, admitted, self.origin - before, strict=True):
             row[at : at + len(one.prompt)] = one.prompt

@@ -126,16 +126,20 @@ def layout(
     # segments: prefixes of prompts, the rests of prompts, chains, groups of masks, the other branches
     sequence = np.concatenate([prefix, suffix, running, of_group, of_path])
     begin_of_group = pending[of_group] + group_depth + (0 if lookahead.blocks else 1)
-    first = np.concatenate([0 * prefix, length[suffix], pending[running], begin_of_group, pending[of_path] + 1])
+    first = np.concatenate(
+        [np.zeros_like(prefix), length[suffix], pending[running], begin_of_group, pending[of_path] + 1]
+    )
     rows = np.concatenate([
         length[prefix], (host.prompt - length)[suffix], host.drafts[running] + 1,
         masks[of_group, group_depth] + lookahead.lead, path_rows[of_path],
     ])  # fmt: skip
     start = rows.cumsum() - rows
-    branch = np.concatenate([np.full(len(prefix) + len(suffix), -1), 0 * running, 0 * of_group, own[local] + 1])
-    prompts, chains = len(prefix) + len(suffix), len(prefix) + len(suffix) + len(running)
-    place = first.repeat(rows) + ragged_arange(rows)
+    prompts = len(prefix) + len(suffix)
+    chains = prompts + len(running)
     groups = chains + len(of_group)
+    branch = np.repeat([-1, 0], [prompts, groups - prompts])
+    branch = np.append(branch, own[local] + 1)
+    place = first.repeat(rows) + ragged_arange(rows)
     tokens_end, paths_begin, total = int(rows[:chains].sum()), int(rows[:groups].sum()), int(rows.sum())
     begin = int(rows[:prompts].sum())
     behind = np.where(np.arange(len(rows)) < chains, first + rows, first)  # cached tokens that a segment sees
