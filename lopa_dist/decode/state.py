@@ -101,7 +101,7 @@ class HostState(NamedTuple):
     known: Ints  # tokens from position 0 on that belong to the prompt
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
-    first_masked: Ints  # 1 if position `complete` is masked
+    first_masked: Ints  # 1 if the window's first position, `complete`, is masked
     drafts: Ints  # the most drafts that the next forward may accept, along the deepest branch (verify=agreement)
     ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
@@ -297,7 +297,7 @@ class State:
         return (parts & (has & (has.cumsum(2) == 1))[..., None]).view_as(masked)
 
     def take(self, slots: Ints) -> State:
-        """Return a copy of some slots, for a step in which the others wait."""
+        """Return a copy of some slots, for a step that runs only these; the others wait for rows of a later step."""
         at = to_device(slots, self.canvas.device)
         parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
         return replace(
