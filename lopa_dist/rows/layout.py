@@ -60,7 +60,7 @@ def layout(
     shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
     tail = None
     if state.config.stores_kv_behind:
-        tail = (host.prompt + stop)[sequence], (host.limit - stop)[sequence]
+        tail = (host.prompt + stop)[sequence], (host.limit + host.suffix - stop)[sequence]
 
     # to the device in one transfer: what depends on where the windows are
     at, cell = structure.row_sequence, np.arange(state.slots) * state.canvas.shape[1] + state.origin
@@ -142,8 +142,8 @@ def find_structure(
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of each sequence that determine a structure, `KINDS` too; () if the sequence does not run."""
-    fields = "branches", "first_masked", "committed", "complete", "end", "limit"
-    for drafts, wanted, branches, first, committed, complete, end, limit in zip(
+    fields = "branches", "first_masked", "committed", "complete", "end", "limit", "suffix"
+    for drafts, wanted, branches, first, committed, complete, end, limit, suffix in zip(
         np.minimum(host.drafts, config.drafts).tolist(),
         wanted_count(config, host).tolist(),
         *(getattr(host, field).tolist() for field in fields),
@@ -151,7 +151,7 @@ def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     ):
         begin = complete - complete % config.block_size  # see `block_begins`
         last = limit - begin if config.canvas == "whole" else 0
-        known = committed > 0, committed - begin, complete - begin, end - begin, last
+        known = committed > 0, committed - begin, complete - begin, end - begin, last, suffix
         yield (branches, drafts, wanted, first, *known) if branches else ()
 
 
