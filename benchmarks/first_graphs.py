@@ -22,13 +22,12 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
 from lopa_dist.engine.runners import Runners
-from lopa_dist.engine.static_runner import Body, Head, Replay, StaticRunner
+from lopa_dist.engine.static_runner import HEAD, TRANSFORMER, Body, Head, Replay, StaticRunner
 from lopa_dist.kernels.sampling import Sampling
 
 LAYERS, PREFIX = 2, 48
 SIZES = (32, 96, 256, 320, 512, 640, 1024, 2048)  # of buckets
 REPLAYS = 50  # of one graph: a race shows in some of them only
-PROGRAM = "transformer"
 
 
 def runner_of(device: torch.device) -> StaticRunner:
@@ -74,7 +73,7 @@ class Graphs:
         size = bucket(rows) or rows
         body = self.body(size)
         body.load(ready)
-        self.runner.replay(body.replay, partial(body.run, self.runner), size, PROGRAM)
+        self.runner.replay(body.replay, partial(body.run, self.runner), size, TRANSFORMER)
         return self.runner.hidden[:rows].clone()
 
     def records(self, ready: Prepared) -> Tensor:
@@ -84,7 +83,7 @@ class Graphs:
         heads = self.runner.heads
         heads[size] = heads.get(size) or Head(size, self.runner)
         heads[size].load(batch)
-        self.runner.replay(heads[size].replay, partial(heads[size].run, self.runner), size, "record head")
+        self.runner.replay(heads[size].replay, partial(heads[size].run, self.runner), size, HEAD)
         return heads[size].records[: len(batch.head_rows)].clone()
 
     def captured(self, *replays: Replay) -> bool:

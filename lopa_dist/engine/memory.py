@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.request import Request
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
 
 SHARE = 0.9  # of the free memory
 KEPT = 512 << 20  # bytes reserved for the tables of graphs, the libraries' workspaces and all that is not modelled
+MOST_ROWS = 8192  # of a forward, unless the user says how many, or one sequence has more
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
 SPARE = 8  # slots for each spare maximal request in the K/V space, against fragmentation
 TILE = 128  # tokens of the vocabulary whose sums the record head keeps, 28 bytes each
@@ -106,7 +106,7 @@ def plan(
         free: bytes.
         needs: K/V tokens of the requests, in descending order.
         sequences: that should run at once.
-        limit: `engine.max_rows`; None: as many as fit, up to the largest graph.
+        limit: `engine.max_rows`; None: as many as fit, up to `MOST_ROWS`.
         kv_limit: `engine.kv_tokens`; None: no bound.
         longest: rows that one sequence has in a forward, at most; it runs alone where they exceed the limit.
 
@@ -121,7 +121,7 @@ def plan(
         scratch = min(count * longest, max(rows, longest))
         return Plan(count, rows, scratch, tokens * of_token + scratch * of_row)
 
-    limits = [limit] if limit is not None else [TOP, TOP // 2, FEW_ROWS]
+    limits = [limit] if limit is not None else [MOST_ROWS, MOST_ROWS // 2, FEW_ROWS]
     for rows in limits:
         if (found := planned(sequences, rows)).bytes <= usable:
             return found

@@ -49,6 +49,15 @@ def split_for(sequences: int, kv_heads: int, device: torch.device) -> Split | No
     return Split(parts) if parts > 1 else None
 
 
+TRANSFORMER, HEAD = "transformer", "record head"  # kinds of graphs
+
+
+def probe_first(sizes: list[int]) -> list[int]:
+    """Return ascending sizes in the order in which they are captured: the smallest, then from the largest down."""
+    smallest, *others = sizes
+    return [smallest, *others[::-1]]
+
+
 class CaptureError(RuntimeError):
     """A function could not be captured as a graph."""
 
@@ -197,10 +206,10 @@ class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
     `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
-    prompt; they size the tables of tiles. `rows` are the most that a step usually has: the pool gets scratch for them
-    now, for graphs speak of addresses, and a pool that grows loses them all. Without `stacked`, attention's tiles
-    depend on nothing but their own segment. After a bucket that cannot be captured, its kind runs without graphs,
-    unless `insist`.
+    prompt; they size the tables of tiles. `rows` are the most that a step usually has, and `predictions` the most that
+    are wanted of them: the pool gets scratch for the rows now, for graphs speak of addresses, and a pool that grows
+    loses them all. Without `stacked`, attention's tiles depend on nothing but their own segment. After a bucket that
+    cannot be captured, its kind runs without graphs, unless `insist`.
     """
 
     def __init__(
@@ -214,6 +223,7 @@ class StaticRunner(Runner):
         branches: int,
         longest: int,
         rows: int,
+        predictions: int,
         stacked: bool,
         insist: bool,
         plain: frozenset[str] = frozenset(),
@@ -235,9 +245,9 @@ class StaticRunner(Runner):
         )
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
-        self.make_room(TOP)
         most = bucket(rows) or padded(rows)
-        self.usual = min(most, TOP)
+        self.make_room(max(most, TOP))
+        self.usual, self.usual_heads = min(most, TOP), min(bucket(predictions) or TOP, most, TOP)
         pool.reserve(most, most)
         self.address = pool.keys.data_ptr()
         self.forget()
@@ -260,23 +270,34 @@ class StaticRunner(Runner):
         capture keeps. Then come large ones before small ones, which fit in their memory. A graph needs two runs. These
         have no row that counts, so they write nothing that anybody reads.
         """
-        smallest, *others = ladder(self.usual)
-        sizes = [smallest, *others[::-1]]
-        heads = [] if self.sampling.filtered else sizes
-        began = time.perf_counter()
-        log.info("compiling kernels and capturing CUDA graphs of %d sizes: the first time takes longest", len(sizes))
+        sizes = probe_first(ladder(self.usual))
+        heads = [] if self.sampling.filtered else probe_first(ladder(self.usual_heads))
+        log.info(
+            "compiling kernels and capturing CUDA graphs of %d sizes: the first time takes longest",
+            len({*sizes, *heads}),
+        )
+        seconds = [0.0, 0.0]
         with by_torch(self.plain), on_device(self.device):
             for size in sizes:
                 body = self.bodies[size] = Body(size, self)
-                for _ in range(2):
-                    self.replay(body.replay, partial(body.run, self), size, "transformer")
+                self.make(body.replay, partial(body.run, self), size, TRANSFORMER, seconds)
             for size in heads:
                 head = self.heads[size] = Head(size, self)
-                for _ in range(2):
-                    self.replay(head.replay, partial(head.run, self), size, "record head")
+                self.make(head.replay, partial(head.run, self), size, HEAD, seconds)
         made = [one.replay for of_kind in (self.bodies, self.heads) for one in of_kind.values()]
         graphs = sum(one.graph is not None for one in made)
-        log.info("captured %d CUDA graphs of %d in %.1f s", graphs, len(made), time.perf_counter() - began)
+        held = torch.cuda.max_memory_reserved(self.device) / 2**30 if self.device.type == "cuda" else 0.0
+        log.info(
+            "captured %d CUDA graphs of %d (first runs %.1f s, captures %.1f s; %.1f GiB reserved by now)",
+            graphs, len(made), *seconds, held,
+        )  # fmt: skip
+
+    def make(self, graph: Replay, function: Callable[[], None], size: int, kind: str, seconds: list[float]) -> None:
+        """Run a bucket's function for the first time, then capture it; add what each takes to `seconds`."""
+        for number in range(2):
+            began = time.perf_counter()
+            self.replay(graph, function, size, kind)
+            seconds[number] += time.perf_counter() - began
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool and cut its attention into tiles."""
@@ -315,11 +336,11 @@ class StaticRunner(Runner):
         size = bucket(rows)
         body = self.bodies.get(size or 0) or Body(size or rows, self)
         body.load(prepared)
-        if size is None:  # above the ladder: a large prefill, whose launches cost next to nothing
+        if size is None:  # above the ladder: launches cost next to nothing
             body.run(self)
             return
         self.bodies[size] = body
-        self.replay(body.replay, partial(body.run, self), size, "transformer")
+        self.replay(body.replay, partial(body.run, self), size, TRANSFORMER)
 
     def head(self, batch: ForwardBatch) -> Tensor:
         """Records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
@@ -331,7 +352,7 @@ class StaticRunner(Runner):
             head.run(self)
         else:
             self.heads[size] = head
-            self.replay(head.replay, partial(head.run, self), size, "record head")
+            self.replay(head.replay, partial(head.run, self), size, HEAD)
         return head.records[:count]
 
     def replay(self, graph: Replay, function: Callable[[], None], size: int, kind: str) -> None:

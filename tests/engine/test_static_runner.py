@@ -28,7 +28,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import in_order
-from lopa_dist.engine.static_runner import StaticRunner, split_for
+from lopa_dist.engine.static_runner import Body, StaticRunner, split_for
 from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
@@ -359,7 +359,32 @@ def test_buckets_hold_their_rows_and_waste_little(rows: int) -> None:
     assert size >= rows
     assert size % 16 == 0
     assert size in ladder()
-    assert size - max(rows, 1) < max(32, rows / 4)
+    assert size - max(rows, 1) < max(32, rows / (8 if rows > 512 else 4))
+
+
+@pytest.mark.parametrize(("rows", "size"), [(520, 576), (664, 704), (1024, 1024), (1025, 1152), (2048, 2048)])
+def test_usual_steps_waste_less_than_an_eighth(rows: int, size: int) -> None:
+    assert bucket(rows) == size
+
+
+def test_steps_above_the_ladder_run_their_own_rows_without_a_graph(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static_runner, "bucket", lambda rows: bucket(rows) if rows <= 32 else None)
+    made: list[int] = []
+    body = Body.__init__
+
+    def noted(self: Body, size: int, runner: StaticRunner) -> None:
+        made.append(size)
+        body(self, size, runner)
+
+    monkeypatch.setattr(Body, "__init__", noted)
+    requests = random_requests(11, 6, BASE.max_new_tokens)
+    engine, found = static_run(small_model, BASE, requests)
+    assert found == texts(small_model, BASE, requests)
+    assert any(size > 32 and size % 32 for size in made), "as many as there are"
+    assert isinstance(engine.batch.runner, StaticRunner)
+    assert max(engine.batch.runner.bodies, default=0) <= 32
 
 
 @pytest.mark.parametrize("graphs", ["always", "never"])
