@@ -27,7 +27,7 @@ from lopa_dist.kernels.dispatch import by_torch, on_device, processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
-from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_rows, tile
+from lopa_dist.kernels.tiles import Capacity, Kept, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints, padded
@@ -35,16 +35,17 @@ from lopa_dist.rows.forward_batch import ForwardBatch
 
 log = logging.getLogger("lopa_dist")
 
-PROGRAMS = 2  # of attention for each multiprocessor: a single wave is filled unevenly
+PROGRAMS = {128: 1}  # of attention that fit on a multiprocessor, by the height of tiles: 2, but for the highest
 PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which has none
 
 
-def split_for(sequences: int, kv_heads: int, device: torch.device) -> Split | None:
+def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
     """How stacks are split if each of `sequences` sequences has one; None if a sequence's share of the GPU is small.
 
-    The parts of all of them together are `PROGRAMS` for each multiprocessor, which bounds the memory of their results.
+    The programs of all of them together find room at the same time: what is left over would take as long again. That
+    bounds the memory of their results, too. `height` is that of a tile's matrix.
     """
-    programs = PROGRAMS * (processors(device) if device.type == "cuda" else PROCESSORS)
+    programs = PROGRAMS.get(height, 2) * (processors(device) if device.type == "cuda" else PROCESSORS)
     parts = programs // (sequences * kv_heads)
     return Split(parts) if parts > 1 else None
 
@@ -237,8 +238,9 @@ class StaticRunner(Runner):
         self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches
         config = model.config
         self.stacked = stacked
-        self.split = split_for(sequences, config.kv_heads, self.device) if stacked else None
+        self.kept_tiles = Kept()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
+        self.split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
         # of all attention plans, for they run one after the other
         self.workspace = Workspace.empty(
             self.attention_room(max(TOP, longest)).parts, config.kv_heads, height, config.head_dim, self.device
@@ -310,18 +312,19 @@ class StaticRunner(Runner):
         if self.room < size:
             self.make_room(size)
         segments = self.segments(batch, slots)
-        tiles = tile(segments, self.tile_rows, self.split, self.stacked)
+        tiles = tile(segments, self.tile_rows, self.split, self.stacked, self.kept_tiles)
         of_drafts = batch.of_drafts() if self.may_overflow else None
         return Prepared(batch, slots, segments, tiles, of_drafts, self.kv_slots(batch, slots))
 
     def run(self, prepared: Prepared) -> Tensor:
         """As `Runner.forward`."""
         batch = prepared.batch
+        if len(batch.rows):  # first of all: the device has nothing to do until then
+            self.body(prepared)
         records = torch.zeros(
             batch.local_branches * batch.columns, self.record_size, dtype=torch.int32, device=self.device
         )
         if len(batch.rows):
-            self.body(prepared)
             if (last := self.last_rows(batch)) is not None:
                 self.prefix_hidden[last[1]] = self.hidden[last[0]]
             if self.request_sampling or self.sampling.filtered:

@@ -201,6 +201,29 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
 
 
 @given(
+    windows=st.integers(1, 128), cached=st.integers(0, 5000), sequences=st.integers(1, 16),
+    shape=st.sampled_from([(4, 7), (8, 4), (32, 1)]),
+)  # fmt: skip
+def test_programs_that_are_split_run_at_the_same_time(
+    windows: int, cached: int, sequences: int, shape: tuple[int, int]
+) -> None:
+    """On a GPU of 132 multiprocessors, which hold one tile of 128 matrix rows each, or two lower ones."""
+    kv_heads, group = shape
+    tile_rows = tile_rows_for(group, windows)
+    height = matrix_rows(tile_rows, group)
+    split = split_for(sequences, kv_heads, height, torch.device("cpu"))
+    numbers = np.arange(sequences)
+    segments = Segments(
+        numbers * windows, np.full(sequences, windows), numbers * cached, np.full(sequences, cached),
+        sequences * cached + numbers * windows, np.full(sequences * windows, windows),
+    )  # fmt: skip
+    made = tile(segments, tile_rows, split)
+    places = 132 * (1 if height == 128 else 2)
+    if made.parts:
+        assert len(made.table) * kv_heads <= places
+
+
+@given(
     sequences=st.integers(1, 80), rows=st.integers(1, 40_000), longest=st.integers(1, 40_000),
     shape=st.sampled_from([(4, 7), (8, 4), (32, 1)]), branches=st.integers(1, 16),
 )  # fmt: skip
@@ -210,7 +233,7 @@ def test_parts_take_little_memory(
     """However long prompts are: of 7B models, on an H100."""
     kv_heads, group = shape
     height = tile_rows_for(group, 32 * branches)
-    split = split_for(sequences, kv_heads, torch.device("cpu"))
+    split = split_for(sequences, kv_heads, matrix_rows(height, group), torch.device("cpu"))
     room = capacity(rows, sequences * (branches + 2), height, split, 2 * sequences, longest, rows)
     assert room.parts * kv_heads * matrix_rows(height, group) * (128 + 1) * 4 < 36e6
     assert room.tiles * kv_heads <= kv_heads * (rows // height + sequences * (branches + 2)) + 4 * 132
@@ -219,9 +242,10 @@ def test_parts_take_little_memory(
 def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_runner, "processors", lambda device: 78)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert split_for(1, 4, gpu) == Split(2 * 78 // 4)
-    assert [split_for(n, 4, gpu) for n in (19, 20)] == [Split(2), None]
-    assert split_for(1, 4, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
+    assert split_for(1, 4, 64, gpu) == Split(2 * 78 // 4)
+    assert split_for(1, 4, 128, gpu) == Split(78 // 4)
+    assert [split_for(n, 4, 64, gpu) for n in (19, 20)] == [Split(2), None]
+    assert split_for(1, 4, 64, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
 
 
 def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
