@@ -188,7 +188,7 @@ def figures_of(builder: EngineBuilder, config: DecodeConfig, task: Task, items: 
     scores = [task.score(items[g.request.index], builder.tokenizer.decode(g.tokens)) for g in done]
     tokens, forwards = sum(len(g.tokens) for g in done), sum(g.forwards for g in done)
     return {
-        "accuracy": sum(score.correct for score in scores if score) / len(scores),
+        "accuracy": sum(bool(score.correct) for score in scores if score) / len(scores),
         "tpf": tokens / forwards,
         "tokens_per_s": tokens / seconds,
         "reference_tpf": sum(g.filled for g in done) / (forwards + len(done)),

@@ -28,6 +28,7 @@ from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.kernels.tiles import Capacity, Split, tile, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.ragged import UNBOUNDED
 
 BOUND = {torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # relative norm of an error
 FAST_BOUND = 1e-2  # with fast accumulation, which keeps fewer bits of partial sums
@@ -96,18 +97,23 @@ class Case:
         words += [word for word, there in (("split", self.split), ("far", self.far)) if there]
         return ", ".join(words + [str(self.dtype)] * (self.dtype is not None))
 
-    def segments(self, base: int) -> Segments:
-        """Return the branches' segments; their cached tokens begin at slot `base`, their own follow."""
+    def segments(self, base: int, device: torch.device) -> Segments:
+        """Return the branches' segments; their cached tokens begin at slot `base`, their own follow.
+
+        Rows of drafts do not see every third column of the window, as if they saw drafts in the place of masks.
+        """
         each = self.rows // self.branches
         starts, same = np.arange(self.branches) * each, np.ones(self.branches, int)
         column = np.arange(each)
         draft = column >= each - self.drafts
-        lo = np.where(draft, each // 4, 0)
+        depth = np.tile(draft.astype(int), self.branches)
+        until = np.where(~draft & (column % 3 == 0), 1, UNBOUNDED)
         hi = np.where(draft, column + 1, each - self.drafts)
         tail = (same * (base + self.prefix), same * self.tail) if self.tail else None
         return Segments(
             starts, each * same, same * base, self.prefix * same, base + self.prefix + self.tail + starts,
-            np.tile(hi, self.branches), tail, np.tile(lo, self.branches) if self.drafts else None,
+            np.tile(hi, self.branches), tail, None,
+            (depth, torch.from_numpy(np.tile(until, self.branches)).to(device)) if self.drafts else None,
         )  # fmt: skip
 
 
@@ -118,13 +124,13 @@ def attention(device: torch.device, shape: ModelConfig, case: Case) -> dict[str,
     q, keys, values = (noise(device, n, h, dim) for n, h in ((case.rows, heads), *2 * [(slots, kv_heads)]))
     if case.dtype is not None:
         q, keys, values = (x.to(case.dtype) for x in (q, keys, values))
-    wanted = attend_plain(q.double(), keys.double(), values.double(), case.segments(0))
+    wanted = attend_plain(q.double(), keys.double(), values.double(), case.segments(0, device))
     q[covered:], keys[slots - case.rows + covered :], values[slots - case.rows + covered :] = 3 * [torch.nan]
     base = FAR // (kv_heads * dim) if case.far and device.type == "cuda" else 5
     pools = [x.new_full((base + slots, kv_heads, dim), torch.nan) for x in (keys, values)]
     for pool, of_rows in zip(pools, (keys, values), strict=True):
         pool[base:] = of_rows
-    segments = case.segments(base)
+    segments = case.segments(base, device)
     tiles = tile(segments, tile_rows_for(heads // kv_heads, case.rows), Split(8) if case.split else None)
     room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
     plan = MetaPlan(case.rows, room, heads, kv_heads, dim, tiles.tile_rows, tiles.scratch, device)

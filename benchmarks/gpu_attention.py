@@ -131,8 +131,7 @@ def real(segments: Segments, heads_per_kv: int) -> int:
     """Score elements that there are, per K/V head."""
     cached = segments.shared if segments.tail is None else segments.shared + segments.tail[1]
     row = ragged_arange(segments.rows) + np.repeat(segments.start, segments.rows)
-    own = segments.hi if segments.lo is None else segments.hi - segments.lo
-    return int((cached * segments.rows).sum() + own[row].sum()) * heads_per_kv
+    return int((cached * segments.rows).sum() + segments.hi[row].sum()) * heads_per_kv
 
 
 def every(attend: Attend, layers: int) -> None:

@@ -133,12 +133,12 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
     return ForwardBatch(
         sequence=0 * numbers, branch=numbers, start=numbers * window, rows=rows,
         shared=np.full(count, prefix), first=np.zeros(count, int),
-        lo=np.zeros(total, int), hi=np.full(total, window), tail=None, begin=rows * 0, stop=rows, prefill=None,
+        hi=np.full(total, window), depth=np.zeros(total, int), tail=None, begin=rows * 0, stop=rows, prefill=None,
         tokens=torch.full((total,), mask_id, device=device),
         positions=prefix + torch.arange(window, device=device).repeat(count),
         head_rows=head, head_slots=torch.arange(len(head), device=device),
         head_sequence=np.zeros(len(head), int), head_keys=None, local_branches=1, columns=len(head),
-        where=torch.zeros_like(head), width=window, stale=None, drafts=None,
+        where=torch.zeros_like(head), width=window, of_commit=None, drafts=None,
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def generate(builder: EngineBuilder, config: DecodeConfig, in_flight: int, probl
     seconds = time.perf_counter() - began
     tokens = sum(len(generation.tokens) for generation in done)
     right = sum(
-        task.score(items[generation.request.index], builder.tokenizer.decode(generation.tokens)).correct
+        bool(task.score(items[generation.request.index], builder.tokenizer.decode(generation.tokens)).correct)
         for generation in done
     )
     return {

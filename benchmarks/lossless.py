@@ -63,7 +63,8 @@ def generate(builder: EngineBuilder, config: DecodeConfig, in_flight: int, probl
     seconds, wall = time.process_time() - began, time.perf_counter() - clock
     texts = [generation.tokens for generation in done]
     tokens, statistics = sum(map(len, texts)), engine.statistics
-    right = [task.score(item, builder.tokenizer.decode(text)).correct for item, text in zip(items, texts, strict=True)]
+    scores = [task.score(item, builder.tokenizer.decode(text)) for item, text in zip(items, texts, strict=True)]
+    right = [bool(score.correct) for score in scores]
     return {
         "texts": texts,
         "accuracy": sum(right) / len(right),

@@ -24,8 +24,9 @@ from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import CONF, Config, check_files, check_keys, composition, plain, typed, with_own_model
 from lopa_dist.parallel.failures import RankError
-from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start
+from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.removed import instead
 from lopa_dist.sweep import check_points
 from lopa_dist.whole import no_room
 
@@ -80,17 +81,19 @@ def job(raw: DictConfig) -> Any:
         report = run(config, folder, world, stop)
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
-        sys.stderr.write(f"lopa-dist: {error}{go_on}\n")
+        tell(f"lopa-dist: {error}{go_on}")
         sys.exit(STOPPED)
     except OSError as error:
         where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
         raise UserError(no_room(error, f"start it again{where}") or str(error)) from error
-    except (LaunchError, ValueError) as error:
+    except LaunchError as error:  # MPI's own end would wait for the ranks that cannot be joined
+        raise (RankError if world.size > 1 else UserError)(str(error)) from error
+    except ValueError as error:
         raise UserError(str(error)) from error
     leave_at_signals()  # a finished job's handler only remembers them
     result = summary(report, folder) if report else None
     if stop.asked and swept() and not submitted:
-        sys.stderr.write(f"lopa-dist: stopped by {stop.signal} when this job was done; go on with {again}\n")
+        tell(f"lopa-dist: stopped by {stop.signal} when this job was done; go on with {again}")
         sys.exit(STOPPED)
     return result
 
@@ -110,7 +113,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     log.info(
-        "%d requests%s%s: %sTPF %.2f, %.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy, report["tpf"],
+        "%d requests%s%s: %s%s%.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy,
+        "" if "masks" in report else f"TPF {report['tpf']:.2f}, ",
         report["tokens_per_s"]["job"], folder / "report.html",
     )  # fmt: skip
     if not report["requests"]:
@@ -142,6 +146,8 @@ def check_command(arguments: list[str]) -> None:
     """Meet a misspelt command with a UserError: nothing else that may come first is a bare word."""
     word = arguments[0] if arguments else ""
     if word and "=" not in word and not word.startswith(("-", "~")):
+        if gone := instead(word):
+            raise UserError(f"{word}: is gone; {gone}")
         near = difflib.get_close_matches(word, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise UserError(

@@ -74,21 +74,18 @@ def trace(options: argparse.Namespace) -> None:
         print(f"page: {page}")
 
 
-def lm_eval(arguments: list[str]) -> None:
-    """`lopa-dist lm-eval ...`, whose arguments are the harness's own."""
-    try:
-        from lopa_dist.jobs.commands.lm_eval_adapter import main as evaluate
-    except ModuleNotFoundError as error:
-        missing = str(error.name).split(".")[0]
-        raise UserError(f"lm-eval needs {missing}: pip install 'lopa_dist[eval]'") from error
-    evaluate(arguments)
-
-
 def explain(options: argparse.Namespace) -> None:
     """`lopa-dist explain [KEY ...] [KEY=VALUE ...]`."""
     from lopa_dist.jobs.commands.explain import explain as explanation
 
     print(explanation(options.keys))
+
+
+def models(options: argparse.Namespace) -> None:
+    """`lopa-dist models`."""
+    from lopa_dist.jobs.commands.models import lines
+
+    print(*lines(), sep="\n")
 
 
 def doctor(options: argparse.Namespace) -> None:
@@ -102,7 +99,7 @@ def doctor(options: argparse.Namespace) -> None:
 
 
 def argument_parsers() -> dict[str, Parser]:
-    """The parser of each command but `lm-eval`, which has its own."""
+    """The parser of each command."""
     made: dict[str, Parser] = {}
 
     def command(run: Callable[[argparse.Namespace], None], description: str) -> Parser:
@@ -145,17 +142,17 @@ def argument_parsers() -> dict[str, Parser]:
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
 
+    command(models, "List the model families, their presets, and what their numbers were compared with.")
+
     parser = command(doctor, "Tell whether a job would run on this machine, what would slow it, and what to mend.")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the job, such as model=...")
     return made
 
 
-COMMANDS = ("report", "table", "status", "merge", "trace", "lm-eval", "explain", "doctor")
+COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", "doctor")
 
 
 def perform(name: str, arguments: list[str]) -> None:
     """Run a command, or raise a UserError that ends with its usage."""
-    if name == "lm-eval":
-        return lm_eval(arguments)
     options = argument_parsers()[name].parse_args(arguments)
     options.perform(options)

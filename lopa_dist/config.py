@@ -121,7 +121,10 @@ class TaskConfig:
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
     harness: str | None = option(
-        None, "task=harness: a generation task of lm-evaluation-harness by its name, or a YAML file of one"
+        None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
+    )
+    masks: int = option(
+        128, "task=harness: masks from which the likelihood of a text is worked out, where the model is a masked one"
     )
     column: str | None = option(
         None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
@@ -155,6 +158,7 @@ class TaskConfig:
             require_count("task.limit", self.limit)
         require_count("task.shards", self.shards)
         require_count("task.samples", self.samples)
+        require_count("task.masks", self.masks)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.score is not None and self.score != "exact" and not is_own(self.score):
@@ -273,7 +277,7 @@ class LoggingConfig:
     every_s: float = option(5.0, "seconds between progress lines, and between logged steps")
     token_ids: bool = option(False, "write token ids into results.jsonl")
     token_steps: bool = option(
-        False, "write each token's log probability, step and way (filled, accepted, bonus) into results.jsonl"
+        False, "write each token's log probability, step and way (filled, accepted, bonus, edited) into results.jsonl"
     )
     wandb: WandbConfig = field(default_factory=WandbConfig)
 

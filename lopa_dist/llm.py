@@ -16,8 +16,8 @@ from typing import Any
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.likelihood import SAMPLES, Given, Likelihood, Scorer
-from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.likelihood import SAMPLES, Scorer
+from lopa_dist.engine.request import Generation, Given, Likelihood, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.results import finished_text, logprob, thought
@@ -30,7 +30,7 @@ from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, read_request
-from lopa_dist.tasks.task import Item, Origin
+from lopa_dist.tasks.task import Continuation, Item, Origin
 
 log = logging.getLogger("lopa_dist")
 
@@ -86,7 +86,7 @@ class Output:
     reasoning: str | None = None  # what came before the text, where the chat template marks it; its tokens count
     logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
     steps: list[int] | None = None  # forward that wrote each token, from 1
-    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed) or "bonus" (instead of one that failed)
+    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed), "bonus" (instead of one), "edited"
 
 
 class LLM:
@@ -196,12 +196,9 @@ class LLM:
         if isinstance(continuations, str) or len(continuations) != len(prompts):
             raise ValueError("continuations: give a list with one text for each prompt")
         encoder = Encoder(config, builder.shape, builder.tokenizer)
-        given = []
-        for index, (item, continuation) in enumerate(zip(items_of(prompts, None), continuations, strict=True)):
-            found = encoder.encode_pair(index, item, continuation)
-            if isinstance(found, Rejection):
-                raise ValueError(reason_of(found, item))
-            given.append(Given.seeded(*found, config.seed))
+        pairs = zip(items_of(prompts, None), continuations, strict=True)
+        items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
+        given = [request.scored[0][0] for request in encoded(encoder, items)]
         with self.joined(config, max(len(given), self.world.size), 1) as group:
             return self.likelihoods(config, given, samples, group)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+UNBOUNDED = 2**30  # a bound above all numbers of rows, columns and drafts
 ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
 
 

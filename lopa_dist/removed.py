@@ -33,6 +33,7 @@ REMOVED = {
     "parallel=auto": "leave it out: it said what settings are without it",
     "logging.plots": "leave it out: report.html draws what the plots showed",
     "logging=default": "leave it out: it said what settings are without it",
+    "lm-eval": "run the task as a job: task=harness task.harness=NAME (docs/inputs.md)",
     **{f"experiment=s{n}": "docs/inputs.md has the settings to write instead" for n in range(1, 19)},
 }
 """By a key, or a key with one of its values: what to write instead."""

@@ -34,18 +34,21 @@ CONTEXTS = ["d2f", "d2f", "d2f_causal", "blocks", "vanilla", "dual"]  # causal m
 def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     """Anything that the rules of decoding allow, for records that come from no model."""
     eighths = st.integers(0, 8).map(lambda n: n / 8)
+    context = draw(st.sampled_from(CONTEXTS))
+    tau_edit = draw(st.sampled_from([None, 0.0, 0.25, 0.75])) if context == "blocks" else None
     return DecodeConfig(
         **draw(verification()),
+        tau_edit=tau_edit,
         block_size=draw(st.sampled_from([4, 8, 32])),
         sub_block_size=draw(st.sampled_from([None, None, 2, 4])),
         max_new_tokens=draw(st.integers(1, 70)),
-        max_active_blocks=draw(st.sampled_from([None, 1, 2])),
+        max_active_blocks=draw(st.sampled_from([None, 1, 2])) if tau_edit is None else 1,
         tau_add=draw(eighths),
         tau_act=draw(eighths),
         tau_conf=draw(st.sampled_from([0.02, 0.25, 0.5, 0.75, 0.875, 0.95])),
         tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
         force=draw(st.sampled_from(["block", "leftmost"])),
-        context=draw(st.sampled_from(CONTEXTS)),
+        context=context,
         stop_at_eos=draw(st.booleans()),
     )
 

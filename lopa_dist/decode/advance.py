@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import FAILED, Records, State, arange
+from lopa_dist.decode.edit import edits, settled
+from lopa_dist.decode.state import FAILED, Records, State, arange, last_end
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
 from lopa_dist.own_code import load
@@ -16,10 +17,11 @@ from lopa_dist.own_code import load
 def advance(state: State, winner: Winner) -> None:
     """Move every running sequence by one step, in place.
 
-    Slots that are done pass through the same operations; they have nothing inside the window, so nothing is filled.
+    Slots that are done pass through the same operations. None of their positions is inside the window, so nothing is
+    filled.
 
     Args:
-        state: as it was laid out for the forward. Its windows are left as they are after the fill, for `spawn`.
+        state: from which the forward was laid out. Its windows are left as they are after the fill, for `spawn`.
         winner: from `verify`; the width of its records, W, is a multiple of the block size and at least
             end - complete.
     """
@@ -27,70 +29,75 @@ def advance(state: State, winner: Winner) -> None:
     slots, width = records.packed.shape[1:]
     size, end = config.block_size, state.end
     by_block = (slots, width // size, size)
-    span, window, inside, _ = state.window(width)
+    span, window, inside, masked_before = state.window(width)
     running = state.done == 0
     keep_boundary(state, records, running)
     if config.stores_kv:
         torch.where(running, state.complete, state.committed, out=state.committed)
 
+    edit = None if config.tau_edit is None else edits(state, records)
+
     # what the winner brings becomes the sequence's tokens
     window = write(window, winner.position - state.complete[:, None], winner.token)
     masked = (window == mask_id) & inside
-    failed = ((records.probability + records.confidence).isnan() & masked).any(1)
+    read = masked if edit is None else masked | edit.possible
+    failed = ((records.probability + records.confidence).isnan() & read).any(1)
 
     total = block_lengths(config, end, span)
     full = active_blocks(config, masked, total, running)
 
     # fill
-    # with drafts, a position is forced only where the winner brings none
+    # with drafts, a position is forced only if the winner brings no token
     stuck = None if winner.accepted is None else (winner.position < 0).all(1)
     chosen = fill(config, records, state.fillable(masked), full, stuck)
     if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
         # Fast-dLLM: the forward that fills the cache decides the window's first position only
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
-    window = torch.where(chosen, records.token, window)
+    window = torch.where(chosen if edit is None else chosen | edit.made, records.token, window)
     state.answers.scatter_(1, span, window)
     at = None if state.written is None else span.masked_fill(~masked, -1)
     masked ^= chosen  # all that is chosen was masked
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
     if config.prompt_attention == "blocks":
         is_eos &= span >= state.known[:, None]
-    state.eos |= is_eos.any(1)
+    final = running if edit is None else settled(state, masked_before, edit.made)  # what is filled now stays
+    state.eos |= is_eos.any(1) & final
 
     # frontiers and the next block
-    first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` where there is none
+    first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` if none is masked
     complete = torch.where(first < end, first - first % size, end)  # end of the leading complete blocks
+    if edit is not None:
+        complete = torch.where(final | ~running, complete, state.complete)
     holes = masked.view(by_block).sum(2)
     last = (total[:, 1:] > 0).sum(1, keepdim=True)  # [S, 1] number of the last block in the window
     progress = ((total - holes) / total).gather(1, last)[:, 0]
     append = (progress >= config.tau_add) & running & ~state.eos
     if config.max_active_blocks is not None:
         append &= (end - complete + size - 1) // size < config.max_active_blocks
-    new_end = torch.minimum(torch.add(end, append, alpha=size), state.limit)
+    new_end = torch.minimum(torch.add(end, append, alpha=size), last_end(config, state.limit))
 
-    # done: nothing left to fill, or an EOS with nothing masked before it
-    left = holes.sum(1) + new_end - end
-    done = left == 0
+    # done: nothing of the answer left to fill, or an EOS with nothing masked before it
+    done = (first >= state.limit) | (first >= new_end)
     if config.stop_at_eos:
         done |= (is_eos & (span < first[:, None])).any(1)
-    state.done |= done
+    state.done |= done & final
     state.done.masked_fill_(failed, FAILED)
     state.step += running
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    note(state, winner, at, chosen)
+    note(state, winner, at, chosen, None if edit is None else span.masked_fill(~edit.made, -1))
     # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.first_masked)
     state.first_masked &= complete < new_end
+    torch.add(holes.sum(1), new_end - end, out=state.masked)
     state.complete.copy_(complete)
     state.end.copy_(new_end)
-    state.masked.copy_(left)
     state.set_window(state.window(width)._replace(token=window, masked=masked))
 
 
 def block_lengths(config: DecodeConfig, end: Tensor, span: Tensor) -> Tensor:
-    """Return how many positions each block of the windows has, ``[S, blocks]``; 0 behind the last one."""
+    """Return how many positions each block of the windows has, ``[S, blocks]``; 0 for blocks behind the last one."""
     return (end[:, None] - span[:, :: config.block_size]).clamp(0, config.block_size)
 
 
@@ -115,12 +122,12 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
     width = window.shape[1]
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)
-    target = torch.where(offset >= 0, offset, width)  # one more column takes what belongs nowhere
+    target = torch.where(offset >= 0, offset, width)  # an extra column takes tokens that have no position
     return F.pad(window, (0, 1)).scatter(1, target, token)[:, :-1]
 
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
-    """Remember what a committing forward predicted for the first position behind the cache (boundary=stale)."""
+    """Remember what a committing forward predicts for the first position behind the cache: no later row may do it."""
     if state.vocabulary.shift and state.config.stores_kv:
         commits = running & (state.committed != state.complete)
         kept = state.boundary.packed
@@ -134,7 +141,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         config: `tau_conf` or `fill`, `force` and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
-        full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled where none passes.
+        full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
         stuck: ``[S]`` bool, sequences in which a position may be forced; None: all.
     """
     slots, width = masked.shape

@@ -1,4 +1,4 @@
-"""The step of a causal model: drafts are verified, and what is accepted is what decoding one token at a time gives.
+"""The step of a causal model: drafts are verified, and the text is the one that is written one token at a time.
 
 The last verified token is *pending*: its K/V are not computed yet. It stands at position ``complete - 1``, and the
 drafts d_1 .. d_m behind it. In a causal model the row of each token predicts the next one from exactly the tokens
@@ -8,12 +8,11 @@ before it, so the rows of pending and of the drafts verify everything at once:
 - the row of the last accepted token predicts one more token, which is verified, too, and is pending next.
 
 Masks behind the chain predict the drafts of the next step: each sees what is before it (I-DLM, arXiv 2604.11035), or
-all masks of its group (linear self-speculation, arXiv 2607.05722). There may be a group of them behind every token
-where the chain may end (TiDAR, arXiv 2511.08923). Where the chain ends without a group behind it, the next step has no
-drafts.
+all masks of its group (linear self-speculation, arXiv 2607.05722). A group may stand behind every token at which the
+chain may end (TiDAR, arXiv 2511.08923). If the chain ends at a token without a group, the next step has no drafts.
 
-With `decode.branches` the chain has branches beside it (`tree`): each is a chain of its own, with second choices for
-one or two of the drafts, and masks behind it. The branch of which most is accepted wins.
+With `decode.branches` there are branches beside the chain (`tree`): each is a chain of its own, with second choices
+for one or two of the drafts, and masks behind it. The branch with the most accepted drafts wins.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
 
-NEVER = 1 << 20  # drafts after which a branch would go on behind another: each has all of them
+NEVER = 1 << 20  # drafts of a branch, for `best_paths`: each branch has all, so none continues another
 
 
 def verify(state: State, records: Records) -> Winner:
     """Accept drafts as long as the row before each predicts it.
 
     Args:
-        state: as it was laid out for the forward.
+        state: from which the forward was laid out.
         records: ``[S, K, D]``, what the rows of pending and of each branch's drafts predict. `Records.drafts`
-            ``[S, K, D, n]`` is what the masks behind each of these rows predict; token -1 where there is no mask.
+            ``[S, K, D, n]`` is what the masks behind each of these rows predict; without a mask, the token is -1.
 
     Returns:
         The verified tokens, up to the first end-of-text and the answer's limit.
@@ -47,7 +46,9 @@ def verify(state: State, records: Records) -> Winner:
     agrees = (records.token == draft) & (depth < state.drafts[:, None, None])
     of_branch = agrees.cumprod(2).sum(2)  # [S, K]
     runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
-    accepted, branch = torch.where(runs, of_branch, -1).max(1)  # of equals the first, whose K/V are in place
+    of_branch = torch.where(runs, of_branch, -1)
+    accepted, branch = of_branch.max(1)  # of equals the first, whose K/V are in place
+    accepted_with = of_branch.cummax(1).values if state.config.branches else None
     accepted = accepted.clamp(min=0)
     records = of_winner(records, branch)
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
@@ -55,7 +56,10 @@ def verify(state: State, records: Records) -> Winner:
         ends = (is_eos(state, records.token) & brought).long()
         brought &= ends.cumsum(1) - ends == 0
     position = torch.where(brought, position, -1)
-    return Winner(branch, records, position, records.token.long(), accepted=accepted, probability=records.packed[1])
+    return Winner(
+        branch, records, position, records.token.long(),
+        accepted=accepted, accepted_with=accepted_with, probability=records.packed[1],
+    )  # fmt: skip
 
 
 def chains(state: State) -> Tensor:
@@ -99,9 +103,9 @@ def advance(state: State, winner: Winner) -> None:
 def spawn(state: State, winner: Winner) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
-    The anchor's drafts stand in the canvas, too. None does that no row could verify before the answer's limit, or that
-    stands behind an end-of-text. The end-of-text itself needs no row either: the last draft's row predicts it if it is
-    right.
+    The anchor's drafts are also written into the canvas. Drafts that no row could verify before the answer's limit are
+    left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
+    before it predicts it.
     """
     config, slots = state.config, arange(state.slots, state.canvas.device)
     groups = winner.records.drafts

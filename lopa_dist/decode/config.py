@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from lopa_dist.checks import check_choices, number, option, require_count
 from lopa_dist.decode.context import CONTEXTS
 
-IntOrAuto: TypeAlias = Any  # `int | str` would have to be told apart wherever the number is used
+IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would have to exclude text
 
 MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 
@@ -62,6 +62,11 @@ class DecodeConfig:
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
     tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
+    tau_edit: float | None = option(
+        None,
+        "models that edit (LLaDA2.1): a filled token is overwritten where another's probability is above this; null: "
+        "never",
+    )
     fill: str | None = option(
         None, "a rule of your own instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)"
     )
@@ -108,6 +113,8 @@ class DecodeConfig:
         for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "top_p"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
+        if self.tau_edit is not None and not 0 <= self.tau_edit <= 1:
+            raise ValueError(f"decode.tau_edit={self.tau_edit}: must be between 0 and 1, or null")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
@@ -151,7 +158,7 @@ class DecodeConfig:
 
     @property
     def window_attention(self) -> str:
-        """Of `Context`, as the next ones."""
+        """See `Context`."""
         return CONTEXTS[self.context].window_attention
 
     @property
@@ -176,7 +183,7 @@ class DecodeConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether a row sees nothing behind itself: what is verified then is exact (`causal`)."""
+        """Whether a row sees nothing behind itself, so that verification is exact (`causal`)."""
         return self.window_attention == "causal"
 
     @property

@@ -23,22 +23,22 @@ class Context:
     boundary: str
     """For models with the logit shift, whose first window position is predicted by the row before it, which is cached.
 
-    That row is computed anew in every step (fresh), its record is kept from the forward that filled the cache (stale),
-    or that forward fills this one position and no other (fill, Fast-dLLM's rule)."""
+    That row is computed anew in every step, unless nothing that it sees can have changed (fresh); or the forward that
+    filled the cache fills this one position and no other (fill, Fast-dLLM's rule)."""
 
     cache: str
-    """Whose K/V a step takes from an earlier one.
+    """Which K/V a step takes from an earlier one.
 
-    - none: of no tokens; the whole sequence goes through the model in every step.
-    - block: of all tokens before. The forward after a block was completed computes its K/V for good.
-    - dual: of all tokens before and of the masks behind. The forward after a block was completed computes the whole
-      sequence anew."""
+    - none: no K/V; all rows of a sequence run in every step.
+    - block: those of all tokens before. The forward after a block was completed computes its K/V for good.
+    - dual: those of all tokens before and of the masks behind. The forward after a block was completed computes all K/V
+      of the sequence anew."""
 
     canvas: str
     """Which masks are seen: of the appended blocks only (growing), or of all blocks from the start (whole)."""
 
     max_active_blocks: int | None
-    """What ``max_active_blocks=auto`` comes to."""
+    """The value of ``max_active_blocks=auto``."""
 
     summary: str
     """What is cached, in words."""

@@ -22,7 +22,7 @@ def verify(state: State, records: Records) -> Winner:
     """Choose a branch of every sequence by the rule `DecodeConfig.verify`.
 
     Args:
-        state: as it was laid out for the forward.
+        state: from which the forward was laid out.
         records: ``[S, K, W]`` over `state.window(W)`.
     """
     return VERIFY[state.config.verify](state, records)
@@ -62,7 +62,7 @@ def spawn(state: State, winner: Winner) -> None:
     The lookaheads take the tokens of the winner's records, so no forward is spent on drafting (LoPA, section 3).
 
     Args:
-        state: after `advance`, whose windows it still holds.
+        state: after `advance`, with the windows that it left.
         winner: of this step.
     """
     config, records = state.config, winner.records
@@ -89,7 +89,7 @@ def spawn(state: State, winner: Winner) -> None:
 
 
 def spawn_lookaheads(state: State, made: Tensor, count: Tensor) -> Tensor:
-    """Branch j fills the j-th candidate.
+    """Let branch j fill the j-th candidate.
 
     Args:
         state: gets the branches' edits.
@@ -114,7 +114,7 @@ def branch_confidence(confidence: Tensor, open_: Tensor) -> Tensor:
     Returns:
         ``[S, K]`` fp64: the mean over a branch's open positions.
     """
-    # sums in fp64 are exact: how wide the batch's windows are changes no rounding
+    # sums in fp64 are exact, so the width of the batch's windows changes no rounding
     count = open_.sum(-1)  # [S, K]
     mean = confidence.double().mul_(open_).sum(-1) / count
     return mean.masked_fill(count == 0, ALL_FILLED)

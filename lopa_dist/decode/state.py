@@ -3,15 +3,15 @@
 Positions are relative to the end of the prompt: the first generated token is position 0, prompts have negative ones.
 All sequences' generated tokens begin in the same column of `canvas`, so block arithmetic needs no per-sequence offset.
 
-Models that count blocks from the first token of the prompt (context=blocks) need none either: the tokens of
-the prompt behind its last whole block are moved behind position 0, where they count as `known`. So position 0 begins a
+Models that count blocks from the first token of the prompt (context=blocks) need none either: the prompt's tokens
+behind its last complete block are moved to position 0 and after, where they count as `known`. So position 0 begins a
 block in the model's counting, too, and the first block of the answer has masks from position `known` on only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Vocabulary:
 class Records:
     """What the model predicts for masked positions: token (int32), probability and confidence (fp32), of one shape.
 
-    They are kept as one int32 tensor ``packed [3, ...]``, as they travel between ranks, so that one operation moves
+    They are one int32 tensor ``packed [3, ...]``, as they travel between ranks, so that one operation moves
     all of them. For a tree of drafts it is ``packed [5, ...]``: the second choice's token and probability, too.
     """
 
@@ -56,7 +56,7 @@ class Records:
 
     @cached_property
     def confidence(self) -> Tensor:
-        """What positions are ranked by and branches are scored by (`DecodeConfig.confidence`)."""
+        """What ranks positions and scores branches (`DecodeConfig.confidence`)."""
         return self.packed[2].view(torch.float32)
 
     @cached_property
@@ -84,25 +84,25 @@ class Window(NamedTuple):
     masked: Tensor  # bool: inside and not filled
 
 
-FAILED = 2  # what `HostState.done` is of a sequence whose predictions were not numbers
+FAILED = 2  # `HostState.done` of a sequence whose predictions were not numbers
 
 
 class HostState(NamedTuple):
     """What the host knows of every sequence: integers, numpy [S]. Rows of `State.integers`, in this order.
 
-    Blocks follow from `committed <= complete <= end` (docs/architecture.md, "Two frontiers instead of block states").
+    Blocks follow from `committed <= complete <= end` (docs/architecture.md, "The state").
     """
 
     prompt: Ints  # tokens of the prompt, without `known` ones
-    committed: Ints  # tokens whose K/V are in the cache; -1: not even the prompt's are
+    committed: Ints  # tokens whose K/V are in the cache; -1: the prompt's are not there yet
     complete: Ints  # end of the leading blocks that have no masks
     end: Ints  # end of the last appended block
     limit: Ints  # where the answer ends at the latest
     known: Ints  # tokens from position 0 on that belong to the prompt
     masked: Ints  # masked positions in [complete, end)
-    branches: Ints  # to run in the next forward, anchor included; 0 for slots that have nothing to do
+    branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
     first_masked: Ints  # 1 if position `complete` is masked
-    drafts: Ints  # drafts that the next forward may accept at most, along the deepest branch (verify=agreement)
+    drafts: Ints  # the most drafts that the next forward may accept, along the deepest branch (verify=agreement)
     ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
@@ -124,7 +124,7 @@ class Admitted(NamedTuple):
     sampled: bool  # whether it draws any
 
 
-BY_SLOT = ("canvas", "key", "eos", "chain_context", "written")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "settling", "chain_context", "written")  # tensors that begin with S
 
 
 @dataclass
@@ -138,15 +138,15 @@ class State:
     eos_ids: Tensor  # [number of EOS ids]
     integers: Tensor  # [fields of HostState, S] what the host must know
     key: Tensor  # [S] int64, the request's random key
-    eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one
+    eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one; with `tau_edit`, in a settled block
+    settling: Tensor  # [S] forwards in a row that found no mask in the window (tau_edit)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
     chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
     paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
-    boundary: Records  # [S] the record of position `committed`, kept from the commit (boundary=stale)
+    boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
-    structures: dict[tuple[object, ...], Any] = field(default_factory=dict)  # the cache of `rows.layout`
 
     def __post_init__(self) -> None:
         # views of `integers`, written in place, so that one transfer takes them all to the host
@@ -190,6 +190,7 @@ class State:
             integers=long(len(HostState._fields), slots),
             key=long(slots),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
+            settling=long(slots),
             edits=long(2, slots, k, e),
             chain=long(2, slots, config.max_chain),
             chain_context=long(slots, config.max_chain),
@@ -205,15 +206,15 @@ class State:
     def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
         """Put requests into empty slots: each has one block, fully active, and the anchor as its only branch.
 
-        All of them go to the device in one transfer. The host makes the same change in its own copy, so that
-        nothing has to come back.
+        All go to the device in one transfer. The host makes the same change in its own copy, so nothing has to come
+        back.
 
         Args:
             admitted: not empty.
             host: what the host knows before.
 
         Returns:
-            What the host knows then; `host` stays as it is.
+            What the host knows afterwards; `host` is not changed.
         """
         self._window = None
         columns, mask_id = self.canvas.shape[1], self.vocabulary.mask_id
@@ -221,7 +222,7 @@ class State:
         tail = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
         before = np.array([len(one.prompt) for one in admitted]) - tail
         limit = np.array([one.max_new_tokens for one in admitted]) + tail
-        end = tail if self.config.causal else np.minimum(self.config.block_size, limit)
+        end = tail if self.config.causal else np.minimum(self.config.block_size, last_end(self.config, limit))
         begin = dict.fromkeys(HostState._fields, 0 * slots) | {
             "prompt": before,
             "committed": 0 * slots - 1,
@@ -247,6 +248,7 @@ class State:
         self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
         self.key.index_copy_(0, slots_, keys_)
         self.eos.index_fill_(0, slots_, 0)
+        self.settling.index_fill_(0, slots_, 0)
         self.edit_position.index_fill_(0, slots_, -1)
         self.paths.index_fill_(1, slots_, 0)
         known = np.stack(host)
@@ -260,7 +262,7 @@ class State:
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
     def window(self, width: int) -> Window:
-        """Return the windows, `width` positions of each; worked out once a step (see `set_window`)."""
+        """Return the windows, `width` positions of each; computed once a step (see `set_window`)."""
         if self._window is None or self._window.span.shape[1] != width:
             span = self.complete[:, None] + arange(width, self.canvas.device)
             token = self.answers.gather(1, span)
@@ -269,8 +271,13 @@ class State:
             self._window = Window(span, token, inside, masked)
         return self._window
 
+    def wanted(self, width: int) -> Tensor:
+        """Return the positions of the windows whose predictions are wanted, ``[S, width]`` bool (`wanted_count`)."""
+        span, _, inside, masked = self.window(width)
+        return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
+
     def set_window(self, window: Window | None) -> None:
-        """Keep the windows of this step as `advance` left them, for `spawn`; None: the step is over."""
+        """Set the windows of this step, as `advance` left them, for `spawn`; None: the step is over."""
         self._window = window
 
     def fillable(self, masked: Tensor) -> Tensor:
@@ -287,7 +294,7 @@ class State:
         return (parts & (has & (has.cumsum(2) == 1))[..., None]).view_as(masked)
 
     def take(self, slots: Ints) -> State:
-        """Return a copy that holds some slots: for a step in which the others wait."""
+        """Return a copy of some slots, for a step in which the others wait."""
         at = to_device(slots, self.canvas.device)
         parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
         return replace(
@@ -335,10 +342,26 @@ class State:
 
 
 def known_tokens(config: DecodeConfig, prompt: int) -> int:
-    """Return how many tokens of a prompt of `prompt` tokens count as the answer's first ones (see above)."""
+    """Return how many of a prompt's `prompt` tokens count as the answer's first ones (see above)."""
     if config.causal:  # the last one, which predicts the first token of the answer
         return min(prompt, 1)
     return prompt % config.block_size if config.prompt_attention == "blocks" else 0
+
+
+def wanted_count(config: DecodeConfig, host: HostState) -> Ints:
+    """Return how many positions of each window a forward predicts, ``[S]``: the masks; to edit, all of the answer's."""
+    if config.tau_edit is None:
+        return host.masked
+    return np.where(host.done == 0, host.end - np.maximum(host.complete, host.known), 0)
+
+
+def last_end(config: DecodeConfig, limit: Any) -> Any:
+    """Return where the last block ends, of answers that end at `limit`.
+
+    Blocks that are counted from the prompt's first token are whole, as in training. What lies behind the limit belongs
+    to no answer.
+    """
+    return -(-limit // config.block_size) * config.block_size if config.prompt_attention == "blocks" else limit
 
 
 @lru_cache(maxsize=256)

@@ -4,15 +4,15 @@ The most confident masked positions, with the tokens predicted there, are *draft
 first m of them: a draft is accepted if all before it are and the forward, in their context, predicts its token.
 
 Most chains of drafts fail before their end, and where one fails the model most often says its second choice. So the
-other branches are *paths*: choices for the first drafts, of which some are second choices. A branch holds the tokens of
-its path filled, and verifies the m drafts behind it. Its weight is how probable it is that verification comes this way
-(`chances`); the k paths of largest weight run. Paths with up to two second choices count, and those that go on behind m
-drafts of another branch, if all of these are accepted.
+other branches are *paths*: choices for the first drafts, some of them second choices. A branch has the tokens of its
+path filled, and verifies the m drafts behind it. Its weight is the probability that verification comes this way
+(`chances`); the k paths of largest weight run. A path has up to two second choices. It may also continue another branch
+whose m drafts are all accepted.
 
-Verification walks from the anchor. Where the drafts of a branch end, or one is rejected, and a path goes on with the
-token that the model says there, the walk goes on in its branch. Where the walk ends, the model's own token is filled,
-and that branch wins. So every token that the winner brings is the model's own choice in the context that it is placed
-into.
+Verification walks from the anchor. Where the drafts of a branch end, or one is rejected, the walk continues in the
+branch whose path has the token that the model says there. Without such a branch the walk ends: the model's own token is
+filled, and this branch wins. So every token that the winner brings is the model's own choice in the context in which it
+is placed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lopa_dist.decode.winner import Winner, anchor_alone
 
 LEAST = -1e3  # of the logarithm of a probability, so that sums and differences of them are numbers
 ACCEPTED, SECOND = 0.3, 0.5  # exponents of `chances`
-TIE = 1e-9  # of log weights: of paths as good as equal the less deep comes first, and the one with the first choice
+TIE = 1e-9  # of log weights: among nearly equal paths the shorter one comes first, then the one with first choices
 
 
 def most_candidates(config: DecodeConfig) -> int:
-    """Return how many drafts are of use: the length of the deepest path, and m more."""
+    """Return the most drafts that can be used: the length of the deepest path, and m more."""
     return config.drafts + (config.max_edits if config.branches else 0)
 
 
@@ -42,7 +42,7 @@ def by_agreement(state: State, records: Records) -> Winner:
     """Walk from the anchor to the branch where verification ends, which wins.
 
     Args:
-        state: as it was laid out for the forward.
+        state: from which the forward was laid out.
         records: ``[S, K, W]``; `Records.drafts` ``[S, K x m]`` is what the forward predicts at each branch's drafts.
     """
     config = state.config
@@ -57,7 +57,11 @@ def by_agreement(state: State, records: Records) -> Winner:
     depth, _, _, drafts = state.paths
     valid = (number < drafts[..., None]) & ~sure.isnan()  # rows of drafts may overflow
     accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
-    branch = end_of_walk(state, predicted, accepted) if config.branches else depth.new_zeros(slots)
+    branch, accepted_with = depth.new_zeros(slots), None
+    if config.branches:
+        reached = on_walk(state, predicted, accepted)
+        branch = torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
+        accepted_with = torch.where(reached, depth + accepted, 0).cummax(1).values
 
     at = arange(slots, branch.device)
     accepted, valid, probability = accepted[at, branch], valid[at, branch], sure[at, branch]
@@ -70,35 +74,38 @@ def by_agreement(state: State, records: Records) -> Winner:
             probability = torch.cat([of_path(state, sure, branch), probability], 1)
         accepted = accepted + depth[at, branch]
     winner = Records(records.packed[:, at, branch])
-    return Winner(branch, winner, position, token, accepted=accepted, probability=probability.view(torch.int32))
+    return Winner(
+        branch, winner, position, token,
+        accepted=accepted, accepted_with=accepted_with, probability=probability.view(torch.int32),
+    )  # fmt: skip
 
 
-def end_of_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
-    """Return the branch where the walk from the anchor ends, ``[S]``.
+def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
+    """Return which branches the walk from the anchor comes to, ``[S, K]`` bool; it ends at the deepest one.
 
     Args:
-        state: as it was laid out for the forward.
+        state: from which the forward was laid out.
         predicted: ``[S, K, m]`` tokens at each branch's drafts.
         accepted: ``[S, K]`` of each branch's drafts, if the walk comes to it.
     """
     _, branches, m = predicted.shape
     depth, parent, token, _ = state.paths
-    # the draft of the parent at whose place a path has its last token
+    # the parent's draft in whose place the path has its last token
     at = (depth - 1 - depth.gather(1, parent)).clamp(min=0)
     says = predicted.flatten(1).gather(1, parent * m + at) == token
     number = arange(branches, depth.device)
     reached = says & (accepted.gather(1, parent) >= at) & (number < state.branches[:, None]) | (number == 0)
-    for _ in range((branches - 1).bit_length()):  # from its parent, from where that leads, and so on to the anchor
+    for _ in range((branches - 1).bit_length()):  # is its parent reached, the parent's parent, and so on to the anchor
         reached = reached & reached.gather(1, parent)
         parent = parent.gather(1, parent)
-    return torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
+    return reached
 
 
 def of_path(state: State, sure: Tensor, branch: Tensor) -> Tensor:
     """Return the probabilities with which verification said the tokens of a branch's path, ``[S, E]``.
 
     Args:
-        state: as it was laid out for the forward.
+        state: from which the forward was laid out.
         sure: ``[S, K, m]`` probabilities of what was predicted at each branch's drafts.
         branch: ``[S]``.
     """
@@ -135,7 +142,7 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     if config.branches:
         branches = choose_paths(state, records, rank, made, count)
 
-    # every branch has rows for the same number of drafts: where fewer are left, drafts of its own path fill the gap
+    # every branch has rows for the same number of drafts: if fewer are left, drafts of its own path fill the gap
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
     state.chain.copy_(made.gather(2, order.expand(2, -1, -1)))
@@ -178,7 +185,7 @@ def choose_paths(state: State, records: Records, rank: Tensor, made: Tensor, cou
 
 
 class Paths(NamedTuple):
-    """The k' paths of largest weight, of each sequence; k' is k, or less where there are few drafts."""
+    """The k' paths of largest weight, of each sequence; k' is k, or less if there are few drafts."""
 
     found: Tensor  # [S] how many there are
     number: Tensor  # [S, k'] in the table of all paths
@@ -217,10 +224,10 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
 
 
 def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how probable it is that verification says a draft's first choice, and that it says the second one.
+    """Return the probabilities that verification says a draft's first choice, and that it says the second one.
 
-    Both are more probable than the model said of them, the less probable ones by more: verification sees the drafts
-    before, which were confirmed. The exponents were measured (docs/branches.md).
+    Both exceed the model's own probabilities, the smaller ones by more, because verification sees the drafts before,
+    which were confirmed. The exponents were measured (docs/branches.md).
 
     Args:
         first, second: probabilities of the choices, where they were predicted.
@@ -231,14 +238,14 @@ def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def parents(paths: Paths, m: int, n: int) -> Tensor:
-    """Return of each path the branch that verifies its last draft, ``[S, k']``; 0: the anchor.
+    """Return the branch that verifies each path's last draft, ``[S, k']``; 0: the anchor.
 
-    It goes on from draft i, or from the beginning, by as many times m drafts as fit.
+    Its path goes behind draft i, or the beginning, by the largest multiple of m drafts that fits.
 
     Args:
-        paths: from `best_paths` of n drafts.
+        paths: from `best_paths`.
         m: drafts that a branch verifies.
-        n: as said.
+        n: drafts that `best_paths` had.
     """
     begin = paths.earlier + 1
     depth = begin + (paths.last - begin) // m * m
@@ -252,12 +259,12 @@ def parents(paths: Paths, m: int, n: int) -> Tensor:
 def table(m: int, length: int, device: torch.device) -> Tensor:
     """Return what is added to the weights of paths: ``[1 + length, 2 length]``, i (or none) by j and choice.
 
-    It is -inf where there is no such path. Elsewhere it breaks ties.
+    Combinations that are not a path get -inf. The others get a tiny amount that breaks ties.
 
     Args:
         m: drafts of a branch.
         length: of the deepest path.
-        device: where it is wanted.
+        device: of the result.
     """
     row, column = arange(1 + length, device)[:, None], arange(2 * length, device)
     j, choice = column // 2, column % 2  # 1: the second one
@@ -269,14 +276,15 @@ def table(m: int, length: int, device: torch.device) -> Tensor:
 def contexts(state: State) -> Tensor:
     """Return the token before each draft's position ``[S, K x m]``, from which a model with the shift predicts it.
 
-    It is a token of the branch's path or of an earlier draft where one stands there, and else the sequence's. Behind
-    the drafts, `chain` holds others; what is found for them is not used, but their rows run, so it has to be a token.
+    If a token of the branch's path or an earlier draft stands there, it is that token, otherwise the sequence's.
+    `chain` has further entries behind the drafts. Their results are not used, but their rows run, so each must be a
+    token.
     """
     m, (position, token) = state.config.drafts, state.chain.view(2, state.slots, state.config.max_branches, -1)
     before, number = position - 1, arange(m, position.device)[:, None]
     written = state.canvas.gather(1, (before + state.origin).clamp_(min=0).flatten(1))
     if state.config.branches:
-        place = torch.where(state.edit_position < 0, -2, state.edit_position)  # nowhere, so before nothing
+        place = torch.where(state.edit_position < 0, -2, state.edit_position)  # before no position
         position, token = torch.cat([place, position], 2), torch.cat([state.edit_token, token], 2)
     length = position.shape[2]
     earlier = arange(length, position.device) < length - m + number

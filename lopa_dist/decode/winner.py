@@ -17,16 +17,17 @@ class Winner(NamedTuple):
     position: Tensor  # [S, F] where it brings tokens; -1: nothing
     token: Tensor  # [S, F] the tokens there
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
-    # [S] drafts that were accepted (by_agreement), whose tokens come first; where it brings tokens, none is forced
+    # [S] drafts that were accepted (by_agreement), whose tokens come first; if there are tokens, no position is forced
     accepted: Tensor | None = None
+    accepted_with: Tensor | None = None  # [S, K] drafts that the first 1 .. K branches alone would have brought
     probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities (by_agreement)
 
 
 def anchor_alone(state: State, records: Records) -> Winner:
-    """Return the anchor as the winner, where there are no other branches: it brings nothing.
+    """Return the anchor, the only branch, as the winner: it brings nothing.
 
     Args:
-        state: as it was laid out for the forward.
+        state: from which the forward was laid out.
         records: ``[S, K, W]``.
     """
     position, token = state.edits[:, :, 0]

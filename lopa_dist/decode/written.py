@@ -1,9 +1,8 @@
 """How each token of an answer was written: with which probability, in which step, and in what way.
 
-It is kept on the device for as long as a running request asks for it (`Request.token_steps`). Tensors are
-``[S, 3, N + 1]`` int32: probability (bits of fp32), step and way of each position; the last column takes what belongs
-nowhere. At masked positions the probability comes from the last prediction, which a lookahead branch fills without
-another one.
+It is recorded on the device while a running request asks for it (`Request.token_steps`), as a tensor ``[S, 3, N + 1]``
+int32: probability (bits of fp32), step and way of each position; an extra column takes values without a position. At
+masked positions the probability is that of the last prediction, which a lookahead branch fills without another one.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from lopa_dist.decode.winner import Winner
 from lopa_dist.ragged import to_device
 
 PROBABILITY, STEP, WAY = range(3)
-FILLED, ACCEPTED, BONUS = range(3)
-WAYS = ("filled", "accepted", "bonus")
+FILLED, ACCEPTED, BONUS, EDITED = range(4)
+WAYS = ("filled", "accepted", "bonus", "edited")
 
 
 class Written(NamedTuple):
@@ -28,24 +27,33 @@ class Written(NamedTuple):
 
     probability: float  # by the model, after temperature and filters, in the context that proved or filled the token
     step: int  # forward of the request, from 1
-    way: str  # "filled"; "accepted": a draft or a lookahead that stayed; "bonus": instead of a draft that failed
+    # "filled"; "accepted": a draft or a lookahead that stayed; "bonus": instead of a draft that failed; "edited":
+    # instead of a token that was filled before
+    way: str
 
 
 def start(state: State) -> None:
-    """Keep from now on how tokens are written; what was written before is not known."""
+    """Begin to record how tokens are written; of earlier tokens nothing is known."""
     if state.written is None:
         slots, columns = state.answers.shape
         state.written = state.answers.new_zeros((slots, 3, columns + 1)).int()
 
 
-def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor | None = None) -> None:
-    """Keep how the tokens of a step were written, if anybody asks; after `State.step` has counted it.
+def note(
+    state: State,
+    winner: Winner,
+    at: Tensor | None = None,
+    chosen: Tensor | None = None,
+    edited: Tensor | None = None,
+) -> None:
+    """Record how the tokens of a step were written, if a request asks; to be called after `State.step` has counted it.
 
     Args:
         state: with the drafts of this step.
         winner: what it brings was written.
         at: ``[S, W]`` positions that were masked behind what the winner brings, -1: none. None: there are no masks.
         chosen: ``[S, W]`` bool, which of these were filled from the winner's records.
+        edited: ``[S, W]`` positions whose token was replaced by the records', -1: none.
     """
     if state.written is None:
         return
@@ -57,7 +65,7 @@ def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor 
         rows[row].scatter_(1, target, value.int().expand_as(target))
 
     step = state.step[:, None]
-    if winner.accepted is None:  # a lookahead token keeps the probability of the prediction it was made from
+    if winner.accepted is None:  # a lookahead token has the probability of the prediction that it comes from
         way = step.new_full((1, 1), ACCEPTED)
     else:
         assert winner.probability is not None
@@ -71,6 +79,10 @@ def note(state: State, winner: Winner, at: Tensor | None = None, chosen: Tensor 
         filled = at.masked_fill(~chosen, -1)
         put(STEP, filled, step)
         put(WAY, filled, step.new_full((1, 1), FILLED))
+    if edited is not None:
+        put(PROBABILITY, edited, winner.records.packed[1])
+        put(STEP, edited, step)
+        put(WAY, edited, step.new_full((1, 1), EDITED))
 
 
 def written(state: State, slots: Sequence[int], ends: Sequence[int]) -> list[list[Written]]:

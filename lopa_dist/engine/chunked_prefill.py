@@ -1,7 +1,7 @@
-"""Long prompts are prefilled in chunks, one between two steps, so that decoding never waits for a whole one.
+"""Long prompts are prefilled in chunks, one between two steps, so that decoding never waits for a complete one.
 
 Chunked prefill (Sarathi, arXiv 2308.16369; XY-Serve, section 2) is exact where a prompt is block-causal: a chunk is a
-number of whole blocks, which see those before them in the cache. Chunks begin at the same tokens whatever else is
+number of complete blocks, which see those before them in the cache. Chunks begin at the same tokens whatever else is
 running, so they change no text from batch to batch. A chunk is a forward of its own: it keeps a device busy, and
 windows beside it would gain nothing.
 """
@@ -30,8 +30,8 @@ class ChunkedPrefill:
 
     def __init__(self, pool: KVPool, runner: Runner, rules: PrefixRules) -> None:
         self.pool, self.runner, self.rules = pool, runner, rules
-        self.computed: set[int] = set()  # slots for whose sequences a prefix was computed, until they are counted
-        self.error: Exception | None = None  # that a chunk ended in, for the next forward to tell the other ranks
+        self.computed: set[int] = set()  # slots whose prefix was computed here and is not counted yet
+        self.error: Exception | None = None  # of a chunk; the next forward tells the other ranks
 
     def waiting(self) -> list[int]:
         """Return the slots whose sequences cannot run before their prefix is computed, the first admitted first."""
@@ -40,7 +40,7 @@ class ChunkedPrefill:
         return [s for s, entry in self.pool.entry_of.items() if not entry.stored and self.rules.chunks(entry.tokens)]
 
     def compute(self, slot: int) -> None:
-        """Compute the next chunk of the prefix of the sequence in `slot`; an exception is kept as `error`."""
+        """Compute the next chunk of the prefix of the sequence in `slot`; an exception is stored as `error`."""
         entry = self.pool.entry_of[slot]
         batch = self.batch(entry)
         count = int(batch.rows[0])
@@ -55,7 +55,7 @@ class ChunkedPrefill:
             self.computed.add(slot)
 
     def batch(self, entry: PrefixEntry) -> ForwardBatch:
-        """Return a forward of the next chunk alone, in which no prediction is wanted.
+        """Return a forward of the next chunk alone, without predictions.
 
         Positions in it are counted from the prompt's first token.
         """
@@ -76,10 +76,10 @@ class ChunkedPrefill:
         nothing = torch.zeros(0, dtype=torch.long, device=device)
         return ForwardBatch(
             sequence=start, branch=start - 1, start=start, rows=one, shared=start + first + count * causal,
-            first=prefill.first, lo=0 * rows, hi=0 * rows if causal else np.minimum((rows // size + 1) * size, count),
-            tail=None, begin=start, stop=start,
+            first=prefill.first, hi=0 * rows if causal else np.minimum((rows // size + 1) * size, count),
+            depth=0 * rows, tail=None, begin=start, stop=start,
             prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
             head_rows=nothing, head_slots=nothing, head_sequence=none, head_keys=None, local_branches=1, columns=0,
-            where=nothing, width=size, stale=None, drafts=None,
+            where=nothing, width=size, of_commit=None, drafts=None,
             seen=first + rows + 1 if causal else None, place=first + rows if causal else None,
         )  # fmt: skip

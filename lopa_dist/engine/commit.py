@@ -1,16 +1,15 @@
 """Commit: the K/V of complete blocks move from the winner's scratch rows into its sequence's range, on every rank.
 
-Causal models write K/V where they belong; only K/V of branches beside the anchor move.
+Causal models write K/V to their place at once; only K/V of branches beside the anchor move.
 
-Three cases (LoPA, on LoPA-Dist): there is one rank, so nothing is sent; the tokens' K/V are the same
-in every branch (prompts, block-causal windows), so each rank keeps what it computed; or the winner's
-rank broadcasts one packed buffer.
+There are three cases (LoPA, on LoPA-Dist). With one rank nothing is sent. If the tokens' K/V are the same in every
+branch (prompts, block-causal windows), each rank uses what it computed. Otherwise the winner's rank broadcasts one
+packed buffer.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
 from lopa_dist.decode import HostState, State
 from lopa_dist.engine.kv_pool import KVPool
@@ -44,11 +43,11 @@ def commit(
     if batch.prefill:
         commit_prompts(batch, batch.prefill, pool, slot)
 
-    # all that was computed before the window; with a dual cache also what is behind it
+    # all K/V that were computed before the window; with a dual cache also those behind it
     behind = batch.stop if config.stores_kv_behind else before.complete
     count = np.where(pending, np.maximum(behind - batch.begin, 0), 0)
 
-    # the segments whose rows are stored: the winner's, or any where the rows are the same in every branch
+    # the segments whose rows are stored: the winner's, or any if the rows are the same in every branch
     anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
     segment = segments(batch, winner)
     chosen = np.where(anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
@@ -57,7 +56,7 @@ def commit(
 
 
 def commit_path(prepared: Prepared, pool: KVPool, before: HostState, after: HostState, comm: Communicator) -> None:
-    """Store what was accepted of a causal model's branches; K/V of the anchor's tokens were written in place.
+    """Store K/V of a causal model's branch that won; those of the anchor's tokens were written in place.
 
     Args: as of `commit`.
     """
@@ -76,7 +75,7 @@ def commit_path(prepared: Prepared, pool: KVPool, before: HostState, after: Host
 
 
 def segments(batch: ForwardBatch, winner: Ints) -> Ints:
-    """Return the segment of each sequence's windows by branch, ``[S, K]``; -1 where this rank has none."""
+    """Return the segment of each sequence's windows by branch, ``[S, K]``; -1: not on this rank."""
     found = np.full((len(winner), int(max(winner.max(), batch.branch.max(initial=0))) + 1), -1)
     of_window = np.nonzero(batch.branch >= 0)[0]
     found[batch.sequence[of_window], batch.branch[of_window]] = of_window
@@ -99,7 +98,7 @@ def store(
         batch, pool, comm: as of `commit`.
         slot: ``[S]`` of the sequences.
         segment: ``[S]``.
-        token: ``[S]`` of the sequence, whose K/V the segment's first row has.
+        token: ``[S]`` the token of the sequence that the segment's first row holds.
         count: ``[S]`` rows.
         owner: ``[S]`` the branch rank that computed them; -1: every rank did.
     """
@@ -108,8 +107,8 @@ def store(
         of, first = (np.repeat(x[sequences], count[sequences]) for x in (slot, token))
         return pool.slots(of, first + ragged_arange(count[sequences]))
 
-    def rows(sequences: Ints) -> Ints | Tensor:
-        return batch.packed(np.repeat(segment[sequences], count[sequences]), ragged_arange(count[sequences]))
+    def rows(sequences: Ints) -> Ints:
+        return np.repeat(batch.start[segment[sequences]], count[sequences]) + ragged_arange(count[sequences])
 
     local = np.nonzero((count > 0) & (owner < 0))[0]
     if len(local):

@@ -21,19 +21,20 @@ class EngineConfig:
     `kernels` decides for all operations that have a Triton form: attention, rotation, norms, gate, record head, and
     products that are reproducible or in eight bits. With ``auto``, each kernel that a run needs is launched once on a
     GPU when the model has been loaded, and compared with torch. One that does not compile, or gives other numbers, runs
-    in torch's form, and a warning says so with the remedy. ``triton`` ends the job instead. ``torch`` launches none,
-    and so excludes `attention=meta` and graphs: much slower, and the way to find out whether a kernel is at fault.
+    in torch's form, and a warning says so with the remedy. ``triton`` ends the job instead. ``torch`` launches no
+    Triton kernel, and so excludes `attention=meta` and graphs: much slower, and a way to find out whether a kernel is
+    at fault.
 
-    `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and a whole model;
+    `graphs` are CUDA graphs over fixed buffers: ``auto`` means on a GPU, with meta-attention and one rank a model;
     ``always`` takes the same fixed buffers on a CPU, without a graph (slower, for tests).
 
     `prefill_chunk`: long prompts are computed in chunks, one between two steps, so that other sequences never wait for
-    a whole one. That is exact, and needs `decode.context=blocks` or `causal`, and a prefix cache; elsewhere a prompt is
-    computed at once. `max_rows` does not bound chunks.
+    a complete one. This is exact, and needs `decode.context=blocks` or `causal`, and a prefix cache; otherwise a prompt
+    is computed at once. `max_rows` does not bound chunks.
 
-    `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it has them
-    anyway. On a GPU all products are then computed on real rows only (`vgemm`), no tile of attention holds rows of two
-    segments, and no tile's columns are split, since padding, tiles and splits depend on the batch.
+    `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it always has. On
+    a GPU all products are then computed on real rows only (`vgemm`), no tile of attention holds rows of two segments,
+    and no tile's columns are split, because padding, tiles and splits depend on the batch.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.

@@ -1,4 +1,4 @@
-"""Which kernels an engine runs in torch's form: `engine.kernels`, and what the GPU made of Triton's."""
+"""Which kernels an engine runs in torch's form, by `engine.kernels` and by how Triton's did on this GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def plain_kernels(
 ) -> frozenset[str]:
     """Return the kernels that run in torch's form on a GPU; on a CPU all do, whatever is returned.
 
-    Ranks that share a model must agree: the parts of the record head's sums that they exchange differ between the two
-    forms. So there a kernel that fails ends the job.
+    Ranks that share a model must use the same form, because the parts of the record head's sums that they exchange
+    differ between the two. So with such ranks a kernel that fails ends the job.
 
     Args:
         model: on the device.
@@ -27,7 +27,7 @@ def plain_kernels(
         ranks: that the model is split over.
 
     Raises:
-        ValueError: kernels that cannot be had where nothing else will do.
+        ValueError: a kernel cannot be used, and the options or the ranks allow no other.
     """
     if options.kernels == "torch":
         if device.type == "cuda" and options.attention == "meta":

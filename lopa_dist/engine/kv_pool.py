@@ -1,13 +1,12 @@
 """K/V of all sequences: one flat pool of token slots.
 
-Every running sequence owns a range for what is committed, as long as its prompt and its longest answer. Where the K/V
+Every running sequence owns a range for its committed tokens, as long as its prompt and its longest answer. If the K/V
 of a prompt's first tokens (its prefix: all of the prompt, or the examples that many prompts begin with) depend on
 nothing behind them, sequences whose prompts begin alike share one range for the prefix and own ranges for the rest. One
-of them computes the prefix, in the first forward that needs it. Some prefixes that are no longer used
-stay for later requests.
+of them computes the prefix, in the first forward that needs it. Some unused prefixes stay for later requests.
 
 Behind the ranges lies scratch space, where each forward's rows write their K/V in packed order (pre-write). Committing
-copies the winner's complete blocks from scratch into its sequence's range. Where another rank ran the winner, they come
+copies the winner's complete blocks from scratch into its sequence's range. If another rank ran the winner, they come
 from that rank as one packed buffer (LoPA-Dist's two-phase protocol).
 """
 
@@ -33,7 +32,7 @@ class PrefixEntry:
 
     begin: int
     prefix: Tokens
-    hidden_slot: int  # where the hidden state of its last row is kept: -1, -2, ..., counted from the end
+    hidden_slot: int  # where the hidden state of its last row is stored: -1, -2, ..., counted from the end
     ref_count: int = 1  # running sequences that use it
     computed: int = 0  # first tokens whose K/V were computed
 
@@ -57,24 +56,24 @@ class KVPool:
         self.scratch = budget
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
         self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became so
-        self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; none where its prefix is empty
+        self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; without those whose prefix is empty
         self.base = np.zeros(sequences, np.int64)  # slot of token t >= prefix length is base + t
-        self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, where the prefix does lie
+        self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, in the range of the prefix
         self.prefix_length = np.zeros(sequences, np.int64)  # tokens of the prefix
         self.prefix_hidden = np.zeros(sequences, np.int64)  # as `PrefixEntry.hidden_slot`
-        self.most_idle = sequences  # unused prefixes that are kept
+        self.most_idle = sequences  # the most unused prefixes that stay
         self.most_prefixes = 2 * sequences
         shape = (model.layers, 0, model.kv_heads, model.head_dim)  # made with the first step's scratch, in one piece
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def allocate(self, sequence: int, tokens: int, prefix: Tokens = ()) -> bool:
-        """Give a sequence the first range that is long enough; return False where there is none now.
+        """Give a sequence the first range that is long enough; return False if there is none now.
 
         Args:
             sequence: which.
             tokens: how many, its prompt's included.
-            prefix: the first of them, as far as sequences that begin alike may share their K/V.
+            prefix: the first of them, whose K/V may be shared by sequences that begin alike.
         """
         found = self.prefixes.get(prefix)
         begin = self.find_free(tokens - len(prefix) if found else tokens, prefix)
@@ -109,7 +108,7 @@ class KVPool:
         return begin
 
     def first_gap(self, tokens: int) -> int | None:
-        """Return where the first `tokens` free slots in a row begin; None where there are none."""
+        """Return where the first `tokens` consecutive free slots begin; None if there are none."""
         begin = 0
         taken = [*self.ranges.values(), *((s.begin, s.begin + s.tokens) for s in self.prefixes.values())]
         for low, high in [*sorted(taken), (self.scratch, self.scratch)]:
@@ -119,7 +118,7 @@ class KVPool:
         return None
 
     def free(self, sequence: int) -> None:
-        """Free a sequence's range. Its prefix is kept if it was computed and not too many are kept already."""
+        """Free a sequence's range. Its prefix stays if it was computed, up to `most_idle` unused ones."""
         del self.ranges[sequence]
         entry = self.entry_of.pop(sequence, None)
         if entry is None:
@@ -170,12 +169,12 @@ class KVPool:
     def key_ranges(
         self, sequence: Ints, tokens: Ints, rows: tuple[Ints, Ints] | None
     ) -> tuple[Ints, Ints, tuple[Ints, Ints] | None]:
-        """Return where the first `tokens` tokens of sequences lie: one range, and a second one where some need two.
+        """Return where the first `tokens` tokens of sequences lie: one range, and a second one if some need two.
 
         Args:
             sequence, tokens: ``[G]``.
-            rows: ``[G]`` each, the packed rows where this forward computes a prompt's prefix and the rest of it; -1: it
-                does not, they are in the pool. None: the forward computes no prompts.
+            rows: ``[G]`` each, the packed rows where this forward computes a prompt's prefix and the rest of it; -1:
+                they are in the pool already. None: the forward computes no prompts.
 
         Returns:
             First slot and number of tokens of the first range, ``[G]`` each; and of the second, or None.
@@ -191,10 +190,10 @@ class KVPool:
         return np.where(apart, prefix_base, base), first, (base + first, second) if second.any() else None
 
     def reserve(self, rows: int, most: int | None = None) -> None:
-        """Make room for `rows` rows of scratch; what the last step left there is not kept.
+        """Make sure that there are `rows` rows of scratch, whose contents may be lost.
 
-        Where there is too little, the pool grows to `most` rows of scratch, by default half as many again as needed.
-        Keys and values are copied one after the other, so for a moment the pool takes half as much memory again.
+        If there are fewer, the pool grows to `most` rows of scratch, by default half as many again as needed. Keys and
+        values are copied one after the other, so for a moment the pool takes half as much memory again.
         """
         if self.scratch + rows > self.keys.shape[1]:
             most = rows * 3 // 2 if most is None else most

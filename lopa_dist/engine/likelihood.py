@@ -6,8 +6,8 @@ it. Of a masked model there is a lower bound (LLaDA, arXiv 2502.09992), the mean
     E over l in 1..L, E over l masked positions:  L / l  x  the sum of the masked tokens' log probabilities.
 
 Masks are drawn by the request's key; their numbers l are spread evenly, as the authors do. Short answers have fewer
-masks than samples were asked for: then all are computed, and the bound has no sampling error. Contexts in which a row
-sees nothing behind its block give each block the answer's earlier blocks in clear, and the bounds of the blocks add up.
+masks than samples were asked for: then all are computed, and the bound has no sampling error. In contexts where a row
+sees nothing behind its block, each block sees the true blocks before it, and the bounds of the blocks add up.
 
 Many answers and many of their masks are rows of one forward. What a row sees before its block is computed once for all
 masks of an answer, and for all answers to one prompt that follow one another.
@@ -16,8 +16,8 @@ masks of an answer, and for all answers to one prompt that follow one another.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine.request import request_key
+from lopa_dist.engine.request import Given, Likelihood
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
@@ -37,30 +37,8 @@ from lopa_dist.ragged import Ints, padded, to_device
 
 Mask = NDArray[np.bool_]
 ROWS = 4096  # of a forward, unless one mask of one answer has more
-TILE = 256  # rows whose logits are there at once
+TILE = 256  # rows whose logits are in memory at once
 SAMPLES = 128  # masks of an answer, as LLaDA's authors take
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """An answer that is to be scored; `key` seeds its masks."""
-
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    key: int
-
-    @classmethod
-    def seeded(cls, prompt: Sequence[int], answer: Sequence[int], seed: int) -> Given:
-        """Return an answer whose masks follow from it, its prompt and a seed alone."""
-        return cls(prompt, answer, request_key(seed, f"{list(prompt)} {list(answer)}"))
-
-
-class Likelihood(NamedTuple):
-    """How likely an answer is, in nats."""
-
-    loglikelihood: float  # of a masked model, a lower bound
-    error: float  # standard error of the bound at most; 0 where nothing was sampled
-    greedy: bool  # whether filling one token at a time, the most probable first, gives this answer
 
 
 class Part(NamedTuple):
@@ -113,7 +91,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, given: Sequence[Given]) -> list[Likelihood]:
-        """Return the likelihoods of some answers; with the logit shift, no prompt is empty."""
+        """Return the likelihoods of some answers; with the logit shift, no prompt may be empty."""
         views: list[View] = []
         weights: list[float] = []  # of the views in their part's sum
         drawn: set[tuple[int, Part]] = set()  # parts some of whose masks are left out
@@ -134,11 +112,13 @@ class Scorer:
             if (number, part) in drawn and len(values) > 1:
                 variances[number] += len(values) * float(np.var(values, ddof=1))
             greedy[number] *= several[0][2].right.all()  # of a causal model
-        found = greedy if self.config.causal else self.greedy(given)
-        return [Likelihood(a, math.sqrt(b), bool(c)) for a, b, c in zip(sums, variances, found, strict=True)]
+        forwards = Counter(view.given for view in views)
+        found = greedy if self.config.causal else self.greedy(given, forwards)
+        columns = zip(sums, variances, found, strict=True)
+        return [Likelihood(a, math.sqrt(b), bool(c), forwards[n]) for n, (a, b, c) in enumerate(columns)]
 
     def parts(self, given: Given) -> list[Part]:
-        """Return the parts of an answer: the whole of it, or its blocks where none sees those behind it."""
+        """Return the parts of an answer: all of it, or its blocks if none sees the blocks behind it."""
         prompt, end, size = len(given.prompt), len(given.prompt) + len(given.answer), self.config.block_size
         if not given.answer:
             return []
@@ -152,7 +132,7 @@ class Scorer:
         return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
 
     def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float] | None]:
-        """Return masks of `length` tokens; their weights where they are all that there are, None if they were drawn."""
+        """Return masks of `length` tokens; and their weights if these are all masks, None if they were drawn."""
         if self.config.causal:  # every token is seen by those behind it, and predicted
             return [np.ones(length, bool)], [1.0]
         if length < 63 and 2**length - 1 <= self.samples:
@@ -162,8 +142,13 @@ class Scorer:
         counts = ((np.arange(self.samples) + random.random()) / self.samples * length).astype(int) + 1
         return [random.permutation(length) < count for count in counts], None
 
-    def greedy(self, given: Sequence[Given]) -> list[bool]:
-        """Return which answers filling the most probable token of each part in every forward would give."""
+    def greedy(self, given: Sequence[Given], forwards: Counter[int]) -> list[bool]:
+        """Return which answers are written by filling the most probable token of each part in every forward.
+
+        Args:
+            given: the answers.
+            forwards: counts those of each answer.
+        """
         greedy = [True] * len(given)
         views = [
             View(number, part, np.ones(part.end - part.first, bool))
@@ -172,6 +157,7 @@ class Scorer:
         ]
         while views:
             left = []
+            forwards.update(view.given for view in views)
             for view, found in zip(views, self.found(given, views), strict=True):
                 best = int(found.sure.argmax())
                 greedy[view.given] &= bool(found.right[best])
@@ -199,7 +185,7 @@ class Scorer:
             yield from self.forward(given, some)
 
     def before(self, given: Given, part: Part) -> list[int]:
-        """Return the tokens that are seen before a part and do not see it."""
+        """Return the tokens before a part that it sees and that do not see it."""
         joint = self.config.prompt_attention == "joint"
         return [] if joint else [*given.prompt, *given.answer][: max(part.begin, len(given.prompt))]
 
@@ -207,8 +193,8 @@ class Scorer:
         """Return what the model says of some views, whose rows are all in one forward."""
         tokens: list[int] = []
         positions: list[int] = []
-        segments: list[tuple[int, int, int, int]] = []  # start, rows, base and number of the rows that it sees besides
-        ends: list[int] = []  # of what each row sees of its own segment
+        segments: list[tuple[int, int, int, int]] = []  # start, rows, base and number of the other rows that it sees
+        ends: list[int] = []  # of the columns that each row sees of its own segment
         wanted: list[int] = []  # rows that predict
         targets: list[int] = []
         last, base = None, 0
@@ -240,7 +226,7 @@ class Scorer:
         return [Found(*one) for one in zip(logprob, (r > 0 for r in right), sure, strict=True)]
 
     def ends(self, rows: int, prompt: int) -> list[int]:
-        """Return the end of what each of `rows` rows sees, if the first `prompt` of them are the prompt's."""
+        """Return where the columns end that each of `rows` rows sees; the first `prompt` rows are the prompt's."""
         size, attention = self.config.block_size, self.config.prompt_attention
         if attention == "causal":
             return [row + 1 for row in range(rows)]
@@ -260,7 +246,7 @@ class Scorer:
         return self.model(*sent, lambda layer, q, k, v: attend_grouped(q, k, v, groups))
 
     def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int]) -> NDArray[np.float64]:
-        """``[3, H]``: log probabilities of the targets, 1 where one is the most probable token, and that one's."""
+        """Return ``[3, H]``: the targets' log probabilities, 1 if one is the most probable token, the latter's own."""
         mask_id, found = self.model.config.mask_id, []
         both = to_device(np.array([rows, targets]), hidden.device)
         for row, target in zip(both[0].split(TILE), both[1].split(TILE), strict=True):

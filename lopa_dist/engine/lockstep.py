@@ -1,8 +1,8 @@
 """What the ranks of a replica do together in every step: run the forward, gather its records, and agree to go on.
 
-Every rank brings a `StopLevel` to each step, and all do what the highest of them says. So all ranks stop at the same
-step, whichever was asked to stop or failed. Beside it travels how far each would look ahead in the next step
-(`LookaheadPolicy`), where all follow the first.
+Every rank brings a `StopLevel` to each step, and all follow the highest of them. So all ranks stop at the same
+step, whichever was asked to stop or failed. Each rank also sends how far it would look ahead in the next step
+(`LookaheadPolicy`), and all follow the first rank.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lopa_dist.decode.winner import Winner
 from lopa_dist.engine.lookahead import Choice
 from lopa_dist.engine.runner import Prepared, Runner
-from lopa_dist.engine.running_batch import Step
+from lopa_dist.engine.running_batch import RunningBatch, Step
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.communicator import Communicator, PeerFailure
 from lopa_dist.parallel.failures import broken
 from lopa_dist.parallel.stop import StopLevel
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import to_device
 from lopa_dist.rows import ForwardBatch
 
 
@@ -44,50 +45,51 @@ class Lockstep:
         self.own_level = StopLevel.RUN
         self.choice: Choice = (0, 0)  # of lookahead in the next step: the first rank's proposal
         self.proposal = self.choice  # this rank's own
-        self.prepared: Prepared
 
     def least(self, value: int, device: torch.device) -> int:
-        """Return the least of all ranks' values, so that what follows from it is the same on all of them."""
+        """Return the least of all ranks' values, so that all decide the same from it."""
         for comm in (self.tensor, self.comm):
             if comm.size > 1:
                 value = int(comm.all_gather(torch.tensor([value], device=device)).min())
         return value
 
-    def forward(self, runner: Runner, batch: ForwardBatch, step: Step) -> Tensor:
-        """Run this rank's share of a forward, and return all ranks' records.
+    def forward(self, runner: Runner, batch: ForwardBatch, step: Step) -> tuple[Prepared, Tensor]:
+        """Run this rank's share of a forward, and return it with all ranks' records.
 
         Args:
             runner: runs it.
             batch: this rank's rows.
-            step: whose slots the batch's sequences have. An error that it brings counts as the forward's.
+            step: of the batch. If it brings an error, this counts as the forward's.
 
         Returns:
-            ``[ranks, local_branches, columns, 3 or 5]`` int32.
+            This rank's share as it ran, for `commit`; and records ``[ranks, local_branches, columns, 3 or 5]`` int32.
         """
-        records, error = self.attempt(runner, batch, step)
+        prepared, records, error = self.attempt(runner, batch, step)
         self.own_level = StopLevel.FAILED if error else self.requested()
         self.proposal = step.proposal
         gathered = self.gather(records)
-        if error:
-            raise error
+        if error or prepared is None:
+            raise error or RuntimeError("a forward without an error was not prepared")
         self.statistics.lap("all_gather")
-        return gathered
+        return prepared, gathered
 
-    def attempt(self, runner: Runner, batch: ForwardBatch, step: Step) -> tuple[Tensor, Exception | None]:
-        """Return the forward's records, or empty ones and the exception that it ended in."""
+    def attempt(
+        self, runner: Runner, batch: ForwardBatch, step: Step
+    ) -> tuple[Prepared | None, Tensor, Exception | None]:
+        """Return the forward and its records, or empty ones and the exception that it ended in."""
         try:
             if step.error is not None:
                 raise step.error
-            self.prepared = runner.prepare(batch, step.slots)
+            prepared = runner.prepare(batch, step.slots)
             self.statistics.lap("host")
-            records = runner.forward(self.prepared)
+            records = runner.forward(prepared)
             self.statistics.lap("forward")
-            return records, None
+            return prepared, records, None
         except Exception as error:
             if self.comm.size == 1 or broken(error):  # a broken collective is noticed by the other ranks themselves
                 raise
             shape = (batch.local_branches, batch.columns, runner.record_size)
-            return torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
+            return None, torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
 
     def gather(self, records: Tensor) -> Tensor:
         """Return the records of all branch ranks; their levels travel with them, and stay on the device."""
@@ -95,7 +97,7 @@ class Lockstep:
             self.levels = records.new_empty(0)
             return records[None]
         own = to_device(np.array([self.own_level, *self.proposal], np.int32), records.device)
-        if self.tensor.size > 1:  # tensor ranks hear of a signal at different moments
+        if self.tensor.size > 1:  # tensor ranks receive a signal at different moments
             gathered = self.tensor.all_gather(own)
             own = torch.cat([gathered[:, 0].amax(0, keepdim=True), gathered[0, 1:]])
         if self.comm.size == 1:
@@ -105,14 +107,15 @@ class Lockstep:
         self.levels = gathered[:, -len(own) :].flatten()
         return gathered[:, : -len(own)].view(self.comm.size, *records.shape)
 
-    def agree(self, levels: Ints) -> StopLevel:
-        """Return what all ranks do: the highest of `levels` (this step's, on the host), or of a lone rank its own.
+    def finish(self, batch: RunningBatch, step: Step, winner: Winner) -> StopLevel:
+        """Copy the state to the host, and return what all ranks do: the highest of their levels.
 
-        The first rank's `choice` is everybody's.
+        The first rank's `choice` is everybody's. What is copied is all that the host learns of a step.
 
         Raises:
             PeerFailure: a rank's forward failed.
         """
+        levels = batch.to_host(step, winner, self.levels)
         values = levels[::3].tolist()
         self.choice = (int(levels[1]), int(levels[2])) if values else self.proposal
         if StopLevel.FAILED in values:

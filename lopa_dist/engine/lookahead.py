@@ -1,7 +1,7 @@
 """How far a causal model looks ahead in each step: how many masks stand behind which of the drafts.
 
-No text depends on it, so the choice may follow the load. In a device with time to spare, rows cost little, and many
-drafts bring many tokens a forward. In a full one a row that brings no token is wasted, and one token at a time is best.
+No text depends on it, so the choice may follow the load. On a device with time to spare, rows cost little, and many
+drafts bring many tokens a forward. On a busy one, a row that brings no token is wasted, and few drafts are best.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lopa_dist.rows.causal_rows import Lookahead, prompt_rows, rows_on_rank
 from lopa_dist.rows.prefill import SharedPrefixes
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
-DECAY = 0.998  # what a count of drafts is worth a step later
-REMEMBERED = 9  # steps of a size, of whose times the median counts
+DECAY = 0.998  # weight of a count of drafts, a step later
+REMEMBERED = 9  # steps of a size whose median time counts
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
 FIRST = ((2, 1), (2, 1), (0, 1))  # choices that a job begins with: cheap ones, of two sizes
@@ -46,7 +46,7 @@ class Acceptance:
     def ends(self, drafts: int) -> list[float]:
         """Return the probabilities that a chain of `drafts` drafts ends at each depth; ``[drafts + 1]``."""
         tried = self.tried.sum()
-        share = self.accepted.sum() / tried if tried else HOPE  # what to expect where few were tried
+        share = self.accepted.sum() / tried if tried else HOPE  # what to expect if few were tried
         rates = (self.accepted + share) / (self.tried + 1)
         reached = np.cumprod(np.append(1.0, rates[:drafts]))
         return [*(reached[:-1] - reached[1:]).tolist(), float(reached[-1])]
@@ -66,7 +66,7 @@ class StepTimes:
         self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
 
     def look(self) -> None:
-        """Take what was measured into account."""
+        """Take the measured steps into account."""
         self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
         if len(self.points) > 1:
             x, y = np.array(self.points).T
@@ -74,10 +74,10 @@ class StepTimes:
             self.line = max(float((y - slope * x).mean()), 0.0), slope
 
     def of(self, rows: float) -> float:
-        """Return the expected seconds of a step, by what was measured until the last `look`.
+        """Return the expected seconds of a step, from the steps measured until the last `look`.
 
-        Beyond what was measured it follows the line, but no row takes longer there than the nearest one measured, and
-        more rows take no less time than fewer.
+        Beyond the measured sizes it follows the line, but a row takes no longer there than in the nearest measured
+        size, and more rows take no less time than fewer.
         """
         if not self.points:
             return 1.0
@@ -93,9 +93,9 @@ class StepTimes:
 class LookaheadPolicy:
     """Chooses the masks of every step of one replica.
 
-    With a number of drafts it is always that, and `DecodeConfig.groups` groups. With ``drafts=auto`` it is what brings
-    most tokens a second, by the acceptance and the times of this job's own steps. The times differ from rank to rank:
-    so each rank makes a proposal, and all follow the first rank's (`Lockstep`).
+    If `drafts` is a number, it is always this number, and `DecodeConfig.groups` groups. With ``drafts=auto`` it is the
+    choice with most tokens a second, from the acceptance and the times of this job's own steps. The times differ from
+    rank to rank, so each rank makes a proposal, and all follow the first one's (`Lockstep`).
 
     Args:
         config: `drafts`, `groups` and `branches` are read.
@@ -126,7 +126,7 @@ class LookaheadPolicy:
     def lookahead(self) -> Lookahead:
         """Return how far the next step looks ahead, by `choice`."""
         masks, groups = self.choice
-        if groups == 1:  # in masked models, too: nothing is worked out in their steps
+        if groups == 1:  # also of masked models, whose steps need no choice
             return Lookahead(masks, (), self.blocks)
         ends = self.acceptance.ends(masks)
         depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
@@ -137,7 +137,7 @@ class LookaheadPolicy:
 
         Args:
             host: of the step.
-            prefixes: what prompts share; None where no prompt waits.
+            prefixes: what prompts share; None if no prompt waits.
             chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
         """
         ahead = self.lookahead()
@@ -152,7 +152,7 @@ class LookaheadPolicy:
         return ahead
 
     def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
-        """Count what became of a step's drafts, and make the next step by `choice`, which all ranks follow."""
+        """Count the accepted drafts of a step, and take `choice`, which all ranks follow, for the next one."""
         self.choice = choice
         if not self.causal:
             return
@@ -166,7 +166,7 @@ class LookaheadPolicy:
             self.lengths = [share * old + new for old, new in zip(self.lengths, found, strict=True)]
 
     def propose(self, host: HostState) -> Choice:
-        """Return what this rank would do in the next step."""
+        """Return this rank's choice for the next step."""
         if not self.auto:
             return self.choice
         self.steps += 1
@@ -181,15 +181,15 @@ class LookaheadPolicy:
         return self.ranked[0]
 
     def choices(self) -> list[Choice]:
-        """Return what may be chosen: a group behind the last draft alone, two, or for a quarter, half or all depths."""
+        """Return all choices: a group behind the last draft alone, two, or groups for a quarter, half or all depths."""
         counts = {masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1} for masks in MASKS}
         return [(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
 
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
         """Return the tokens a second of `sequences` sequences if every step were made by `choice`.
 
-        The first step of an answer has no drafts, and brings a token. A step behind an end that had a group has a chain
-        of drafts; one behind another end has none again. So each step with a chain has ``1 - covered`` steps without.
+        The first step of an answer has no drafts, and brings one token. If the chain ends at a token with a group, the
+        next step has a chain of drafts, otherwise none. So each step with a chain has ``1 - covered`` steps without.
         The last step has no masks, and brings at most as many tokens as a chain.
         """
         masks, groups = choice

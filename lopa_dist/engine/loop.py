@@ -54,7 +54,7 @@ class Engine:
             after the results of the last step were yielded. More may be appended to both.
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
-        watched: a context around the parts of a step, for a thread that notices when the host waits in vain.
+        watched: a context around the parts of a step, for a thread that notices when the host waits too long.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Engine:
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
-        self.ended: EndedStep | None = None  # of which something is left to do
+        self.ended: EndedStep | None = None  # the last step, until it was counted and its results yielded
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
         self.lookahead = LookaheadPolicy(config, comm.size, model.config.block_drafts, clock)
         self.winner: Winner | None = None  # of the last step
         self.room: Room | None = None  # of the last `generate` or `prepare`
-        self.prepared: Sequence[Request] | None = None  # what `prepare` was called for; None: a generation has begun
+        self.prepared: Sequence[Request] | None = None  # of the last `prepare`; None: a generation has begun
         self.batch: RunningBatch | None = None  # of the last `generate`
         ids = model.config
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
@@ -103,21 +103,20 @@ class Engine:
         layout, unpack, verify, advance, spawn = rules_for(self.config)
         batch.admit()
         while batch.running:
-            with self.watched(False):  # all of it is queued; on a GPU nothing is waited for
+            with self.watched(False):  # on a GPU all of it is queued, and nothing waits
                 step = batch.schedule()  # all sequences, or those that fit engine.max_rows
-                share = Share(self.comm.rank, self.comm.size, step.prefixes, step.lookahead)
+                share = Share(self.comm.rank, self.comm.size, step.prefixes, step.lookahead, batch.structures)
                 rows = layout(step.state, step.before, share)
-                gathered = self.lockstep.forward(batch.runner, rows, step)  # of all ranks
+                prepared, gathered = self.lockstep.forward(batch.runner, rows, step)  # records of all ranks
                 records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
                 winner = verify(step.state, records)  # LoPA: which branch wins
                 advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
                 spawn(step.state, winner)  # LoPA: the branches of the next step
-            yield from self.hand_out()  # what the step before has finished, while the device works on this one
+            yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
-                levels = batch.to_host(step, self.lockstep.levels)  # the step's one copy
-                if self.lockstep.agree(levels) == StopLevel.ABORT:
+                if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host
                     return
-                commit(self.lockstep.prepared, batch.pool, step.state, step.before, step.after, self.comm)
+                commit(prepared, batch.pool, step.state, step.before, step.after, self.comm)
                 finished = batch.collect()
             self.end_step(step, rows, winner, finished)
             if self.lockstep.level == StopLevel.RUN:
@@ -143,8 +142,7 @@ class Engine:
         """Make K/V space for a generation of these requests and, on a GPU, compile and capture what its steps will run.
 
         `generate` does it, too. A job does it before, because it takes as long as many steps, and not equally long on
-        all ranks. What was made for earlier requests stays where these need no more and graphs would have to be
-        captured again.
+        all ranks. If there are graphs, and the space of earlier requests is enough for these, it is used again.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
         longest, needs = sizes(requests)
@@ -155,7 +153,7 @@ class Engine:
         if room is not None and self.runners.static and room.holds(asked, longest, needs, kv_tokens):
             room.clear()
             return room
-        self.room = None  # with its K/V, before there are others
+        self.room = None  # frees its K/V before others are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         budget = kv_budget(needs, asked, kv_tokens)
         plan = self.plan(needs, asked, local, longest)
@@ -169,7 +167,7 @@ class Engine:
         return self.room
 
     def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest_prompt: int) -> Plan:
-        """Return how many sequences run at once, and how large a forward gets; on a GPU what its memory has room for.
+        """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.
 
         Args:
             needs: K/V tokens of the requests, in descending order.
@@ -196,10 +194,11 @@ class Engine:
         return plan
 
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
-        """Keep what is left to do of a step until the next one is under way, and call `on_step`."""
+        """Store the step until the next one is under way (`hand_out`), and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
-        self.ended = EndedStep(step.before, step.after, rows, step.works, finished, dict(self.statistics.seconds))
+        told, seconds = step.accepted_with, dict(self.statistics.seconds)
+        self.ended = EndedStep(step.before, step.after, rows, step.works, told, finished, seconds)
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -224,4 +223,6 @@ class Engine:
             window_rows = rows.causal.computed
         else:
             window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(before, after, window_rows, step.works, int(filled.sum()), step.seconds)
+        self.statistics.step(
+            before, after, window_rows, step.works, step.accepted_with, int(filled.sum()), step.seconds
+        )

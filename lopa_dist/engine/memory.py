@@ -1,7 +1,7 @@
 """How much of a GPU's free memory a generation takes, worked out before it begins.
 
-The K/V of running sequences and the rows of a forward are all that grows with the work. Both are bounded here, and room
-for them is made at once: a growing pool would hold two copies for a moment, and invalidate every CUDA graph.
+The K/V of running sequences and the rows of a forward are all that grows with the work. Both are bounded here, and
+their memory is taken at once: a growing pool would hold two copies for a moment, and invalidate every CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,21 +21,30 @@ KEPT = 512 << 20  # bytes reserved for the tables of graphs, the libraries' work
 MOST_ROWS = 8192  # of a forward, unless the user says how many, or one sequence has more
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
 SPARE = 8  # slots for each spare maximal request in the K/V space, against fragmentation
-TILE = 128  # tokens of the vocabulary whose sums the record head keeps, 28 bytes each
+TILE = 128  # tokens of the vocabulary for which the record head stores sums of 28 bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a generation has room for."""
+    """The sizes of a generation."""
 
     sequences: int  # running at once
     row_limit: int | None  # of one forward; None: no bound
-    scratch: int | None = None  # rows that no forward exceeds; None: it was not worked out
+    scratch: int | None = None  # rows that no forward exceeds; None: not known
     bytes: int = 0  # that K/V and rows take
 
 
 class TooLarge(ValueError):
     """Not even one sequence fits in the free memory."""
+
+
+def short_of_memory(error: torch.OutOfMemoryError) -> torch.OutOfMemoryError:
+    """Return an error of a forward with what to do: the plan leaves room, but not for what it does not know of."""
+    return torch.OutOfMemoryError(
+        f"{error}\nTake fewer rows or sequences (engine.max_rows, engine.max_sequences), model.quantization, or "
+        "parallel.tensor. Memory was planned from what was free when the engine began: if another process on the GPU "
+        "took some since, end it (nvidia-smi lists them)"
+    )
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -71,8 +80,8 @@ def sizes(requests: Sequence[Request]) -> tuple[int, Ints]:
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
     """Return how many tokens of K/V space to make: for the largest `slots` requests at once, at most `limit`.
 
-    Requests come and go, and each needs its space in one piece. Where they need unequal ones, gaps remain that are too
-    small; so there is room for an eighth more of the largest. Without it one slot in ten stays empty.
+    Requests come and go, and each needs its space in one piece. If they need unequal amounts, gaps remain that are too
+    small. So there is space for an eighth more of the largest; without it one slot in ten stays empty.
 
     Args:
         needs: tokens of all requests, in descending order.
@@ -98,7 +107,7 @@ def plan(
     model: ModelConfig, element: int, free: int, needs: Ints, sequences: int, limit: int | None,
     kv_limit: int | None, longest: int,
 ) -> Plan:  # fmt: skip
-    """Return what fits in `free` bytes: first forwards get smaller, as far as that costs no speed, then fewer run.
+    """Return what fits in `free` bytes: forwards get smaller if that costs no speed, then fewer sequences run.
 
     Args:
         model: with this rank's share of the K/V heads.
@@ -108,7 +117,7 @@ def plan(
         sequences: that should run at once.
         limit: `engine.max_rows`; None: as many as fit, up to `MOST_ROWS`.
         kv_limit: `engine.kv_tokens`; None: no bound.
-        longest: rows that one sequence has in a forward, at most; it runs alone where they exceed the limit.
+        longest: the most rows of one sequence in a forward; it runs alone if they exceed the limit.
 
     Raises:
         TooLarge: it says what one sequence takes.

@@ -12,9 +12,7 @@ from lopa_dist.rows.prefill import prefill_apart
 
 @dataclass(frozen=True)
 class PrefixRules:
-    """What is shared, and how it is computed, follows from a request alone, never from what else is running.
-
-    So a request's text does not depend on the batch.
+    """What is shared, and how it is computed. Both follow from a request alone, so no text depends on the batch.
 
     Args:
         config: `cache`, `prompt_attention` and `block_size` are read.
@@ -28,9 +26,9 @@ class PrefixRules:
     def shared(self, tokens: int, prefix: int) -> int:
         """Return how many first tokens of a prompt have K/V that other requests may use.
 
-        What depends on nothing behind it may serve all prompts that begin alike: whole prompts that never see their
-        answer, whole blocks of block-causal prompts, and any beginning of causal ones. Where the rest is longer than a
-        chunk, all of it is shared, because only what is shared is computed in chunks.
+        K/V that depend on nothing behind them may serve all prompts that begin alike: complete prompts that never see
+        their answer, complete blocks of block-causal prompts, and any beginning of causal ones. If the rest is longer
+        than a chunk, all of the prompt is shared, because only shared prefixes are computed in chunks.
 
         Args:
             tokens: of the prompt.
@@ -49,22 +47,21 @@ class PrefixRules:
 
     @property
     def unit(self) -> int:
-        """How many tokens see one another: a block's, or one alone in causal models. Prompts are cut between units."""
+        """How many tokens see one another: a block, or one in causal models. Prompts are cut between units."""
         return 1 if self.config.causal else self.config.block_size
 
     @cached_property
     def chunk(self) -> int | None:
-        """How many tokens of a shared prefix are computed in a forward at most; None: all of them, however many.
+        """The most tokens of a shared prefix that are computed in a forward; None: no bound.
 
-        Only of prompts that are causal, by blocks or by tokens: what a forward computes then depends on nothing behind
-        it.
+        Only prompts that are causal, by blocks or by tokens, have chunks: nothing in them depends on what is behind.
         """
         if self.prefill_chunk is None or not cuts_prefix(self.config, self.prefix_cache):
             return None
         return max(self.unit, self.prefill_chunk - self.prefill_chunk % self.unit)
 
     def chunks(self, tokens: int) -> int:
-        """Return in how many chunks a prefix of `tokens` tokens is computed; 0: at once, in its prompt's step."""
+        """Return the chunks of a prefix of `tokens` tokens; 0: it is computed at once, in its prompt's step."""
         return -(-tokens // self.chunk) if self.chunk is not None and tokens > self.chunk else 0
 
     def at_once(self, longest: int) -> int:

@@ -5,10 +5,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lopa_dist.decode.written import Written
 from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer that is to be scored; `key` seeds its masks."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    key: int
+
+    @classmethod
+    def seeded(cls, prompt: Sequence[int], answer: Sequence[int], seed: int) -> Given:
+        """Return an answer whose masks follow from it, its prompt and a seed alone."""
+        return cls(prompt, answer, request_key(seed, f"{list(prompt)} {list(answer)}"))
+
+
+class Likelihood(NamedTuple):
+    """How likely an answer is, in nats."""
+
+    loglikelihood: float  # of a masked model, a lower bound
+    error: float  # standard error of the bound at most; 0 where nothing was sampled
+    greedy: bool  # whether filling one token at a time, the most probable first, gives this answer
+    forwards: int  # passes through the model, one for each mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +43,11 @@ class Request:
     prompt: Sequence[int]
     max_new_tokens: int
     key: int
-    sampling: Sampling | None = None  # null: as the decode config says
+    sampling: Sampling | None = None  # None: as the decode config says
     prefix: int = 0  # tokens of the prompt that many requests begin with: few-shot examples, a system prompt
     token_steps: bool = False  # whether to tell how each token was written
+    # texts that are scored, instead of generating one: the likelihood of each is the sum over its parts
+    scored: tuple[tuple[Given, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,13 +56,14 @@ class Generation:
 
     request: Request
     tokens: list[int]  # up to the first EOS, which is left out
-    finish_reason: str  # "stop", "length", or "error": its predictions were not numbers, so it has no tokens
+    finish_reason: str  # "stop", "length", "scored", or "error": its predictions were not numbers, and it has no tokens
     forwards: int  # passes through the model, prefill included
     seconds: float
     first_step_seconds: float
     filled: int  # all tokens in the appended blocks, filler included: what the reference counts
     work: Work = field(default_factory=Work)
-    written: list[Written] | None = None  # how each of the tokens was, where the request asked
+    written: list[Written] | None = None  # how each token was written, if the request asked
+    likelihoods: list[Likelihood] | None = None  # of the texts that the request has scored
 
     @property
     def drafts(self) -> int:

@@ -1,4 +1,4 @@
-"""What generations run in: K/V space and the runner over it, which on a GPU has graphs that took seconds to capture."""
+"""K/V space and the runner over it, reused by later generations: on a GPU, capturing its graphs takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lopa_dist.ragged import Ints
 
 @dataclass
 class Room:
-    """K/V space and a runner, made for some requests, and good for others that need no more."""
+    """K/V space and a runner, made for some requests, and usable for others that need no more."""
 
     asked: int  # sequences that should run at once; `plan` may have fewer
     longest: int  # tokens of a prompt
@@ -21,7 +21,7 @@ class Room:
     runner: Runner
 
     def holds(self, asked: int, longest: int, needs: Ints, kv_tokens: int | None) -> bool:
-        """Return whether a generation fits: `needs` as from `sizes`, the others as it would ask for a room of its own.
+        """Return whether a generation with these sizes fits; `needs` are those of `sizes`.
 
         Raises:
             ValueError: the largest request alone needs more than `kv_tokens`.

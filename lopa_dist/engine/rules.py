@@ -15,7 +15,7 @@ from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.decode.winner import Winner
 from lopa_dist.rows import causal_rows
 from lopa_dist.rows.forward_batch import ForwardBatch
-from lopa_dist.rows.layout import layout, unpack
+from lopa_dist.rows.layout import Structures, layout, unpack
 from lopa_dist.rows.prefill import SharedPrefixes
 
 
@@ -24,12 +24,13 @@ class Share(NamedTuple):
 
     rank: int  # of the branch group
     ranks: int
-    prefixes: SharedPrefixes | None  # what prompts share; None where they share nothing
+    prefixes: SharedPrefixes | None  # what prompts share; None if they share nothing
     lookahead: causal_rows.Lookahead  # of causal models
+    structures: Structures  # of this batch's earlier steps, of masked models
 
 
 class Rules(NamedTuple):
-    """A step: which rows run; their records, by sequence; which tokens they prove; writing them; looking ahead."""
+    """The parts of a step: lay out the rows, sort their records by sequence, verify, write tokens, look ahead."""
 
     layout: Callable[[State, HostState, Share], ForwardBatch]
     unpack: Callable[[State, ForwardBatch, Tensor], Records]
@@ -39,7 +40,7 @@ class Rules(NamedTuple):
 
 
 MASKED = Rules(
-    lambda state, host, share: layout(state, host, share.rank, share.ranks, share.prefixes),
+    lambda state, host, share: layout(state, host, share.rank, share.ranks, share.prefixes, share.structures),
     unpack, verify, advance, spawn,
 )  # fmt: skip
 CAUSAL = Rules(

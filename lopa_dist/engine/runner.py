@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import by_torch, on_device
 from lopa_dist.kernels.record_head import record_head, record_size
@@ -32,8 +33,8 @@ class Prepared:
     batch: ForwardBatch
     slots: Ints | None  # of the batch's sequences; None: all
     segments: Segments
-    plan: Any  # what the attention's back end made of the segments
-    of_drafts: Tensor | None  # [R'] bool, rows of drafts, or padding (`without_overflow`); None: nothing can overflow
+    plan: Any  # of attention's back end, for the segments
+    of_drafts: Tensor | None  # [R'] bool, rows of drafts, or padding (`without_overflow`); None: no row can overflow
     kv_slots: Tensor | None = None  # [R'] where rows' K/V go; None: into scratch, in packed order
 
     def slot(self, sequence: Ints) -> Ints:
@@ -63,7 +64,7 @@ class Runner:
         self.device = model.head_weight.device
         self.may_overflow = pool.keys.dtype == torch.float16
         self.shard = head_shard(tensor or Solo())
-        self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests that bring their own
+        self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests with their own
         # hidden states of shared prefixes' last rows, which predict the first token behind a prompt
         self.prefix_hidden = model.head_weight.new_zeros(pool.most_prefixes, model.config.hidden_size)
 
@@ -94,21 +95,24 @@ class Runner:
         if prefill and batch.place is None:  # K/V of prompts' rows are in scratch
             rows = prefill.prefix_row[batch.sequence], prefill.suffix_row[batch.sequence]
         base, shared, tail = pool.key_ranges(sequence, batch.shared, rows)
-        if batch.tail is not None:  # with a dual cache nothing is shared
+        if batch.tail is not None:  # with a dual cache no prefix is shared
             tail = base + batch.tail[0], batch.tail[1]
-        lo = None if batch.drafts is None else batch.lo
         own = pool.scratch + batch.start
-        return Segments(batch.start, batch.rows, base, shared, own, batch.hi, tail, lo, batch.seen)
+        drafts = None if batch.drafts is None else (batch.depth, batch.drafts.until)
+        return Segments(batch.start, batch.rows, base, shared, own, batch.hi, tail, batch.seen, drafts)
 
     def warm_up(self) -> None:
-        """Make in advance what steps need and what takes long; nothing here."""
+        """Make in advance what takes long and steps need: here nothing."""
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
-        """Return this rank's records ``[local_branches, columns, 3 or 5]`` int32; zeros where none were wanted."""
-        # Triton launches kernels on the current device, wherever their tensors are
-        with by_torch(self.plain), on_device(self.device):
-            return self.run(prepared)
+        """Return this rank's records ``[local_branches, columns, 3 or 5]`` int32; zeros where none is wanted."""
+        try:
+            # Triton launches kernels on the current device, wherever their tensors are
+            with by_torch(self.plain), on_device(self.device):
+                return self.run(prepared)
+        except torch.OutOfMemoryError as error:
+            raise short_of_memory(error) from error
 
     def run(self, prepared: Prepared) -> Tensor:
         """As `forward`, on the current device."""
@@ -141,7 +145,7 @@ class Runner:
     def last_rows(self, batch: ForwardBatch) -> Tensor | None:
         """Return the last rows of the shared prefixes that this forward computes, and their slots in `prefix_hidden`.
 
-        ``[2, prefixes]``; None where it computes none.
+        ``[2, prefixes]``; None if it computes none.
         """
         if not batch.prefill or not batch.prefill.hidden_to_keep:
             return None
@@ -157,7 +161,7 @@ class Runner:
             )
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
-        """Yield head rows by how their requests choose tokens: all at once, unless some request brings its own way."""
+        """Yield head rows by their requests' sampling: all at once, unless some request has its own."""
         if not self.request_sampling:
             yield self.sampling, slice(None)
             return

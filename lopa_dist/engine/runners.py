@@ -1,4 +1,4 @@
-"""Which runner serves a model on its device: CUDA graphs where they can be had, the eager path elsewhere."""
+"""Which runner serves a model on its device: CUDA graphs if they can be used, else the eager path."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from lopa_dist.ragged import padded
 from lopa_dist.rows.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
-"""Models whose projections were merged: once, whatever engines use them."""
+"""Models whose projections were merged: once for all engines that use them."""
 
 
 def merged(model: Transformer) -> FusedTransformer:
-    """The model's fused form."""
+    """Return the model's fused form."""
     if model not in FUSED:
         FUSED[model] = FusedTransformer(model)
-        if model.head_weight.is_cuda:  # what the weights left is in pieces that nothing else fits into
+        if model.head_weight.is_cuda:  # the old weights' memory is in pieces that nothing else fits into
             torch.cuda.empty_cache()
     return FUSED[model]
 
@@ -45,8 +45,8 @@ class Runners:
         ranks: of the branch group, which shares out a sequence's branches.
 
     Raises:
-        ValueError: graphs=always where they cannot be had; reproducible on a GPU without them; kernels that cannot be
-            had, or not on a rank that shares the model with others.
+        ValueError: graphs=always, but graphs cannot be used; reproducible on a GPU without graphs; or a kernel cannot
+            be used (`plain_kernels`).
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Runners:
         """Return a runner over `pool`.
 
         Args:
-            pool: gets its scratch now, where it is known how much.
+            pool: gets its scratch now, if the amount is known.
             sampling: how tokens are chosen for requests that do not say.
             sequences: the most that run at once.
             longest_prompt: tokens.
@@ -115,7 +115,7 @@ class Runners:
         if scratch is None:
             scratch = usual_forward(self.config, self.branches, sequences, longest, limit)
         predictions = usual_predictions(self.config, self.branches, sequences)
-        groups = self.config.max_drafts + 1 if self.config.causal else 0  # of masks, which are segments like branches
+        groups = self.config.max_drafts + 1 if self.config.causal else 0  # of masks: each is a segment, like a branch
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
             scratch, predictions, not self.options.reproducible, self.options.graphs == "always", self.plain,

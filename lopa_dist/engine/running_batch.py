@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
+from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import start, written
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
@@ -25,9 +27,10 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.causal_rows import Lookahead
+from lopa_dist.rows.layout import Structures
 
 NextRequests = Callable[[int], list[int]]
-"""Takes a limit and returns the numbers of the next requests, at most that many; none when there are no more. All
+"""Takes a limit and returns the numbers of the next requests, at most that many; empty when there are no more. All
 branch ranks get the same."""
 
 
@@ -37,9 +40,9 @@ class Admission:
 
     request: Request
     began: float  # when it was admitted
-    chunks: int  # forwards before its first step, counted also where another request computes them
+    chunks: int  # forwards before its first step, counted also if another request computes them
     first_step: float = 0.0  # seconds until its first step was over
-    work: Work = field(default_factory=Work)  # of its forwards, as far as they have been counted
+    work: Work = field(default_factory=Work)  # of its forwards that were counted so far
 
 
 @dataclass
@@ -49,12 +52,13 @@ class Step:
     slots: Ints | None  # their slots; None: all
     state: State  # of these slots, to be moved by the step
     before: HostState  # what the host knew of them before it
-    prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
+    prefixes: SharedPrefixes | None  # what its prompts that are prefilled share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
     lookahead: Lookahead  # of a causal model
     proposal: Choice  # of this rank, for the next step's
     works: list[Work | None]  # of these slots' requests
-    error: Exception | None = None  # that a chunk of a prompt ended in before it
+    error: Exception | None = None  # of a chunk of a prompt that ran before it
+    accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
 
 
 @dataclass
@@ -65,6 +69,7 @@ class EndedStep:
     after: HostState
     rows: ForwardBatch
     works: list[Work | None]
+    accepted_with: Ints | None
     finished: list[Generation]
     seconds: dict[str, float]  # of all phases until its end
 
@@ -78,7 +83,7 @@ class RunningBatch:
         lookahead: how far causal models look ahead.
         state, pool, runner, scheduler, chunks: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
-        statistics: records phases' times and of prompts.
+        statistics: counts the times of phases, and prompts.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class RunningBatch:
         self.lookahead = lookahead
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
+        self.structures: Structures = {}  # of earlier steps
         self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
 
     def admit(self) -> None:
@@ -146,7 +152,7 @@ class RunningBatch:
         return Step(slots, state, before, prefixes, before, ahead, proposal, works, error)
 
     def compute_chunk(self) -> list[int]:
-        """Prefill one chunk of a long prompt, more if no sequence can run otherwise; return the slots that still wait.
+        """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
 
         So a step waits for at most one chunk, however long newly admitted prompts are.
         """
@@ -160,11 +166,14 @@ class RunningBatch:
                 break
         return waiting
 
-    def to_host(self, step: Step, extra: Tensor) -> Ints:
+    def to_host(self, step: Step, winner: Winner, extra: Tensor) -> Ints:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
         if step.slots is not None:
             self.state.put(step.slots, step.state)
-        self.host, copied = self.state.to_host_with(extra)
+        told = winner.accepted_with
+        self.host, copied = self.state.to_host_with(extra if told is None else torch.cat([extra, told.view(-1)]))
+        if told is not None:
+            copied, step.accepted_with = copied[: len(extra)], copied[len(extra) :].reshape(told.shape)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         self.statistics.lap("host", waited=True)
         return copied
@@ -172,7 +181,7 @@ class RunningBatch:
     def shared_prefixes(
         self, slots: Ints | None, host: HostState, works: Sequence[Work | None]
     ) -> SharedPrefixes | None:
-        """Return what the prompts that a step prefills share; None where it prefills none."""
+        """Return what the prompts that a step prefills share; None if it prefills none."""
         prefill = (host.committed < 0) & (host.branches > 0)
         if not prefill.any():
             return None
@@ -198,9 +207,10 @@ class RunningBatch:
             if self.host.step[slot] == 1 and not admission.first_step:
                 admission.first_step = now - admission.began
         finished = [slot for slot in self.running if self.host.done[slot]]
-        answers = self.state.generated(finished, self.host.end[finished].tolist()) if finished else []
+        ends = np.minimum(self.host.end, self.host.limit)
+        answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
-        told = dict(zip(asked, written(self.state, asked, self.host.end[asked].tolist()), strict=True)) if asked else {}
+        told = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
         found = []
         for slot, tokens in zip(finished, answers, strict=True):
             self.runner.request_sampling.pop(slot, None)
@@ -215,7 +225,7 @@ class RunningBatch:
     def generation(
         self, admission: Admission, tokens: list[int], failed: bool, forwards: int, now: float
     ) -> Generation:
-        """Return what the user gets: the tokens up to the first EOS; none where the sequence failed."""
+        """Return what the user gets: the tokens up to the first EOS; no tokens if the sequence failed."""
         vocabulary = self.state.vocabulary
         tokens = [] if failed else tokens
         stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]

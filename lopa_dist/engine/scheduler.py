@@ -18,7 +18,7 @@ from lopa_dist.rows.sizes import rows_in_step
 
 
 class Scheduler:
-    """Decides from what every branch rank knows, so that all ranks decide the same.
+    """Chooses by what every branch rank knows, so that all ranks choose the same.
 
     `max_rows` bounds the rows of a forward on one rank, and so its memory (None: no bound). Sequences that do not fit
     wait for another step; a sequence that is larger than the bound runs alone.
@@ -32,7 +32,7 @@ class Scheduler:
         self.step = 0
 
     def fits(self, slot: int, request: Request) -> bool:
-        """Give a slot the K/V space that a request needs; return False where there is too little."""
+        """Give a slot the K/V space that a request needs; return False if there is too little."""
         if not self.config.stores_kv:
             return True
         prefix = request.prompt[: self.rules.shared(len(request.prompt), request.prefix)]
@@ -61,7 +61,7 @@ class Scheduler:
         prefix_length = self.pool.prefix_length
         prefixes = self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill)
         rows = rows_in_step(state, host, lookahead, prefixes, self.ranks)
-        if prefill.any():  # a prefix that several wait for is counted for each: who computes it is not known yet
+        if prefill.any():  # a prefix that several wait for is counted for each: it is open which one computes it
             stored = np.array([self.pool.stored(slot) for slot in range(len(prefix_length))])
             prompt = np.where(stored, 0, prefix_length) + (host.prompt - prefix_length) * prefill_apart(self.config)
             rows += np.where(prefill, prompt, 0)

@@ -5,7 +5,7 @@ lies in buffers at fixed addresses: tokens, positions, attention tiles, and how 
 fill a bucket (virtual padding) write no K/V, are in no tile and in no result; they may hold anything, NaN included
 (tests). Steps too large for the ladder run the same functions without a graph.
 
-On a CPU the "graphs" are the functions themselves, over the same buffers: so tests reach all of it but the capture.
+On a CPU the "graphs" are the functions themselves, over the same buffers, so tests reach everything except the capture.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import by_torch, on_device, processors
@@ -40,7 +41,7 @@ PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which 
 
 
 def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
-    """How stacks are split if each of `sequences` sequences has one; None if a sequence's share of the GPU is small.
+    """Return how stacks are split if each of `sequences` sequences has one; None if its share of the GPU is small.
 
     The programs of all of them together find room at the same time: what is left over would take as long again. That
     bounds the memory of their results, too. `height` is that of a tile's matrix.
@@ -66,9 +67,9 @@ class CaptureError(RuntimeError):
 class Replay:
     """A function over fixed buffers: on a GPU a captured graph from its second run on, elsewhere itself.
 
-    The first run compiles kernels and makes workspaces, which a capture must not, on the stream that captures later. A
-    size that comes only once, like most prefills', costs no capture. The function is handed in at every run: storing it
-    would make a reference cycle with the runner, which keeps graphs and K/V until Python collects its garbage.
+    The first run, on the stream that captures later, compiles kernels and makes workspaces, which a capture must not.
+    A size that comes only once, like most prefills', costs no capture. The function is passed in at every run: storing
+    it would make a reference cycle with the runner, which holds graphs and K/V until Python collects its garbage.
     """
 
     def __init__(self) -> None:
@@ -101,20 +102,20 @@ class Replay:
 
 
 def captured(function: Callable[[], None], device: torch.device, memory: Any) -> torch.cuda.CUDAGraph:
-    """The function as a graph, its memory in the pool `memory` or, where that is null, in one of its own.
+    """Return the function as a graph, with its memory in the pool `memory`; None: in a pool of its own.
 
     Raises:
-        CaptureError: the function raised, or did what no graph can hold. The current stream is what it was, so that
-            those who do without this graph may go on.
+        CaptureError: the function raised, or did what no graph can hold. The current stream is restored, so the
+            function may run without a graph.
     """
     graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
     try:
         # thread_local: other threads (heartbeat, logging) may call CUDA meanwhile
         capture = torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local")
-        with torch.cuda.stream(stream), capture:  # torch's own capture leaves its stream in place where it fails
+        with torch.cuda.stream(stream), capture:  # torch's own capture does not restore the stream if it fails
             function()
     except Exception as error:
-        cause = error.__context__ or error  # ending a capture that is broken raises once more
+        cause = error.__context__ or error  # ending a broken capture raises once more
         raise CaptureError(
             f"no CUDA graph could be captured on {device} ({type(cause).__name__}: {cause}); engine.graphs=never does "
             "without graphs"
@@ -124,7 +125,7 @@ def captured(function: Callable[[], None], device: torch.device, memory: Any) ->
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream that graphs are captured on: cuBLAS keeps a workspace for every stream it ever saw."""
+    """Return the one stream for captures: cuBLAS holds a workspace for every stream that it ever saw."""
     return torch.cuda.Stream(device)
 
 
@@ -157,11 +158,11 @@ class Body:
         self.plan.fill(prepared.plan)
 
     def run(self, runner: StaticRunner) -> None:
-        """Hidden states into `hidden`."""
+        """Compute the hidden states into `hidden`."""
         pool = runner.pool
 
         def attend(layer: int, q: Tensor) -> Tensor:
-            # in place of q, of which a tile reads only what it writes: nothing to clear for rows in no tile
+            # in place of q: a tile reads only the rows that it writes, and rows in no tile need no clearing
             return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan, q)
 
         cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts, self.kv_slots)
@@ -180,14 +181,14 @@ class Head:
         self.replay = Replay()
 
     def load(self, batch: ForwardBatch) -> None:
-        """Put the step's inputs in place; rows beyond them repeat old ones, and their records are not read."""
+        """Put the step's inputs in place; rows behind them hold old ones, and their records are not read."""
         self.which[: len(batch.head_rows)] = batch.head_rows
         self.rows.fill_(len(batch.head_rows))
         if self.keys is not None and batch.head_keys is not None:
             self.keys[: len(batch.head_keys)] = batch.head_keys
 
     def run(self, runner: StaticRunner) -> None:
-        """Records into `records`."""
+        """Compute the records into `records`."""
         model = runner.model
         hidden = runner.hidden[self.which]
         made = record_head(
@@ -206,11 +207,11 @@ class Head:
 class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
-    `sequences` and `branches` are the most that a batch has, `longest` the most tokens that a sequence has with its
-    prompt; they size the tables of tiles. `rows` are the most that a step usually has, and `predictions` the most that
-    are wanted of them: the pool gets scratch for the rows now, for graphs speak of addresses, and a pool that grows
-    loses them all. Without `stacked`, attention's tiles depend on nothing but their own segment. After a bucket that
-    cannot be captured, its kind runs without graphs, unless `insist`.
+    `sequences` and `branches` are the most that a batch has, `longest` the most tokens of a sequence with its prompt;
+    they size the tables of tiles. `rows` are the most that a step usually has, and `predictions` the most that are
+    wanted of them. The pool gets scratch for the rows now, because graphs hold addresses and a pool that grows
+    invalidates them all. Without `stacked`, attention's tiles depend only on their own segment. If a bucket cannot be
+    captured, its kind runs without graphs, unless `insist`.
     """
 
     def __init__(
@@ -234,14 +235,14 @@ class StaticRunner(Runner):
         self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
         self.insist = insist
         self.uncaptured: set[str] = set()  # kinds of graphs of which one failed
-        self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt is at most two
-        self.low = sequences * 2  # stacks with cached tokens: a prompt's rest, and all branches
+        self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt has at most two
+        self.low = sequences * 2  # stacks with cached tokens: the rest of a prompt, and all branches
         config = model.config
         self.stacked = stacked
         self.kept_tiles = Kept()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
         self.split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
-        # of all attention plans, for they run one after the other
+        # shared by all attention plans, which run one after the other
         self.workspace = Workspace.empty(
             self.attention_room(max(TOP, longest)).parts, config.kv_heads, height, config.head_dim, self.device
         )
@@ -255,7 +256,7 @@ class StaticRunner(Runner):
         self.forget()
 
     def make_room(self, rows: int) -> None:
-        """Make the buffer of hidden states: `rows` rows, and behind them the kept ones."""
+        """Make the buffer of hidden states: `rows` rows, and behind them the stored ones."""
         self.hidden = torch.cat([self.prefix_hidden.new_zeros(rows, self.prefix_hidden.shape[1]), self.prefix_hidden])
         self.room, self.prefix_hidden = rows, self.hidden[rows:]
 
@@ -268,9 +269,9 @@ class StaticRunner(Runner):
     def warm_up(self) -> None:
         """Compile kernels and capture the graphs of all usual sizes.
 
-        The smallest comes first: if it cannot be captured, no other is tried, and little memory is lost, which a failed
-        capture keeps. Then come large ones before small ones, which fit in their memory. A graph needs two runs. These
-        have no row that counts, so they write nothing that anybody reads.
+        The smallest comes first: if it cannot be captured, no other is tried, and a failed capture holds little memory.
+        Then come large ones before small ones, which fit in their memory. A graph needs two runs. Without a row that
+        counts, these write nothing that is read.
         """
         sizes = probe_first(ladder(self.usual))
         heads = [] if self.sampling.filtered else probe_first(ladder(self.usual_heads))
@@ -279,13 +280,16 @@ class StaticRunner(Runner):
             len({*sizes, *heads}),
         )
         seconds = [0.0, 0.0]
-        with by_torch(self.plain), on_device(self.device):
-            for size in sizes:
-                body = self.bodies[size] = Body(size, self)
-                self.make(body.replay, partial(body.run, self), size, TRANSFORMER, seconds)
-            for size in heads:
-                head = self.heads[size] = Head(size, self)
-                self.make(head.replay, partial(head.run, self), size, HEAD, seconds)
+        try:
+            with by_torch(self.plain), on_device(self.device):
+                for size in sizes:
+                    body = self.bodies[size] = Body(size, self)
+                    self.make(body.replay, partial(body.run, self), size, TRANSFORMER, seconds)
+                for size in heads:
+                    head = self.heads[size] = Head(size, self)
+                    self.make(head.replay, partial(head.run, self), size, HEAD, seconds)
+        except torch.OutOfMemoryError as error:
+            raise short_of_memory(error) from error
         made = [one.replay for of_kind in (self.bodies, self.heads) for one in of_kind.values()]
         graphs = sum(one.graph is not None for one in made)
         held = torch.cuda.max_memory_reserved(self.device) / 2**30 if self.device.type == "cuda" else 0.0
@@ -334,7 +338,7 @@ class StaticRunner(Runner):
         return records.view(batch.local_branches, batch.columns, self.record_size)
 
     def body(self, prepared: Prepared) -> None:
-        """Hidden states of the packed rows, into `hidden`."""
+        """Compute the hidden states of the packed rows into `hidden`."""
         rows = len(prepared.batch.tokens)
         size = bucket(rows)
         body = self.bodies.get(size or 0) or Body(size or rows, self)
@@ -346,7 +350,7 @@ class StaticRunner(Runner):
         self.replay(body.replay, partial(body.run, self), size, TRANSFORMER)
 
     def head(self, batch: ForwardBatch) -> Tensor:
-        """Records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
+        """Return the records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
         count = len(batch.head_rows)
         size = bucket(count)
         head = self.heads.get(size or 0) or Head(size or count, self)
@@ -359,10 +363,10 @@ class StaticRunner(Runner):
         return head.records[:count]
 
     def replay(self, graph: Replay, function: Callable[[], None], size: int, kind: str) -> None:
-        """Run a bucket's function, as a graph where it can be had; after a failure no other of its `kind` is captured.
+        """Run a bucket's function, as a graph if possible; after a failure no other graph of its `kind` is captured.
 
         Raises:
-            CaptureError: it cannot, and only graphs will do.
+            CaptureError: it cannot be captured, and `insist` is set.
         """
         graph.capture = kind not in self.uncaptured
         try:
@@ -377,7 +381,7 @@ class StaticRunner(Runner):
             graph(function, self.device, self.memory)
 
     def attention_plan(self, size: int) -> MetaPlan:
-        """A table for any batch of `size` rows."""
+        """Return a table for any batch of `size` rows."""
         config = self.model.config
         shape = config.heads, config.kv_heads, config.head_dim, self.tile_rows
         return MetaPlan(
@@ -391,7 +395,7 @@ class StaticRunner(Runner):
         )
 
     def attention_room(self, size: int) -> Capacity:
-        """What the tiles of any batch of `size` rows need."""
+        """Return what the tiles of any batch of `size` rows need."""
         own = min(size, self.longest)
-        # what a segment sees is at most `longest` with its own rows, and its neighbour in a tile has as many
+        # a segment sees at most `longest` columns with its own rows, and its neighbour in a tile as many
         return capacity(size, self.stacks, self.tile_rows, self.split, self.low, self.longest - own, own)

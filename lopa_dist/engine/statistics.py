@@ -20,7 +20,7 @@ class Mark(Protocol):
     """A moment in a device's stream of work."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from here to another, when both are past."""
+        """Return the milliseconds from this moment to another, when both are past."""
 
 
 def device_mark(device: torch.device) -> Mark:
@@ -40,7 +40,7 @@ class Statistics(Work):
     def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
         super().__init__()
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.seconds_counted = dict(self.seconds)  # of these, until the end of the last step that was counted
+        self.seconds_counted = dict(self.seconds)  # until the end of the last step that was counted
         self.steps = 0
         self.admitted = 0  # requests
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
@@ -84,6 +84,7 @@ class Statistics(Work):
         after: HostState,
         rows: Ints,
         works: Sequence[Work | None],
+        accepted_with: Ints | None,
         filled: int,
         seconds: dict[str, float],
     ) -> None:
@@ -93,18 +94,21 @@ class Statistics(Work):
             before, after: what the host knew before it and after it.
             rows: ``[S]`` computed for windows.
             works: ``[S]`` of the sequences' requests; None for those that had nothing to do.
+            accepted_with: ``[S, K]`` as of `Winner`.
             filled: tokens, of all sequences.
             seconds: as `self.seconds` was when the step ended.
         """
         self.seconds_counted = seconds
         running = 0
+        by_branches = [[]] * len(works) if accepted_with is None else accepted_with.tolist()
         found = zip(
             works,
             rows.tolist(),
             *(x.tolist() for x in (before.branches, after.winner, before.drafts, after.accepted)),
+            by_branches,
             strict=True,
         )
-        for own, computed, branches, winner, drafts, accepted in found:
+        for own, computed, branches, winner, drafts, accepted, of_branches in found:
             if not branches or own is None:
                 continue
             running += 1
@@ -115,12 +119,13 @@ class Statistics(Work):
                     work.accepted[accepted] += 1
                 if branches > 1:
                     work.wins[winner] += 1
+                    work.accepted_with.update(dict(enumerate(of_branches)))
         self.steps += 1
         self.forwards += running
         self.tokens_filled += filled
 
     def totals(self) -> dict[str, Any]:
-        """The sums, JSON-able, for another process to `absorb`."""
+        """Return the sums, JSON-able, for another process to `absorb`."""
         return {"work": super().totals(), **{name: getattr(self, name) for name in ("seconds", *COUNTS)}}
 
     def absorb(self, totals: dict[str, Any]) -> None:

@@ -13,13 +13,15 @@ class Work:
 
     rows: int = 0  # computed for windows, branches and drafts included, on all branch ranks together
     prompt_tokens: int = 0
-    prompt_reused: int = 0  # of those, whose K/V another request had computed
+    prompt_reused: int = 0  # those of them whose K/V another request had computed
     wins: Counter[int] = field(default_factory=Counter)  # by branch, of forwards that had a choice
+    # by a number of branches: drafts that would have been accepted with these, summed over the same forwards
+    accepted_with: Counter[int] = field(default_factory=Counter)
     proposed: Counter[int] = field(default_factory=Counter)  # forwards by their number of drafts (verify=agreement)
     accepted: Counter[int] = field(default_factory=Counter)  # forwards by how many drafts were accepted
 
     def totals(self) -> dict[str, Any]:
-        """The counts that are not zero, JSON-able, for `add`."""
+        """Return the counts that are not zero, JSON-able, for `add`."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name))}
 
     def add(self, totals: dict[str, Any]) -> None:
@@ -33,7 +35,7 @@ class Work:
     def acceptance(self) -> list[float]:
         """Return, for each depth, how many of the drafts that were proposed there were accepted, as a share.
 
-        A draft counts as accepted with all drafts before it. Empty where nothing was drafted.
+        A draft counts as accepted with all drafts before it. Empty if nothing was drafted.
         """
         deepest = max(self.proposed, default=0)
         reached = [sum(count for drafts, count in self.proposed.items() if drafts >= d) for d in range(1, deepest + 1)]
@@ -41,11 +43,11 @@ class Work:
         return [a / b for a, b in zip(passed, reached, strict=True)]
 
     def accepted_share(self) -> float:
-        """Return how many of all drafts that were verified were accepted, as a share; 0 where there were none."""
+        """Return how many of all drafts that were verified were accepted, as a share; 0 if there were none."""
         tried = sum(drafts * count for drafts, count in self.proposed.items())
         return sum(drafts * count for drafts, count in self.accepted.items()) / tried if tried else 0.0
 
     def accepted_per_forward(self) -> float:
-        """Return the mean number of drafts accepted in a sequence forward that had any; 0 where none had."""
+        """Return the mean number of accepted drafts of the sequence forwards that had drafts; 0 if none had."""
         forwards = sum(self.accepted.values())
         return sum(drafts * count for drafts, count in self.accepted.items()) / forwards if forwards else 0.0

@@ -67,10 +67,10 @@ def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torc
         device: of the tensors.
 
     Raises:
-        ValueError: rows that see something else (`Segments.lo`).
+        ValueError: rows that see something else (`Segments.drafts`).
     """
-    if segments.lo is not None:
-        raise ValueError("exact attention takes rows that see a beginning of their columns, not an interval")
+    if segments.drafts is not None:
+        raise ValueError("exact attention takes rows that see a beginning of their columns, without gaps")
     if not len(segments.rows):
         return []
     tail = segments.tail or (np.zeros_like(segments.shared), np.zeros_like(segments.shared))

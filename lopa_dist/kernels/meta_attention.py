@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS
-from lopa_dist.kernels.tiles import FIELDS, Capacity, Tiles, matrix_rows
-from lopa_dist.ragged import pinned
+from lopa_dist.kernels.tiles import FIELDS, Capacity, Ints32, Tiles, matrix_rows
+from lopa_dist.ragged import UNBOUNDED, pinned
 
 MERGED_ROWS = 16  # matrix rows that one program of the merge takes
 MOST_DIM = 128  # of a head
@@ -97,7 +97,7 @@ class MetaPlan:
             raise ValueError(f"{heads} query heads do not share {kv_heads} K/V heads evenly")
         if dim > MOST_DIM:
             raise ValueError(f"meta-attention takes heads of at most {MOST_DIM} numbers, not {dim}: use torch's")
-        self.filled: Tiles | None = None
+        self.filled: Ints32 | None = None  # the table that is on the device
         self.height = matrix_rows(tile_rows, heads // kv_heads)
         if self.height > 128:
             raise ValueError(
@@ -106,11 +106,12 @@ class MetaPlan:
             )
         self.rows, self.capacity, self.heads, self.kv_heads, self.dim = rows, capacity, heads, kv_heads, dim
         self.tile_rows, self.scratch, self.launch, self.bounded = tile_rows, scratch, launch, bounded
-        sizes = [2, rows, rows, rows, capacity.tiles * FIELDS, capacity.merges * 4]
+        sizes = [2, rows, rows, rows, rows, rows, capacity.tiles * FIELDS, capacity.merges * 4]
         starts = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)])  # aligned to 16 bytes
         self.spans = [slice(int(start), int(start) + size) for start, size in zip(starts, sizes, strict=False)]
         self.buffer = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
-        self.counts, self.seen, self.lo, self.hi, table, merges = (self.buffer[span] for span in self.spans)
+        views = [self.buffer[span] for span in self.spans]
+        self.counts, self.seen, self.lo, self.hi, self.depth, self.until, table, merges = views
         self.table, self.merges = table.view(-1, FIELDS), merges.view(-1, 4)
         shape = (capacity.parts, kv_heads, self.height, dim)
         self.workspace = workspace or Workspace.empty(*shape, device)
@@ -124,8 +125,6 @@ class MetaPlan:
         Raises:
             ValueError: tiles that do not fit, or were made for another pool or tile height.
         """
-        if tiles is self.filled:
-            return
         needs = (len(tiles.lo), len(tiles.table), len(tiles.merges), tiles.parts)
         room = (self.rows, self.capacity.tiles, self.capacity.merges, self.capacity.parts)
         if any(need > has for need, has in zip(needs, room, strict=True)):
@@ -135,19 +134,24 @@ class MetaPlan:
                 f"tiles of {tiles.tile_rows} rows with scratch at {tiles.scratch}, in a plan for {self.tile_rows} rows"
                 f" and {self.scratch}"
             )
-        sent = np.zeros(len(self.buffer), np.int32)
-        parts = (
-            np.array(needs[1:3], np.int32),
-            tiles.seen,
-            tiles.lo,
-            tiles.hi,
-            tiles.table.ravel(),
-            tiles.merges.ravel(),
-        )
-        for span, part in zip(self.spans, parts, strict=True):
-            sent[span.start : span.start + len(part)] = part
-        self.buffer.copy_(pinned(sent, self.buffer.device), non_blocking=True)
-        self.filled = tiles
+        if tiles.table is not self.filled:
+            sent = np.zeros(len(self.buffer), np.int32)
+            parts = (
+                np.array(needs[1:3], np.int32),
+                tiles.seen,
+                tiles.lo,
+                tiles.hi,
+                tiles.depth,
+                np.full(len(tiles.hi), UNBOUNDED, np.int32),
+                tiles.table.ravel(),
+                tiles.merges.ravel(),
+            )
+            for span, part in zip(self.spans, parts, strict=True):
+                sent[span.start : span.start + len(part)] = part
+            self.buffer.copy_(pinned(sent, self.buffer.device), non_blocking=True)
+            self.filled = tiles.table
+        if tiles.until is not None:
+            self.until[: len(tiles.until)] = tiles.until
 
 
 def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
@@ -168,6 +172,7 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
         seen = torch.ones(rows, len(slots), dtype=torch.bool, device=q.device)
         seen[:, : s0 + s1] = begin + torch.arange(s0 + s1, device=q.device) < plan.seen[at, None]
         seen[:, s0 + s1 :] = (own >= plan.lo[at, None]) & (own < plan.hi[at, None])
+        seen[:, s0 + s1 :] &= plan.depth[at, None] < plan.until[own]
         scores = torch.einsum("rhd,chd->rhc", q[at].float(), k) * plan.dim**-0.5
         scores = scores.masked_fill(~seen[:, None], -torch.inf)
         lse = scores.logsumexp(2)  # [rows, H]; -inf where a row sees nothing of this tile
@@ -207,7 +212,7 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
     work = plan.workspace
     attend_kernel[(max(plan.capacity.tiles * plan.kv_heads, 1),)](
         q, keys, values, out, work.results, work.lse, plan.table, plan.seen, plan.lo, plan.hi,
-        plan.counts, plan.scratch,
+        plan.depth, plan.until, plan.counts, plan.scratch,
         plan.dim**-0.5 * math.log2(math.e),
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
         G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, BN=launch.columns,

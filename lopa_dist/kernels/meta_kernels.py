@@ -25,7 +25,7 @@ def soften(scores, values, total, norm, peak, scale, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["scratch"])
 def attend_kernel(
-    q, keys, values, out, partial, partial_lse, table, seen, lo, hi, counts, scratch, scale,
+    q, keys, values, out, partial, partial_lse, table, seen, lo, hi, depth, until, counts, scratch, scale,
     q_row, q_head, k_slot, k_head, v_slot, v_head, out_row, out_head,
     G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     STAGES: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
@@ -108,6 +108,7 @@ def attend_kernel(
         row_hi = tl.minimum(
             cached - c0 + tl.load(hi + at, mask=valid, other=0), columns
         )  # a part ends before its rows do
+        row_depth = tl.load(depth + at, mask=valid, other=0)
         for start in tl.range(0, columns, BN, num_stages=STAGES):
             c = start + n
             slot = tl.where(c < rest0, s0_base + blocks0 * BN + c, s1_base + blocks1 * BN + c - rest0)
@@ -115,7 +116,9 @@ def attend_kernel(
             there = c < columns
             k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
             scores = tl.dot(query, k, input_precision=PRECISION)
-            visible = (c < cached)[None, :] | ((c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None]))
+            own_until = tl.load(until + c0 + c - cached, mask=there & (c >= cached), other=0)
+            visible = (c[None, :] >= row_lo[:, None]) & (c[None, :] < row_hi[:, None])
+            visible = (c < cached)[None, :] | (visible & (row_depth[:, None] < own_until[None, :]))
             scores = tl.where(visible, scores, float("-inf"))
             v = tl.load(
                 values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0

@@ -1,9 +1,11 @@
 """Attention over segments: runs of query rows that share a K/V view.
 
-A row sees the cached tokens of its sequence and the columns [lo, hi) of its own segment. That one rule covers prompts,
-full windows, block-causal windows, stacked branches and rows of drafts (XY-Serve's start and length per row, section
-3). A segment may see a second cached range, its tail: with a dual cache, the tokens behind it. There are two paths: the
-plain oracle, one segment at a time, and the grouped one, which runs segments of equal shape together.
+A row sees the cached tokens of its sequence and the first `hi` columns of its own segment. That one rule covers
+prompts, full windows, block-causal windows and stacked branches (XY-Serve's length per row, section 3). Rows of drafts
+stand in for other rows of their segment, which they therefore do not see: a column is seen by rows whose depth is below
+its `until` (`rows.draft_rows`). A segment may see a second cached range, its tail: with a dual cache, the tokens behind
+it. There are two paths: the plain oracle, one segment at a time, and the grouped one, which runs segments of equal
+shape together.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.ragged import Ints, ragged_arange
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, by a segment's own length alone
 ROW_TILE = 8  # query rows likewise: odd counts make torch's CPU kernel give bits that depend on the thread
@@ -33,10 +35,11 @@ class Segments:
     own_base: Ints  # [G] pool slot of the segment's own first row
     hi: Ints  # [R] the own column behind the last that each row sees
     tail: tuple[Ints, Ints] | None = None  # [G] first pool slot and number of cached tokens of a second range
-    lo: Ints | None = None  # [R] first own column that each row sees; None: 0
     # [R] cached tokens that each row sees, of both ranges; None: all of its segment's. A row that does not see all of
     # them sees no own column
     seen: Ints | None = None
+    # [R] depth of each row, and on the device [R] until which depth rows see its column; None: all see all up to `hi`
+    drafts: tuple[Ints, Tensor] | None = None
 
 
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
@@ -54,9 +57,11 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
         k = torch.cat([keys[r] for r in ranges]).repeat_interleave(repeat, 1)
         v = torch.cat([values[r] for r in ranges]).repeat_interleave(repeat, 1)
         hi = torch.from_numpy(segments.hi[start : start + n]).to(q.device)[:, None]
-        lo = 0 if segments.lo is None else torch.from_numpy(segments.lo[start : start + n]).to(q.device)[:, None]
         column = torch.arange(shared + tail + n, device=q.device) - shared - tail
-        visible = (column < 0) | (column >= lo) & (column < hi)
+        visible = (column < 0) | (column < hi)
+        if segments.drafts is not None:
+            depth, until = (torch.as_tensor(x[start : start + n], device=q.device) for x in segments.drafts)
+            visible[:, shared + tail :] &= depth[:, None] < until
         if segments.seen is not None:
             seen = torch.from_numpy(segments.seen[start : start + n]).to(q.device)[:, None]
             visible = visible & ((column >= 0) | (column + shared + tail < seen))
@@ -86,12 +91,12 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
     own = segments.rows  # columns that any row of a segment sees
     final = segments.hi[segments.start + segments.rows - 1]
     alike = np.minimum.reduceat(segments.hi, segments.start) == final  # one row of the mask serves all of a segment's
-    if segments.lo is not None:
-        own, lowest = np.zeros_like(own), np.zeros_like(own)
-        by_start = np.argsort(segments.start)
+    depth, until = None, None
+    if segments.drafts is not None:
+        own, by_start = np.zeros_like(own), np.argsort(segments.start)
         own[by_start] = np.maximum.reduceat(segments.hi, segments.start[by_start])
-        lowest[by_start] = np.maximum.reduceat(segments.lo, segments.start[by_start])
-        alike &= lowest == 0
+        depth, until = segments.drafts
+        until = F.pad(until, (0, 1), value=UNBOUNDED)  # cached tokens are seen at every depth
     # the ranges that a segment's columns come from: their lengths, and how far the slots are from the columns
     cached, lengths, offsets = segments.shared, [segments.shared], [segments.shared_base]
     if segments.tail is not None:
@@ -109,9 +114,7 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
     rows = segments.start[order].repeat(n) + ragged_arange(n)
     at = offset[order].ravel().repeat(length[order].ravel())
     at += np.minimum(ragged_arange(c), last[order].repeat(c))
-    hi, lo = segments.hi[rows].astype(np.int32), None
-    if segments.lo is not None:
-        lo = segments.lo[rows].astype(np.uint32)
+    hi = segments.hi[rows].astype(np.int32)
     groups, segment, row, column = [], 0, 0, 0
     for shape, count in Counter(shapes[order].tolist()).items():
         of = order[segment : segment + count]
@@ -124,12 +127,16 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
         else:
             own_column = (np.arange(width) - cached[of, None]).astype(np.int32)[:, None]  # negative where cached
             visible = own_column < hi[of_rows].reshape(count, height, 1)
-            if lo is not None:  # a negative number is larger than any `lo`, taken without its sign
-                visible &= own_column.view(np.uint32) >= lo[of_rows].reshape(count, height, 1)
             stacked = np.arange(-(-height * heads_per_kv // ROW_TILE) * ROW_TILE) % height
             visible = visible.take(stacked, 1)[:, None]
         parts = rows[of_rows].reshape(count, height), at[of_columns].reshape(count, width), visible
-        groups.append(SegmentGroup(*(torch.from_numpy(x).to(device) for x in parts)))
+        group = SegmentGroup(*(torch.from_numpy(x).to(device) for x in parts))
+        groups.append(group)
+        if depth is not None and until is not None and (depths := depth[parts[0]]).any():
+            row_of = np.minimum(np.arange(width) - cached[of, None], own[of, None] - 1)
+            row_of = np.where(row_of < 0, len(depth), row_of + segments.start[of, None])
+            of_column = until.index_select(0, torch.from_numpy(row_of.ravel()).to(device)).view(count, 1, 1, width)
+            group.visible &= torch.from_numpy(depths[:, stacked]).to(device)[:, None, :, None] < of_column
     return groups
 
 

@@ -9,18 +9,18 @@ Python loop over segments; every layer uses it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.ragged import Ints, ragged_arange
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
 Found = TypeVar("Found")
-EVERYTHING = 2**30  # columns that a row sees which sees all
 FIELDS = 10  # of a tile in the table
 MOST_KEPT, MOST_KEPT_ROWS = 256, 1024  # tables that are kept, of forwards with at most this many rows: larger ones vary
 # Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
@@ -39,8 +39,10 @@ class Tiles:
     # columns of its segments lie before s0
     table: Ints32
     seen: Ints32  # [R] cached columns each packed row sees; more than there are: all
-    lo: Ints32  # [R] first own column each packed row sees
+    lo: Ints32  # [R] first own column each packed row sees: the first of its segment
     hi: Ints32  # [R] the one behind the last; both 0 where a row is in no segment
+    depth: Ints32  # [R] it sees no column whose `until` is not above that
+    until: Tensor | None  # [R] on the device; None: every column is seen at all depths
     merges: Ints32  # [N, 4] q0, rows, first_part, parts: rows whose result is made of parts
     parts: int  # of all merges
     scratch: int  # pool slot of packed row 0
@@ -75,6 +77,7 @@ class Cut:
 
     lo: Ints32  # [R] as of `Tiles`
     hi: Ints32  # [R]
+    depth: Ints32  # [R]
     q0: Ints  # [T] first row
     rows: Ints  # [T]
     c0: Ints  # [T] first own column
@@ -113,11 +116,16 @@ def tile(
     """
     if kept is None or len(segments.hi) > MOST_KEPT_ROWS or segments.seen is not None:
         return tiles_of(segments, tile_rows, split, *stacks(segments, stacked))
-    rows = as_bytes(segments.start, segments.rows, segments.hi, segments.lo)
+    depth, until = segments.drafts or (None, None)
+    rows = as_bytes(segments.start, segments.rows, segments.hi, depth)
     view = as_bytes(segments.shared_base, segments.shared, segments.own_base, *(segments.tail or ()))
-    return kept.find(
-        kept.tiles, rows + view, lambda: tiles_of(segments, tile_rows, split, *stacks(segments, stacked), kept, rows)
-    )
+
+    def make() -> Tiles:
+        made = tiles_of(segments, tile_rows, split, *stacks(segments, stacked), kept, rows)
+        return made if until is None else replace(made, until=None)
+
+    found = kept.find(kept.tiles, rows + view, make)
+    return found if until is None else replace(found, until=until)
 
 
 def as_bytes(*arrays: Ints | None) -> tuple[bytes, ...]:
@@ -167,7 +175,7 @@ def tiles_of(
         made = cut(segments, order, first, tile_rows)
     else:
         made = kept.find(kept.cuts, (*rows, first.tobytes()), lambda: cut(segments, order, first, tile_rows))
-    seen = np.full(len(segments.hi), EVERYTHING, np.int32) if segments.seen is None else segments.seen.astype(np.int32)
+    seen = np.full(len(segments.hi), UNBOUNDED, np.int32) if segments.seen is None else segments.seen.astype(np.int32)
 
     # parts of their columns
     s0_base, s0, s1_base, s1 = view[:, made.segment]
@@ -196,9 +204,10 @@ def tiles_of(
         made.c0[of] + low[2], made.c0[of] + high[2],
         np.where(in_parts[of], first_part[of] + number, -1), begin,
     ], np.int32)[:, longest_first]  # fmt: skip
+    until = None if segments.drafts is None else segments.drafts[1]
     merges = np.stack([made.q0, made.rows, first_part, pieces], axis=1)[in_parts]
     return Tiles(
-        table.T, seen, made.lo, made.hi, merges.astype(np.int32), int(parts.sum()),
+        table.T, seen, made.lo, made.hi, made.depth, until, merges.astype(np.int32), int(parts.sum()),
         int(offset[0]) if len(offset) else 0, tile_rows,
     )  # fmt: skip
 
@@ -214,19 +223,20 @@ def cut(segments: Segments, order: Ints, first: Ints, tile_rows: int) -> Cut:
     own_start = np.repeat(start, rows)
     row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
-    lo[row] = own_start if segments.lo is None else segments.lo[row] + own_start
+    depth = np.zeros_like(hi) if segments.drafts is None else segments.drafts[0]
+    lo[row] = own_start
     hi[row] = segments.hi[row] + own_start
-    first_column = np.zeros(len(segments.hi), np.int64)
-    first_column[row] = own_start
 
     height = np.add.reduceat(rows, first) if len(first) else rows
     count = -(-height // tile_rows)
     stack = np.repeat(np.arange(len(first)), count)
     q0 = start[first][stack] + ragged_arange(count) * tile_rows
     n = np.minimum(start[first][stack] + height[stack] - q0, tile_rows)
-    c0 = first_column[q0]  # segments start in ascending order
+    c0 = lo[q0]  # segments start in ascending order
     c1 = np.maximum.reduceat(hi, q0) if len(q0) else q0  # rows between tiles have hi = 0
-    return Cut(lo.astype(np.int32), hi.astype(np.int32), q0, n, c0, c1 - c0, first[stack], count[stack])
+    return Cut(
+        lo.astype(np.int32), hi.astype(np.int32), depth.astype(np.int32), q0, n, c0, c1 - c0, first[stack], count[stack]
+    )
 
 
 def stacks(segments: Segments, stacked: bool) -> tuple[Ints, Ints, Ints]:

@@ -22,6 +22,7 @@ class TrainingPattern:
     context: str
     block_size: int = 32
     sub_block_size: int | None = None
+    edits: bool = False  # a filled row predicts its own place, too: what `decode.tau_edit` needs
 
 
 PATTERNS = {
@@ -81,8 +82,29 @@ class Family:
     eos_id: int | None = None  # where no file says what ends an answer
     router: str | None = None  # key of `experts.ROUTERS`, of mixtures of experts
     rope_types: tuple[str, ...] = ("default", "llama3")  # how its frequencies may be changed
+    edits: bool = False  # trained to predict filled positions, too
     block_drafts: bool = False  # masks see one another and predict their own places, behind tokens that do not see them
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
+
+
+LLADA2 = Family(
+    pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=156895, qk_norm=True,
+    eos_id=156892, router="grouped_sigmoid",
+    only={key: value for key, value in HF_ONLY.items() if key != "partial_rotary_factor"} | {
+        "use_qkv_bias": False, "use_bias": False, "use_qk_norm": True, "norm_head": False, "norm_softmax": False,
+        "norm_topk_prob": True, "score_function": "sigmoid", "router_dtype": "fp32", "use_rmsnorm": True,
+        "moe_router_enable_expert_bias": True, "image_token_offset": None,
+    },
+    names={
+        "model.embed_tokens": "model.word_embeddings",
+        "model.layers.*.self_attn.q_proj": "model.layers.*.attention.query_key_value",
+        "model.layers.*.self_attn.k_proj": "model.layers.*.attention.query_key_value",
+        "model.layers.*.self_attn.v_proj": "model.layers.*.attention.query_key_value",
+        "model.layers.*.self_attn.q_norm": "model.layers.*.attention.query_layernorm",
+        "model.layers.*.self_attn.k_norm": "model.layers.*.attention.key_layernorm",
+        "model.layers.*.self_attn.o_proj": "model.layers.*.attention.dense",
+    },
+)  # fmt: skip
 
 
 FAMILIES = {
@@ -136,24 +158,8 @@ FAMILIES = {
         pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=QWEN3_MOE_ONLY, block_size=4, block_key="block_size", router="softmax",
     ),
-    "llada2_moe": Family(  # LLaDA2.0 (arXiv 2512.15745)
-        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=156895, qk_norm=True,
-        eos_id=156892, router="grouped_sigmoid",
-        only={key: value for key, value in HF_ONLY.items() if key != "partial_rotary_factor"} | {
-            "use_qkv_bias": False, "use_bias": False, "use_qk_norm": True, "norm_head": False, "norm_softmax": False,
-            "norm_topk_prob": True, "score_function": "sigmoid", "router_dtype": "fp32", "use_rmsnorm": True,
-            "moe_router_enable_expert_bias": True, "image_token_offset": None,
-        },
-        names={
-            "model.embed_tokens": "model.word_embeddings",
-            "model.layers.*.self_attn.q_proj": "model.layers.*.attention.query_key_value",
-            "model.layers.*.self_attn.k_proj": "model.layers.*.attention.query_key_value",
-            "model.layers.*.self_attn.v_proj": "model.layers.*.attention.query_key_value",
-            "model.layers.*.self_attn.q_norm": "model.layers.*.attention.query_layernorm",
-            "model.layers.*.self_attn.k_norm": "model.layers.*.attention.key_layernorm",
-            "model.layers.*.self_attn.o_proj": "model.layers.*.attention.dense",
-        },
-    ),
+    "llada2_moe": LLADA2,  # LLaDA2.0 (arXiv 2512.15745)
+    "LLaDA2.1": replace(LLADA2, edits=True),  # arXiv 2602.08676
     "rnd1": Family(  # RND1: Qwen3-MoE's layout
         pattern="vanilla", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=QWEN3_MOE_ONLY, router="softmax",
@@ -235,12 +241,8 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
         raise ValueError(f"model_type {kind!r} is not known; known: {', '.join(FAMILIES)} ({LAYOUTS})")
     if kind == "llama" and re.search("(stable|seed)_diffcoder", str(raw.get("auto_map"))):
         return "Stable-DiffCoder"
-    if kind == "llada2_moe" and (re.search(r"LLaDA2\.[1-9]", name) or raw.get("max_position_embeddings", 0) > 16384):
-        raise ValueError(
-            f"model_type 'llada2_moe' with max_position_embeddings={raw.get('max_position_embeddings')} is LLaDA2.1, "
-            "which edits tokens after they are filled, or 2.2, which moves them, too: neither is supported. If it is "
-            "LLaDA2.0, set max_position_embeddings to at most 16384 in config.json"
-        )
+    if kind == "llada2_moe":
+        return llada2(raw, name)
     if kind.startswith("a2d"):
         blocks = raw.get("block_size", 32 if "bd3lm" in name else 0 if "mdlm" in name else None)
         if blocks is None:
@@ -268,6 +270,20 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
             "use_regular_causal in config.json: false for SDAR, true for I-DLM"
         )
     return kind
+
+
+def llada2(raw: dict[str, Any], name: str) -> str:
+    """Which LLaDA2 a checkpoint is: by its name, else by the length of its context. Args as of `family_of`."""
+    length = raw.get("max_position_embeddings", 0)
+    found = re.search(r"LLaDA2\.(\d)", name)
+    version = int(found[1]) if found else 0 if length <= 16384 else 1 if length <= 32768 else 2
+    if version > 1:
+        raise ValueError(
+            f"model_type 'llada2_moe' with max_position_embeddings={length} in {name or 'this checkpoint'} is "
+            "LLaDA2.2, which inserts and deletes tokens and chooses experts by the block: it is not supported. If it "
+            "is LLaDA2.1 or 2.0, name its folder so"
+        )
+    return "LLaDA2.1" if version else "llada2_moe"
 
 
 def model_config(
@@ -462,7 +478,7 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
                 f"model.pattern=causal: in {config.family} models a row predicts its own position, not the next one"
             )
     found = PATTERNS[family.pattern if pattern == "auto" else pattern]
-    return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size)
+    return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size, edits=family.edits)
 
 
 def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:

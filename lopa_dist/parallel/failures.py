@@ -108,11 +108,9 @@ class Failures:
             yield
             return
         try:
-            yield
-            self._leave()
-        except RankError:
-            self._linger()
-            raise
+            with self.telling():
+                yield
+                self._leave()
         except Stopped as error:
             with contextlib.suppress(RuntimeError):  # the store's host may be gone
                 never_again(self.store, str(error))
@@ -120,18 +118,32 @@ class Failures:
                 self.store.set(keys.EARLY, str(error))
             self._leave()
             raise
-        except PeerFailure as error:
-            raise self._rank_error(error) from error
+        finally:
+            self.close()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Return a context in which the others are told of an error of this rank.
+
+        A broken collective, and another rank's failure, become a `RankError` that names who is to blame.
+        """
+        try:
+            yield
+        except Stopped:
+            raise
+        except RankError:
+            self._linger()
+            raise
         except (RuntimeError, TimeoutError) as error:
-            if not broken(error):
+            if not isinstance(error, PeerFailure) and not broken(error):
                 self.announce(error)
                 raise
-            raise self._rank_error(error) from error
+            found = RankError(self.diagnose(error))
+            self._linger()  # the others have the time to learn of it
+            raise found from error
         except BaseException as error:
             self.announce(error)
             raise
-        finally:
-            self.close()
 
     def close(self) -> None:
         """End the threads that watch over the ranks.
@@ -154,12 +166,6 @@ class Failures:
             if self.store.add(keys.FAILURES, 1) == 1:
                 self.store.set(keys.FAILED, message)
         self._linger()
-
-    def _rank_error(self, error: BaseException) -> RankError:
-        """Return what to raise where a collective broke, when the others have had the time to learn of it."""
-        found = RankError(self.diagnose(error))
-        self._linger()
-        return found
 
     def _linger(self) -> None:
         """Leave the others the time to read what is in the store, which may end with rank 0."""
@@ -314,7 +320,7 @@ def main_thread() -> str:
 
 def broken(error: BaseException) -> bool:
     """Return whether an exception comes from a collective rather than from this rank's own work."""
-    if isinstance(error, (TimeoutError, dist.DistBackendError, dist.DistNetworkError)):
+    if isinstance(error, (TimeoutError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
     text = str(error)
     return any(

@@ -66,22 +66,18 @@ class Group:
             self.failures.at_end = self._part
             self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, self._broadcast_in_replica)
             self.progress = ProgressCounters(store, mesh.data, world.rank)
-            self.store.join()
-            all_are_here(world)
-            self._agree()
-            if self.backend == "mpi":
-                self._split_mpi(timeout_s)
-            elif world.size > 1:
-                timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
-                dist.init_process_group(
-                    self.backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
-                )
-                self._split_torch(device, timeout)
-        except RuntimeError as error:
+            with self.failures.telling():
+                self.store.join()
+                all_are_here(world)
+                self._agree()
+                with self.failures.watched(False):  # MPI knows no timeout
+                    self._split(device, timeout_s)
+        except BaseException as error:
             if hasattr(self, "failures"):
-                self.failures.announce(error)
                 self.failures.close()
-            raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
+            if isinstance(error, RuntimeError):
+                raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
+            raise
 
     def _agree(self) -> None:
         """See that all ranks run the same code and would be joined in the same way, before they are."""
@@ -92,12 +88,22 @@ class Group:
             "data x branch x tensor": f"{mesh.data} x {mesh.branch} x {mesh.tensor}",
             "parallel.backend": self.backend,
         }
-        try:
-            self.store.agree("group", own)
-        except ValueError as error:
-            self.failures.announce(error)
-            self.failures.close()
-            raise
+        self.store.agree("group", own)
+
+    def _split(self, device: torch.device, timeout_s: float) -> None:
+        """Make the branch and tensor groups."""
+        if self.backend == "mpi":
+            self._split_mpi(timeout_s)
+        elif self.world.size > 1:
+            timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
+            dist.init_process_group(
+                self.backend,
+                store=self.failures.store,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                timeout=timeout,
+            )
+            self._split_torch(device, timeout)
 
     def _split_torch(self, device: torch.device, timeout: timedelta) -> None:
         """Make the groups with torch.distributed."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from torch._C._distributed_c10d import Store
 
 from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.launcher import CONNECT, JOIN
 
 INTERVAL_S = 0.5
 PATIENCE_S = 3 * INTERVAL_S  # in which a rank that is alive beats
@@ -36,7 +37,9 @@ class Heartbeat:
         self.store, self.rank, self.size, self.limit_s, self.cut_off = store, rank, size, limit_s, cut_off
         self.overdue: list[int] = []
         # a connection of its own: operations of other threads on the shared one would block it
+        store.set_timeout(CONNECT)  # it is here: it would be tried for as long as keys are waited for
         self._own: Store = store.clone()  # type: ignore[attr-defined]
+        store.set_timeout(JOIN)
         self._own.add(keys.BEAT.format(rank), 1)
         self._answers = 0
         self._all_joined = False

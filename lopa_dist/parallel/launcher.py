@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 JOIN = timedelta(seconds=300)  # ranks may import torch for a long time on a busy machine
+CONNECT = timedelta(seconds=10)  # for one try to reach the store
 
 
 class LaunchError(RuntimeError):
@@ -105,9 +107,16 @@ def mpi() -> Any:
     return MPI
 
 
+def tell(message: str) -> None:
+    """Write a line to standard error, if anybody reads it: a launcher that was killed reads no more."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(message + "\n")
+        sys.stderr.flush()
+
+
 def die(message: str, status: int = 1) -> None:
     """Leave at once: after a lost rank, tidy shutdown would wait for it."""
-    sys.stderr.write(message + "\n")
-    sys.stderr.flush()
-    sys.stdout.flush()
+    tell(message)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(status)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from lopa_dist.parallel.launcher import JOIN, World, detect
+from lopa_dist.parallel.launcher import JOIN, World, detect, tell
 
 LOOK_S = 1.0  # between looks for ranks that have ended
 WORD_S = 30.0  # between lines that say who is awaited
@@ -86,8 +86,9 @@ def watched() -> Iterator[None]:
     another process watches, and kills this one.
     """
     watch = subprocess.Popen(
-        [sys.executable, "-m", __name__, f"{os.getpid()}", f"{os.getppid()}"], stdin=subprocess.PIPE
-    )
+        [sys.executable, "-m", __name__, f"{os.getpid()}", f"{os.getppid()}"],
+        stdin=subprocess.PIPE, pass_fds=connection(),
+    )  # fmt: skip
     try:
         yield
     finally:
@@ -110,18 +111,33 @@ def main(process: str, parent: str) -> None:
         ended, now = {*ended_here(process=process)}, time.monotonic()
         if gone := before & ended:
             why = gone_words(gone, world.size)
-        elif parent_of(process) not in ("", parent):
+        elif parent_of(process) not in ("", parent) or hung_up():
             why = f"{world.launcher}, which started rank {world.rank}, has ended"
         elif now - began > JOIN.total_seconds():
             why = f"rank {world.rank} has waited for {JOIN.total_seconds():.0f} s for all ranks to call MPI"
         elif now - said > WORD_S:
             said = now
-            sys.stderr.write(
-                f"lopa-dist: rank {world.rank} waits for all ranks to call MPI, after {now - began:.0f} s\n"
-            )
+            tell(f"lopa-dist: rank {world.rank} waits for all ranks to call MPI, after {now - began:.0f} s")
         before = ended
-    sys.stderr.write(f"lopa-dist: {why}\n")
+    tell(f"lopa-dist: {why}")
     os.kill(int(process), signal.SIGKILL)
+
+
+def connection() -> list[int]:
+    """Return the file through which MPICH's launcher serves this rank; empty for another MPI.
+
+    It tells that the launcher has ended also to a rank that began to look only then, whose parent is another process
+    already. MPICH itself does not notice: its start reads on for ever.
+    """
+    return [int(os.environ["PMI_FD"])] if "PMI_FD" in os.environ else []
+
+
+def hung_up() -> bool:
+    """Return whether the other end of `connection` is closed."""
+    ends = select.poll()
+    for file in connection():
+        ends.register(file, 0)  # what was sent is for MPI to read
+    return bool(ends.poll(0))
 
 
 def parent_of(process: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi
+from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi
 from lopa_dist.parallel.neighbours import LOOK_S, WORD_S, ended_here, gone_words, watched
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
@@ -23,7 +23,6 @@ log = logging.getLogger("lopa_dist")
 POLL_S = 0.02
 REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
 AGENT_S = 10.0  # for torchrun's agent to answer, which is there unless it has ended
-CONNECT_S = 10.0  # for one try
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
 SLURM_START = (  # of a job step
     "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT",
@@ -57,10 +56,10 @@ def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, st
     if world.launcher == "torchrun":
         hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        if hosted:  # since before any rank was started; torch would wait for it without a word
-            agent = f"torchrun's agent at {address}:{port}"
-            wait_until(lambda: answers(address, port), world, lambda: f"{agent} does not answer", AGENT_S)
-        store = TCPStore(address, port, world.size, world.rank == 0 and not hosted, JOIN)
+        if hosted:  # since before any rank was started
+            store = hosted_by(f"torchrun's agent at {address}:{port}", address, port, world, AGENT_S)
+        else:
+            store = TCPStore(address, port, world.size, world.rank == 0, JOIN)
         if store.check([keys.STOPPED]):
             raise Stopped(f"{store.get(keys.STOPPED).decode()}; torchrun started it again in vain")
         return store, f"lopa_dist/{common_start(store, world)}"
@@ -70,15 +69,31 @@ def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, st
         share_by_mpi(world, endpoint) if world.launcher == "mpirun" else share_by_file(world, endpoint, environment)
     )
     address, number = endpoint.split()
-    if first is None:  # torch would wait for it without a word
-        wait_until(lambda: answers(address, int(number)), world, lambda: f"rank 0 does not answer at {endpoint}")
-    return first or TCPStore(address, int(number), world.size, False, JOIN), "lopa_dist"
+    return first or hosted_by(f"rank 0 at {address}:{number}", address, int(number), world), "lopa_dist"
+
+
+def hosted_by(who: str, address: str, port: int, world: World, limit_s: float = JOIN.total_seconds()) -> TCPStore:
+    """Return the store that another process hosts; torch would wait for it without a word.
+
+    It keeps trying for as long as it may wait for a key, so it gets little time while it connects: the host may end
+    just after it has answered.
+
+    Raises:
+        LaunchError: it does not answer within `limit_s`, or no more; the message says `who`.
+    """
+    wait_until(lambda: answers(address, port), world, lambda: f"{who} does not answer", limit_s)
+    try:
+        store = TCPStore(address, port, world.size, False, CONNECT)
+    except RuntimeError as error:
+        raise LaunchError(f"{who} does not answer any more") from error
+    store.set_timeout(JOIN)
+    return store
 
 
 def answers(address: str, port: int) -> bool:
     """Whether anything listens on a port."""
     try:
-        socket.create_connection((address, port), CONNECT_S).close()
+        socket.create_connection((address, port), CONNECT.total_seconds()).close()
     except OSError:
         return False
     return True

@@ -17,8 +17,10 @@ def leave_at_signals() -> None:
     """Answer SIGTERM and SIGUSR1 by leaving at once, as a job that can go on: until `Stop.install` knows better."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        os.write(2, f"lopa-dist: stopped by {signal.Signals(number).name} before the job began\n".encode())
-        os._exit(STOPPED)  # an exception would go through, or be caught by, whatever is being imported
+        try:
+            os.write(2, f"lopa-dist: stopped by {signal.Signals(number).name} before the job began\n".encode())
+        finally:  # also where nobody reads it
+            os._exit(STOPPED)  # an exception would go through, or be caught by, whatever is being imported
 
     for number in SIGNALS:
         signal.signal(number, leave)

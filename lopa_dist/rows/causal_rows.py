@@ -1,6 +1,6 @@
 """Which rows of a causal model run, and what they see.
 
-Of a sequence whose pending token is the c-th, with m drafts and groups of n masks:
+For a sequence whose pending token is the c-th, with m drafts and groups of n masks:
 
     row         pending   d_1 ... d_m       group behind d_i (i = 0: pending)
     place       c         c+1 ... c+m       c+i+1 ... c+i+n
@@ -16,13 +16,13 @@ Where masks see one another (`Lookahead.blocks`, linear self-speculation of arXi
 
 The copy is there because d_i's own row, which verifies, does not see the masks.
 
-K/V of tokens are written into the pool where they belong, before attention: accepting a token moves a frontier, and
-rejecting it leaves what the next forward overwrites. K/V of masks lie in scratch. A prompt's rows run in the forward of
-its sequence's first step, in front; its last token is the first pending one.
+K/V of tokens are written to their place in the pool before attention. Accepting a token only moves a frontier; the
+K/V of a rejected one are overwritten by the next forward. K/V of masks lie in scratch. A prompt's rows run in the
+forward of its sequence's first step, in front; its last token is the first pending one.
 
 A branch beside the chain (`decode.tree`) is one more segment behind the pending token: its drafts and a group of n
-masks behind them, all in scratch. Branch ranks share these; the rest runs on all of them, so that each has all K/V.
-Where such a branch wins, `engine.commit` moves the K/V of what was accepted into the pool.
+masks behind them, all in scratch. Branch ranks share these branches; all other rows run on every rank, so that each has
+all K/V. If such a branch wins, `engine.commit` moves the K/V of its accepted tokens into the pool.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Lookahead:
 
     @property
     def lead(self) -> int:
-        """Return how many rows of a group predict nothing: they stand in front of the masks whose predictions count."""
+        """Return how many rows of a group predict nothing. They stand in front of the masks whose predictions count."""
         return 2 * self.blocks
 
 
@@ -57,8 +57,8 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
 
     Args:
         host: of the step.
-        lookahead: what it asks for. Masks are left out where nothing could verify their predictions before the limit,
-            and behind an end-of-text.
+        lookahead: the masks that are wanted. Masks are left out if nothing could verify their predictions before the
+            limit, and behind an end-of-text.
 
     Returns:
         Masks ``[S, D]`` whose predictions count; rows ``[S]`` of the chain and its groups, without prompts; and rows
@@ -103,12 +103,12 @@ def layout(
     rank: int = 0,
     ranks: int = 1,
 ) -> ForwardBatch:
-    """Lay out this rank's share of the next forward: branch j > 0 runs on rank (j - 1) mod `ranks`, all else on each.
+    """Lay out this rank's share of the next forward: branch j > 0 runs on rank (j - 1) mod `ranks`, the rest on all.
 
     Args:
         state, host: the state and its host copy, of the same step.
         lookahead: of this step, the same on all ranks.
-        prefixes: what prompts share; None where no prompt waits.
+        prefixes: what prompts share; None if no prompt waits.
         rank, ranks: of the branch group.
     """
     masks, common_rows, path_rows = row_counts(host, lookahead)
@@ -197,11 +197,11 @@ def layout(
     )
     return ForwardBatch(
         sequence=sequence, branch=branch, start=start, rows=rows,
-        shared=behind, first=first - host.prompt[sequence], lo=np.zeros(total, np.int64), hi=hi, tail=None,
+        shared=behind, first=first - host.prompt[sequence], hi=hi, depth=np.zeros(total, np.int64), tail=None,
         begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if prompts else None,
         tokens=tokens, positions=on["positions"], head_rows=on["head_rows"],
         head_slots=on["slots"], head_sequence=head_sequence, head_keys=keys, local_branches=1,
-        columns=common + -(-state.config.branches // ranks) * width, where=on["tokens"], width=depths, stale=None,
+        columns=common + -(-state.config.branches // ranks) * width, where=on["tokens"], width=depths, of_commit=None,
         drafts=None,
         seen=seen, place=np.where(np.arange(total) < tokens_end, place, -1),
         causal=CausalRows(

@@ -8,21 +8,21 @@ others the branch would have to be filled with the drafts before them. Instead i
   logit shift it is a copy of the row at p_i - 1, with the token that this position has then; without the shift it is a
   mask at p_i.
 
-The window's rows do not see the drafts. T_i sees the window without the masks M_1 .. M_i at p_1 .. p_i, and T_1 .. T_i.
-C_i sees what T_{i-1} sees; no row sees C_i. So drafts see one another as if they were filled, but the rest of the
-window as it was without them. That is an approximation, like a cache that is one step old (docs/architecture.md).
+They stand behind the window's rows, in this order:
 
-A segment's columns are ordered so that every row sees one interval of them:
+    window rows, in the order of positions | T_1 ... T_{m-1} | C_2 ... C_m
 
-    T_{m-1} ... T_1 | window rows without masks of drafts | M_m ... M_1 | window rows of later blocks | C_2 ... C_m
+The window's rows do not see the drafts. T_i sees the window without the masks at p_1 .. p_i, and T_1 .. T_i. C_i sees
+what T_{i-1} sees; no row sees C_i. So drafts see one another as if they were filled, but the rest of the window as it
+was without them. That is an approximation, like a cache that is one step old (docs/architecture.md).
 
-With t = m - 1 token rows and B window rows up to the end of what drafts see, window rows see [t, t + their number), and
-T_i and C_{i+1} see [t - i, t - i + B): a window of constant length that slides to the left. With full windows B is the
-whole window. With block-causal ones all drafts of a sequence lie in its first open block, and B ends with that block.
+Two numbers for each row express this. Its `depth` is how many drafts it takes as filled: i for T_i and C_{i+1}, 0 for
+the window's rows. Its `until` is the depth from which on rows do not see it: i for the mask at p_i. With block-causal
+windows all drafts of a sequence lie in its first open block, and rows of later blocks are seen at depth 0 only.
 
-All branches of a sequence have rows for the same number of drafts, so that all have equal shapes, whatever rank runs
-them, and whatever paths they are. Where a branch has fewer drafts, positions that it has filled stand behind them in
-`State.chain`. Their rows' predictions are not used, and real drafts see the tokens there like any others.
+All branches of a sequence have rows for the same number of drafts, so all have equal shapes, on whichever rank they
+run. If a branch has fewer drafts, positions that it has filled stand behind them in `State.chain`. Their rows'
+predictions are not used, and real drafts see the tokens there like any others.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State
-from lopa_dist.ragged import Ints, padded, ragged_arange, to_device
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, to_device
 from lopa_dist.rows.forward_batch import DraftRows
-from lopa_dist.rows.structure import DraftStructure, Structure
+from lopa_dist.rows.structure import Structure
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -55,127 +55,82 @@ def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Int
 
 
 def add_draft_rows(state: State, host: HostState, structure: Structure, origin: Ints, extra: Ints, ranks: int) -> None:
-    """Add rows for drafts to a structure, in the order that is described above.
+    """Set what rows of drafts see and predict, as described above.
 
     Args:
         state, host: of this step.
-        structure: of the windows' rows; changed in place.
+        structure: of the windows' rows, with rows for drafts behind them; changed in place.
         origin: ``[S]`` what positions are counted from.
         extra: ``[S]`` from `drafts_with_rows`.
         ranks: of the branch group.
     """
     config, m = state.config, state.config.drafts
-    sequence, start, rows, complete = structure.sequence, structure.start, structure.rows, host.complete - origin
-    branch = np.maximum(structure.branch, 0)
-    t = extra[sequence] * (structure.branch >= 0)  # [G]
-    drafts = np.minimum(host.drafts[sequence], m) * (t > 0)  # [G] whose masks move
-    packed_rows = rows + 2 * t
-    packed_start = packed_rows.cumsum() - packed_rows
-    seen = rows  # [G] window rows up to the end of what drafts see
+    sequence, branch = structure.sequence, np.maximum(structure.branch, 0)
+    t = extra[sequence] * (structure.branch >= 0)  # [G] token rows, and as many verification rows
+    of, number = np.arange(len(t)).repeat(t), ragged_arange(t)  # [D] segment of each, and its number in it
+    depth = number + 1
+    token_row = (structure.start + structure.rows - 2 * t)[of] + number
+    check_row = token_row + t[of]
+    until = np.full(len(structure.depth), UNBOUNDED)
     # a prediction that no draft can change needs no row (`DraftRows.begin`)
     begin = structure.begin
     if config.window_attention == "block_causal":
-        seen = np.minimum(complete[sequence] + config.block_size - structure.first, rows)
-        begin = np.maximum(begin, complete)
+        begin = np.maximum(begin, host.complete - origin)
+        block_end = (host.complete - origin)[sequence] + config.block_size
+        until[structure.row_position[: len(until)] >= block_end.repeat(structure.rows)] = 1
     elif config.prompt_attention != "joint":
         begin = np.maximum(begin, -origin)
-
-    # which segment and which draft (from 0) of its branch: a token row, a verification row, and the mask of each draft
-    segments, before = np.arange(len(rows)), packed_start + t
-    of_token, token_draft = segments.repeat(t), ragged_arange(t)
-    of_check, check_draft = of_token, token_draft + 1
-    of_mask, mask_draft = segments.repeat(drafts), ragged_arange(drafts)
-    token_row = before[of_token] - check_draft
-    check_row = (before + rows)[of_check] + token_draft
-    mask_row = (before + seen)[of_mask] - 1 - mask_draft
-
-    # what each row sees of its segment; a verification row sees what the token row of the draft before sees
-    lo, hi = np.zeros((2, int(packed_rows.sum())), np.int64)
-    window_row = np.arange(len(structure.hi)) + (before - start).repeat(rows)
-    lo[window_row] = t.repeat(rows)
-    hi[window_row] = lo[window_row] + structure.hi
-    lo[token_row] = lo[check_row] = t[of_token] - check_draft
-    hi[token_row] = hi[check_row] = lo[token_row] + seen[of_token]
-
-    # Masks of drafts move behind the other rows that drafts see, which therefore shift left by the number of such masks
-    # before them. The device counts these across segments, so `moved` adds the masks of earlier segments back.
-    moved = window_row + (drafts.cumsum() - drafts).repeat(rows)
-    if config.window_attention == "block_causal":  # rows of later blocks stay where they are
-        moved += (ragged_arange(rows) >= seen.repeat(rows)) * drafts.repeat(rows)
+    for row in token_row, check_row:
+        structure.depth[row] = depth
+        structure.hi[row] = (structure.rows - 2 * t)[of] + depth
+        until[row] = UNBOUNDED
+    structure.draft_begin = begin
 
     # what is reported of the verification rows
-    reported = structure.reported[of_check]
-    column = structure.masked + (extra.cumsum() - extra)[sequence[of_check]] + check_draft - 1
-    slot = (branch[of_check] // ranks * structure.columns + column)[reported]
-
-    of_all = np.concatenate([of_mask, of_token, of_check])
-    draft = np.concatenate([mask_draft, token_draft, check_draft])
-    structure.drafts = DraftStructure(start, begin, sequence[of_all], (len(of_mask), len(of_token), len(of_check)))
-    structure.start, structure.rows, structure.lo, structure.hi = packed_start, packed_rows, lo, hi
-    structure.head_sequence = np.append(structure.head_sequence, sequence[of_check][reported])
-    structure.arrays |= {  # of drafts in the order of `DraftStructure.sequence`, or of one of its kinds
+    reported = structure.reported[of]
+    column = structure.wanted + (extra.cumsum() - extra)[sequence[of]] + number
+    slot = (branch[of] // ranks * structure.columns + column)[reported]
+    structure.head_sequence = np.append(structure.head_sequence, sequence[of][reported])
+    cell = (sequence * config.max_chain + branch * m)[of] + number
+    structure.arrays |= {
         "slot": np.append(structure.arrays["slot"], slot),
-        "chain": (sequence * config.max_chain + branch * m)[of_all] + draft,  # each draft's cell in `State.chain`
-        "moved": moved,
-        "mask_row": mask_row,
-        "mask_window": start[of_mask] - structure.first[of_mask],  # row in the order of positions = this + position
-        "drafts_into": np.append(token_row, check_row),
+        "chain": np.append(cell, cell + 1),  # in `State.chain`, of drafts with token rows, then with verification rows
+        "draft_rows": np.append(token_row, check_row),
+        "draft_sequence": sequence[np.append(of, of)],
+        "draft_segment": of,
+        "depth": depth,
+        "until": until,
         "reported": np.flatnonzero(reported),
         "check_head": check_row[reported],
         "where": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),
     }
 
 
-def place_drafts(
-    state: State,
-    structure: Structure,
-    on: dict[str, Tensor],
-    tokens: Tensor,
-    positions: Tensor,
-) -> tuple[Tensor, Tensor, DraftRows]:
-    """Scatter the rows of windows and of drafts into the packed order that is described above.
+def place_drafts(state: State, on: dict[str, Tensor], tokens: Tensor, positions: Tensor) -> DraftRows:
+    """Fill in the rows of drafts.
 
     Args:
         state: of this step.
-        structure: of the forward, with rows of drafts.
-        on: its arrays on the device, and the drafts' `mask_origin` and `draft_prompt`, and `begin`.
-        tokens, positions: of the windows' rows, in the order of positions.
-
-    Returns:
-        Tokens and positions of all packed rows, and which rows belong to drafts.
+        on: the arrays of `add_draft_rows` and `layout` on the device.
+        tokens, positions: ``[R']`` of all rows; changed in place.
     """
-    drafts = structure.drafts
-    assert drafts is not None
-    shift, in_order = int(state.vocabulary.shift), len(on["moved"])
-    position, token = state.chain.flatten(1).index_select(1, on["chain"])  # [D]
-    _, token_position, check_position = (position + on["draft_prompt"]).split(drafts.kinds)
-
-    # window rows
-    drafted = position[: drafts.kinds[0]]
-    masks = on["mask_window"] + drafted - on["mask_origin"]
-    count = torch.zeros_like(on["moved"]).index_fill_(0, masks, 1).cumsum_(0)
-    packed_row = (on["moved"] - count).index_copy_(0, masks, on["mask_row"])
-
-    # verification rows: the row that predicts the draft's position, in the context of the drafts before it
+    shift, count = int(state.vocabulary.shift), len(on["depth"])
+    position, token = state.chain.flatten(1).index_select(1, on["chain"])  # [2 D]
     if shift:
-        context = state.chain_context.view(-1).index_select(0, on["chain"][len(on["chain"]) - drafts.kinds[2] :])
+        context = state.chain_context.view(-1).index_select(0, on["chain"][count:])
     else:
-        context = torch.full_like(check_position, state.vocabulary.mask_id)
-
-    into = torch.cat([packed_row, on["drafts_into"]])
-    token_rows = token.split(drafts.kinds)[1]
-    rows = [
-        torch.cat([tokens[:in_order], token_rows, context]),
-        torch.cat([positions[:in_order], token_position, (check_position - shift).clamp_(min=0)]),
-    ]
-    packed = tokens.new_zeros(2, padded(len(into))).index_copy_(1, into, torch.stack(rows))
-    return packed[0], packed[1], DraftRows(drafts.start, packed_row, on["where"], on["begin"])
+        context = torch.full_like(token[count:], state.vocabulary.mask_id)
+    tokens.index_copy_(0, on["draft_rows"], torch.cat([token[:count], context]))
+    place = position + state.prompt.index_select(0, on["draft_sequence"])
+    place[count:] -= shift
+    positions.index_copy_(0, on["draft_rows"], place.clamp_(min=0))
+    masks = on["offset"].index_select(0, on["draft_segment"]) + position[:count]
+    return DraftRows(on["until"].index_copy(0, masks, on["depth"]), on["where"], on["draft_begin"])
 
 
 def draft_keys(state: State, structure: Structure, on: dict[str, Tensor]) -> Tensor:
     """Return the keys of the random numbers of the verification rows that this rank reports."""
-    assert structure.drafts is not None
-    checks = on["chain"][len(on["chain"]) - structure.drafts.kinds[2] :]
+    checks = on["chain"][len(on["depth"]) :]
     position = state.chain[0].view(-1).index_select(0, checks)[on["reported"]]
     sequence = structure.head_sequence[len(structure.head_sequence) - len(position) :]
     return state.noise_keys(to_device(sequence, position.device), position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,7 @@ from lopa_dist.rows.prefill import Prefill
 class DraftRows:
     """The rows that verify drafts (`rows.draft_rows`)."""
 
-    start: Ints  # [G] first rows of the segments if they were in the order of positions and without these rows
-    packed_row: Tensor  # [R] packed row of each row of that order
+    until: Tensor  # [R] the depth from which on rows of a segment do not see this row of it
     where: Tensor  # [n] cell of each verification record: (m - 1) x sequence + the draft's number in its branch
     begin: Tensor  # [S] position of the first row that sees drafts; rows before it predict the same with and without
 
@@ -40,11 +40,11 @@ class ForwardBatch:
     """One forward's packed rows on one rank, in segments: first the prompts', then the windows'.
 
     A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
-    first `shared` tokens of their sequence in the pool, the columns [lo, hi) of their own segment and, with a dual
-    cache, the tokens behind their segment whose K/V an earlier forward left.
+    first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, with a dual
+    cache, the tokens behind their segment, whose K/V an earlier forward computed.
 
-    Rows of a segment are in the order of positions, except in a branch that verifies several drafts: see
-    `rows.draft_rows`.
+    Rows of a segment are in the order of positions. In a branch that verifies several drafts, rows of drafts follow:
+    see `rows.draft_rows`.
     """
 
     sequence: Ints  # [G] sequence of each segment
@@ -53,24 +53,24 @@ class ForwardBatch:
     rows: Ints  # [G] its number of rows
     shared: Ints  # [G] tokens before it, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
-    lo: Ints  # [R] first own column that a row sees
-    hi: Ints  # [R] the one behind the last that it sees
+    hi: Ints  # [R] rows of its segment that a row sees, from the first on
+    depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
     tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
     begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
-    prefill: Prefill | None  # None where there are only windows
+    prefill: Prefill | None  # None if there are only windows
     tokens: Tensor  # [R'] ids, R' = `padded` (R)
     positions: Tensor  # [R'] absolute
-    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: kept hidden states (`SharedPrefixes`)
+    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: stored hidden states (`SharedPrefixes`)
     head_slots: Tensor  # [H] where in the record buffer the prediction goes
     head_sequence: Ints  # [H] sequence whose position is predicted
-    head_keys: Tensor | None  # [H] keys of the random numbers, where any are drawn
+    head_keys: Tensor | None  # [H] keys of the random numbers; None if none are drawn
     local_branches: int  # records are a [local_branches, columns] buffer
     columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
     where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
-    stale: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: none has
-    drafts: DraftRows | None  # the rows that verify drafts; None where there are none
+    of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
+    drafts: DraftRows | None  # the rows that verify drafts; None if there are none
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
     causal: CausalRows | None = None  # where predictions belong, of a causal model
@@ -84,16 +84,6 @@ class ForwardBatch:
             return torch.ones_like(self.tokens, dtype=torch.bool)
         if self.drafts is None:
             return None
-        return torch.ones_like(self.tokens, dtype=torch.bool).index_fill_(0, self.drafts.packed_row, False)
-
-    def packed(self, segment: Ints, offset: Ints) -> Ints | Tensor:
-        """Return the packed row ``[n]`` of each segment's `offset`-th row, in the order of positions.
-
-        Rows of drafts are not counted.
-
-        Args:
-            segment, offset: ``[n]``.
-        """
-        if self.drafts is None:
-            return self.start[segment] + offset
-        return self.drafts.packed_row[to_device(self.drafts.start[segment] + offset, self.tokens.device)]
+        found = np.ones(len(self.tokens), bool)
+        found[: len(self.depth)] = self.depth > 0
+        return to_device(found, self.tokens.device)

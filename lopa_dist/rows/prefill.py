@@ -1,8 +1,8 @@
 """Which prompts, or parts of prompts, are segments of their own in a forward.
 
-A prompt that never sees its answer is prefilled apart from the window: as one segment, or as two where its first tokens
-are a prefix whose K/V serve other sequences, too. The prefix and what is behind it are segments of their own in every
-prefill, so a row has the same bits whether the prefix was computed in this forward or found in the cache.
+A prompt that never sees its answer is prefilled apart from the window: as one segment, or as two if its first tokens
+are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate segments in every prefill, so a
+row has the same bits whether the prefix was computed in this forward or found in the cache.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lopa_dist.ragged import Ints
 class SharedPrefixes:
     """The first tokens of each sequence's prompt whose K/V may serve other sequences, too; [S] each."""
 
-    length: Ints  # tokens of the prefix; 0 for none
+    length: Ints  # tokens of the prefix; 0: there is none
     source: Ints  # the sequence that computes the prefix in this forward; -1: none has to, it is in the cache
-    hidden_slot: Ints  # index of the last prefix row among the kept hidden states, as a negative row number
+    hidden_slot: Ints  # index of the last prefix row among the stored hidden states, as a negative row number
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Prefill:
     waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not in the cache before this forward
     prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
     suffix_row: Ints  # [S] packed row where the rest of its prompt begins; -1: it is not in this forward
-    hidden_to_keep: tuple[Ints, Ints] | None = None  # rows whose hidden states are kept, and their `hidden_slot`s
-    reads_kept: bool = False  # whether a kept hidden state is among the forward's `head_rows`
+    hidden_to_keep: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
+    reads_kept: bool = False  # whether a stored hidden state is among the forward's `head_rows`
 
 
 def prefill_apart(config: DecodeConfig) -> bool:
@@ -47,7 +47,7 @@ def prefill_apart(config: DecodeConfig) -> bool:
 
 
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
-    """Return the segments of the prompts that wait for their prefill; None where there is none."""
+    """Return the segments of the prompts that wait for their prefill; None if no prompt waits."""
     waiting = (host.committed < 0) & (host.branches > 0)
     if not config.keeps_kv or not waiting.any():
         return None

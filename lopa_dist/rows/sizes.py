@@ -36,7 +36,7 @@ def branch_rows(config: DecodeConfig, window: int) -> int:
 
 
 def stack_rows(config: DecodeConfig, branches: int) -> int:
-    """Return how many rows the windows of `branches` branches usually have, which attend in one stack."""
+    """Return how many rows the windows of `branches` branches, which attend in one stack, usually have."""
     return branches * branch_rows(config, config.block_size * window_blocks(config))
 
 
@@ -48,14 +48,14 @@ def longest_sequence(config: DecodeConfig, prompt: int) -> int:
 def most_rows(config: DecodeConfig, branches: int, prompt: int) -> int:
     """Return the most rows of one sequence in a forward on one rank.
 
-    Its prompt is computed with the anchor alone, unless nothing is kept for good. Later a window has the answer behind
-    the committed tokens, and the row before it: as many blocks as may be active, which may all be finished in one step,
-    and as many after them.
+    With `keeps_kv` its prompt is computed with the anchor alone. Later a window has the row before it, and the answer
+    behind the committed tokens: as many blocks as may be active, which may all be completed in one step, and as many
+    after them.
 
     Args:
         config: of the step.
         branches: of the sequence on this rank.
-        prompt: its tokens that go through the model at once.
+        prompt: tokens of its prompt that go through the model at once.
     """
     longest = longest_sequence(config, prompt)
     window = config.max_new_tokens + config.block_size + 1
@@ -69,9 +69,9 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int) -> int:
 def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: int, limit: int) -> int:
     """Return how many rows a forward on one rank hardly ever exceeds.
 
-    These are the rows of every sequence, or of one that is larger than the limit. A sequence has its prompt and one
-    window, later a window in every branch: active blocks, and one more that was finished, or the row before them. Where
-    nothing is kept for good, a window is all of the sequence.
+    These are the rows of all sequences, or of one that is larger than the limit. A sequence has its prompt and one
+    window, later a window in every branch: active blocks, and one more that was completed, or the row before them.
+    Without `keeps_kv`, a window is all of the sequence.
 
     Args:
         config: of the step.

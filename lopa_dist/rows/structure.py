@@ -1,4 +1,4 @@
-"""Which rows a forward has, and which of them predict what: its ragged structure, worked out by the host in numpy.
+"""Which rows a forward has, and what they predict: its ragged structure, computed on the host in numpy.
 
 All of it follows from a few integers of every sequence. Positions are counted from each sequence's `origins`, so later
 steps, other blocks and other requests have the same structure, and `layout` caches it.
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import HostState, State
+from lopa_dist.decode.state import HostState, State, wanted_count
 from lopa_dist.ragged import Ints, padded, ragged_arange
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
 
@@ -22,50 +22,39 @@ from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows
 class Structure:
     """The rows of one forward on one rank.
 
-    [S] a sequence, [G] a segment, [R] a packed row, [R'] a row in the order of positions, [H] a prediction.
+    [S] a sequence, [G] a segment, [R] a packed row, [R'] with padding and one more row for unused edits,
+    [H] a prediction, [D] a draft with rows of its own (`draft_rows`).
     """
 
-    sequence: Ints  # [G] as in `ForwardBatch`, as the next ones
+    sequence: Ints  # [G] as in `ForwardBatch`, like the fields up to `prefill`
     branch: Ints  # [G]
     start: Ints  # [G]
     rows: Ints  # [G]
-    lo: Ints  # [R]
     hi: Ints  # [R]
+    depth: Ints  # [R]
     head_sequence: Ints  # [H]
     columns: int
     width: int
     prefill: Prefill | None
     reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
-    masked: int  # masked positions of all sequences
-    stale: NDArray[np.bool_]  # [S] see `stale_boundary`
+    wanted: int  # positions of all sequences that are predicted: masked ones, with `tau_edit` filled ones, too
+    of_commit: NDArray[np.bool_]  # [S] see `record_of_commit`
     # positions and cells, counted from the sequence's origin
     first: Ints  # [G] position of a segment's first row
-    offset: Ints  # [G] its first row, in the order of positions, less that position
-    behind: Ints  # [G] position behind its last row
+    behind: Ints  # [G] position behind its last row, without rows of drafts
     begin: Ints  # [S] position of the first row of a sequence's windows
     stop: Ints  # [S] position behind their last row
-    # rows in the order of positions; then padding, and one more for edits of nothing
-    row_sequence: Ints  # [R'] its sequence
-    row_position: Ints  # [R'] its position
+    row_sequence: Ints  # [R']
+    row_position: Ints  # [R'] any value for rows of drafts, which the device fills in
     row_cell: Ints  # [R'] its cell in `State.canvas`
     # indices for the device:
-    #   edits: of each segment, its cell in `State.edits`
-    #   entry: of each window's prediction, which of all masked positions it is for
-    #   base: predicting row = base + the masked position's cell in the dense records [S, width]
+    #   edits: each segment's cell in `State.edits`
+    #   entry: which of all predicted positions each prediction of a window is for
+    #   base: predicting row = base + the predicted position's cell in the dense records [S, width]
     #   slot: of all predictions, as `ForwardBatch.head_slots`
     arrays: dict[str, Ints]  # on the host
     on: dict[str, Tensor] = field(default_factory=dict)
-    drafts: DraftStructure | None = None
-
-
-@dataclass
-class DraftStructure:
-    """What else there is of forwards in which drafts have rows of their own (`draft_rows`)."""
-
-    start: Ints  # [G] first row of a segment in the order of positions
-    begin: Ints  # [S] as `DraftRows.begin`, counted from the origin
-    sequence: Ints  # [D] of the drafts whose masks move, of those with a token row, of those with a verification row
-    kinds: tuple[int, int, int]  # how many of each
+    draft_begin: Ints | None = None  # [S] as `DraftRows.begin`, from the origin; None: no draft has rows of its own
 
 
 def origins(config: DecodeConfig, host: HostState) -> Ints:
@@ -82,12 +71,12 @@ def window_structure(
     origin: Ints,
     extra: Ints,
 ) -> Structure:
-    """Return the structure of a forward, without rows of drafts.
+    """Return the structure of a forward, in which rows of drafts are left to `draft_rows.add_draft_rows`.
 
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.
         origin: ``[S]`` from `origins`.
-        extra: ``[S]`` predictions of each branch of a sequence that are not for masked positions.
+        extra: ``[S]`` drafts of each branch of a sequence that have rows of their own, from `drafts_with_rows`.
     """
     config = state.config
 
@@ -101,30 +90,31 @@ def window_structure(
         sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
         first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
         mine = np.append(none > 0, mine)
-    rows = behind - first
-    start = rows.cumsum() - rows  # in the order of positions
+    span = behind - first
+    rows = span + 2 * extra[sequence] * (branch >= 0)
+    start = rows.cumsum() - rows
 
-    # row i, in the order of positions, is at position i + first - start of its segment
+    # a segment's rows in the order of positions; then its drafts' rows, which repeat the last one until filled in
     total = int(rows.sum())
-    position = np.arange(total) + (first - start).repeat(rows)
+    position = first.repeat(rows) + np.minimum(ragged_arange(rows), span.repeat(rows) - 1)
     row_sequence, row_position, row_cell = np.zeros((3, padded(max(total, 1)) + 1), np.int64)
     row_sequence[:total] = sequence.repeat(rows)
     row_position[:total] = position - origin[sequence].repeat(rows)
     cells = sequence * state.canvas.shape[1] + state.origin
     row_cell[:total] = row_position[:total] + cells.repeat(rows)
 
-    # masked positions, one record per branch each; a head row's record goes to its `slot`
-    masked = host.masked * (host.branches > 0)
+    # predicted positions, one record per branch each; a head row's record goes to its `slot`
+    positions = wanted_count(config, host) * (host.branches > 0)
     longest = int(((host.end - host.complete) * (host.branches > 0)).max(initial=1))
     width = -(-longest // config.block_size) * config.block_size
-    amount = int(masked.sum())
-    wanted = masked[sequence] * mine
+    amount = int(positions.sum())
+    wanted = positions[sequence] * mine
     heads = wanted.cumsum() - wanted  # each segment's first
-    entry = np.arange(wanted.sum()) + (masked.cumsum() - masked)[sequence].repeat(wanted) - heads.repeat(wanted)
+    entry = np.arange(wanted.sum()) + (positions.cumsum() - positions)[sequence].repeat(wanted) - heads.repeat(wanted)
     columns = amount + int(extra.sum())
     slot = entry + (branch // ranks * columns).repeat(wanted)
 
-    # the row that predicts a masked position: its own or, with the shift, the one before
+    # the row that predicts a position: its own or, with the shift, the one before
     shift = int(state.vocabulary.shift)
     base = host.complete[sequence] + start - first - shift
     if prefill:
@@ -133,7 +123,7 @@ def window_structure(
     if shift:
         ahead = np.flatnonzero(wanted * host.first_masked[sequence])
         # The row before the window predicts its first position. If that row is not in this forward, any row will do:
-        # `unpack` puts the kept record in its place. In a prefill it is the prompt's last row.
+        # `unpack` puts the stored record in its place. In a prefill it is the prompt's last row.
         boundary = np.maximum(base, start)
         if prefill and prefill_apart(config):
             answers = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
@@ -142,11 +132,10 @@ def window_structure(
 
     edits = sequence * config.max_branches + np.maximum(branch, 0)
     return Structure(
-        sequence=sequence, branch=branch, start=start, rows=rows, lo=np.zeros(total, np.int64),
-        hi=own_columns(config, position, first, rows), head_sequence=sequence.repeat(wanted), columns=columns,
-        width=width, prefill=prefill, reported=mine, masked=amount,
-        stale=stale_boundary(state, host),
-        first=first - origin[sequence], offset=start - first + origin[sequence], behind=behind - origin[sequence],
+        sequence=sequence, branch=branch, start=start, rows=rows, hi=own_columns(config, position, first, span, rows),
+        depth=np.zeros(total, np.int64), head_sequence=sequence.repeat(wanted), columns=columns, width=width,
+        prefill=prefill, reported=mine, wanted=amount, of_commit=record_of_commit(state, host),
+        first=first - origin[sequence], behind=behind - origin[sequence],
         begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
         row_cell=row_cell,
         arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot},
@@ -156,8 +145,8 @@ def window_structure(
 def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return the sequences and branches of this rank's windows, and for which of them it reports predictions.
 
-    Every rank computes what must be cached and is the same in every branch. A rank that has none of a sequence's
-    branches then runs the anchor, and another rank reports its predictions.
+    Every rank computes the rows that must be cached and are the same in every branch. For this, a rank without any of a
+    sequence's branches runs the anchor, whose predictions another rank reports.
     """
     config = state.config
     owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
@@ -175,8 +164,8 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
     """Return the range ``[begin, stop)`` of positions of each window that go through the model, ``[S]`` each.
 
     A window begins at the first uncommitted token or at the boundary row before it. If the prompt has no segment of its
-    own, it begins at the prompt's first token behind the shared prefix. It ends with the last appended block or, with a
-    whole canvas, with the last mask, unless a dual cache has the masks behind.
+    own, it begins at the prompt's first token behind the shared prefix. It ends with the last appended block or, with
+    canvas=whole, with the last mask, unless a dual cache has the masks behind.
     """
     config = state.config
     if not config.stores_kv:
@@ -193,7 +182,7 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 
 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` where the last committed row is one of the window's, because it predicts the first position.
+    """Return ``[S]`` whether the last committed row is part of the window, because it predicts the first position.
 
     It is recomputed while that position is masked. Only a row that sees the window can have changed since its commit:
     with block-causal windows, and at the end of a prompt that sees only itself, the record from the commit still holds.
@@ -205,8 +194,8 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
 
 
-def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` where the first masked position takes the record kept from the commit."""
+def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
+    """Return ``[S]`` whether the first masked position takes the record of the commit of the row before it."""
     config = state.config
     if not config.stores_kv or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
@@ -214,15 +203,16 @@ def stale_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     return waiting & ~fresh_boundary(state, host)
 
 
-def own_columns(config: DecodeConfig, position: Ints, first: Ints, rows: Ints) -> Ints:
-    """Return how many of its segment's columns each row sees, ``[R]``.
+def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, rows: Ints) -> Ints:
+    """Return how many of its segment's columns each row sees, ``[R]``, without those of drafts.
 
     Args:
         config: `window_attention` and `prompt_attention` are read.
         position: ``[R]``.
-        first, rows: ``[G]`` position of each segment's first row, and its number of rows.
+        first, span, rows: ``[G]`` position of each segment's first row, and its number of rows, without and with those
+            of drafts.
     """
-    every = rows.repeat(rows)
+    every = span.repeat(rows)
     causal = config.window_attention == "block_causal"
     if not causal and first.min(initial=0) >= 0:
         return every

@@ -1,40 +1,50 @@
-"""Any generation task of lm-evaluation-harness: its prompts, its examples and its scoring, in a batch job of ours.
+"""Tasks of lm-evaluation-harness: their prompts, examples and scoring, in a batch job of ours.
 
-The harness' own task object does all that makes a benchmark's figures comparable: it renders questions and examples,
-says where an answer stops, and filters and judges it. Only generating is ours.
+The harness' own task objects do all that makes a benchmark's figures comparable: they render questions and examples,
+say where an answer stops or which answers there are to choose from, filter and judge, and add up. Only generating, and
+working out how likely given answers are, is ours.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.tasks.task import DEFAULT, CannotJudge, Item, RequestSampling, Score
+from lopa_dist.tasks.task import DEFAULT, Continuation, Item, Likely, RequestSampling, Score
 
+log = logging.getLogger("lopa_dist")
 SEED = 1234  # of the choice of examples, as `lm_eval` has it
+SCORED = ("loglikelihood", "multiple_choice", "loglikelihood_rolling")  # by how likely the model finds given texts
 
 
 class HarnessTask:
-    """One task of the harness.
+    """A task of the harness, or a group of them that are all of one kind.
 
-    `correct` is the first metric of the first filter; other metrics and filters stand beside it (`Score.also`). A
-    metric that is a share counts as right where it is 1.
+    `correct` is the first metric that is a share; others stand beside it (`Score.also`). The report has every metric as
+    the harness adds it up.
 
     Args:
-        harness: a task's name, or a YAML file of one, which may include another task and name its own data.
-        limit: the most documents to take; None: all.
+        harness: the name of a task or a group, or a YAML file of a task, which may include another task and name its
+            own data.
+        limit: the most documents to take of each task; None: all.
         fewshot: examples in a prompt; None: as many as the task says.
         fewshot_as_multiturn: in a chat, every example is a turn of its own.
+        masks: drawn of a text whose likelihood is asked for, where the model is a masked one.
 
     Raises:
-        ValueError: the harness is not installed, has no such task, or the task does not generate text.
+        ValueError: the harness is not installed, has no such task, or the task wants what a job cannot do.
     """
 
     name = "harness"
-    options = ("harness", "fewshot", "fewshot_as_multiturn")
+    options = ("harness", "fewshot", "fewshot_as_multiturn", "masks")
 
     def __init__(
         self,
@@ -42,101 +52,195 @@ class HarnessTask:
         limit: int | None = None,
         fewshot: int | None = None,
         fewshot_as_multiturn: bool = True,
+        masks: int = 128,
     ) -> None:
         if find_spec("lm_eval") is None:
             raise ValueError("task=harness needs lm-evaluation-harness: pip install 'lopa_dist[eval]'")
-        self.task = load(harness)
-        config = self.task.config
-        if self.task.OUTPUT_TYPE != "generate_until":
-            raise ValueError(
-                f"task.harness={harness}: it asks for {self.task.OUTPUT_TYPE}; only generate_until can be run"
-            )
-        if getattr(config, "unsafe_code", False):
-            raise ValueError(
-                f"task.harness={harness}: it runs the model's code unconfined; take task=humaneval or mbpp"
-            )
-        self.task.set_fewshot_seed(SEED)
-        self.limit, self.multiturn = limit, fewshot_as_multiturn
-        self.fewshot = int(config.num_fewshot or 0) if fewshot is None else fewshot
-        generation = dict(config.generation_kwargs or {})
-        until = generation.get("until") or []
-        self.stop = (until,) if isinstance(until, str) else tuple(until)
-        self.most = generation.get("max_gen_toks")
-        self.sampling = sampling_of(generation)
+        self.tasks, self.groups = load(harness)
+        self.fewshot, self.limit, self.multiturn, self.masks = fewshot, limit, fewshot_as_multiturn, masks
+        for name, task in self.tasks.items():
+            check(name, task)
+            task.set_fewshot_seed(SEED)
+        kinds = sorted({"likelihoods" if task.OUTPUT_TYPE in SCORED else "texts" for task in self.tasks.values()})
+        self.scores = kinds == ["likelihoods"]
+        if len(kinds) > 1:
+            raise ValueError(f"task.harness={harness}: some of its tasks ask for texts and some for likelihoods")
 
     def items(self) -> Iterable[Item]:
         """One item a document, called after the task and the document's number, from 0, as the harness counts."""
-        for number, document in self.task.doc_iterator(limit=self.limit):
-            yield self.item(number, document)
+        for name, task in self.tasks.items():
+            last = ""
+            for number, document in task.doc_iterator(limit=self.limit):
+                item = self.item(name, number, document)
+                common = os.path.commonprefix([last, item.prompt or ""])  # noqa: RUF071 - of texts
+                last = item.prompt or ""
+                end = task.config.fewshot_delimiter or "\n\n"  # of the examples, which many documents have in common
+                yield replace(item, prefix=common[: common.rfind(end) + len(end)] if end in common else "")
 
-    def item(self, number: int, document: Mapping[str, Any]) -> Item:
-        """One document."""
-        custom_id = f"{self.task.config.task}-{number}"
-        begin = self.task.resolve_field(document, self.task.config.gen_prefix)  # how the task begins an answer
-        asked = {"doc": document, "num_fewshot": self.fewshot, "gen_prefix": begin}
-        random = self.task.sampler.rnd
+    def item(self, name: str, number: int, document: Mapping[str, Any]) -> Item:
+        """One document of a task."""
+        task, custom_id = self.tasks[name], f"{name}-{number}"
+        usual = int(task.config.num_fewshot or 0)
+        examples = usual if self.fewshot is None else self.fewshot
+        begin = task.resolve_field(document, task.config.gen_prefix)  # how the task begins an answer
+        context = partial(task.fewshot_context, doc=document, num_fewshot=examples, gen_prefix=begin)
+        random = task.sampler.rnd
         before = random.getstate()
-        prompt = self.task.fewshot_context(**asked)
+        plain = context()
         after = random.getstate()
         random.setstate(before)  # the same examples in both forms, those that `lm_eval` draws
-        asked |= {"apply_chat_template": True, "fewshot_as_multiturn": self.multiturn}
-        # a template that leaves messages as they are
-        messages = self.task.fewshot_context(**asked, chat_template=lambda turns, add_generation_prompt=True: turns)
+        chat = context(
+            apply_chat_template=True,
+            fewshot_as_multiturn=self.multiturn,
+            chat_template=lambda turns, add_generation_prompt=True: turns,  # leaves messages as they are
+        )
         random.setstate(after)
-        if not isinstance(prompt, str) or not isinstance(messages, list):
-            return Item(custom_id, error="it has several prompts; only one can be answered")
-        begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
-        return Item(
-            custom_id=custom_id,
-            prompt=prompt,
-            messages=messages,
-            max_new_tokens=self.most,
-            reference=json.dumps(document, sort_keys=True, default=str),
-            answer_prefix=begun,
-            stop=self.stop,
-            sampling=self.sampling,
+        reference = json.dumps(document, sort_keys=True, default=str)
+        item = Item(custom_id, reference=reference)
+        if task.OUTPUT_TYPE in SCORED:
+            found = tuple(continuations(task, document, plain, chat))
+            first = found[0].behind or item  # for those who look at the results
+            return replace(item, prompt=first.prompt, messages=first.messages, continuations=found)
+        if not isinstance(plain, str):
+            return replace(item, error="it has several prompts; only one can be answered")
+        generation = dict(task.config.generation_kwargs or {})
+        until = generation.get("until") or []
+        return replace(
+            behind(item, plain, chat),
+            max_new_tokens=generation.get("max_gen_toks"),
+            stop=(until,) if isinstance(until, str) else tuple(until),
+            sampling=sampling_of(generation),
         )
 
     def score(self, item: Item, text: str) -> Score:
-        """Filter and judge a text as the harness does.
+        """Filter and judge a text as the harness does."""
+        return self.judged(item, [text])
 
-        Raises:
-            CannotJudge: the task's metric, such as BLEU, is not a number for a single answer.
-        """
+    def score_likelihoods(self, item: Item, found: Sequence[Likely]) -> Score:
+        """Judge by how likely the model finds the continuations of an item."""
+        task = self.task_of(item)
+        if task.OUTPUT_TYPE == "loglikelihood_rolling":
+            return self.judged(item, [one.loglikelihood for one in found])
+        score = self.judged(item, [(one.loglikelihood, one.greedy) for one in found])
+        if task.OUTPUT_TYPE != "multiple_choice":
+            return score
+        choices = task.doc_to_choice(json.loads(item.reference))
+        best = max(range(len(choices)), key=lambda number: found[number].loglikelihood)
+        return replace(score, extracted=str(choices[best]))
+
+    def judged(self, item: Item, responses: Sequence[Any]) -> Score:
+        """What the harness makes of a document's responses."""
         from lm_eval.api.instance import Instance
+        from lm_eval.api.metrics import mean
 
-        document = json.loads(item.reference)
-        instance = Instance("generate_until", document, ("", {}), 0, resps=[text])
-        found: dict[str, float] = {}
-        for pipeline in self.task._filters:
-            pipeline.apply([instance])
-            metrics = self.task.process_results(document, [instance.filtered_resps[pipeline.name]])
-            for metric, value in metrics.items():
-                if not isinstance(value, (bool, int, float)):
-                    raise CannotJudge(
-                        f"task.harness={self.task.config.task}: {metric} is not a number for one answer; only tasks "
-                        "whose answers are right or wrong can be judged here"
-                    )
-                found[pipeline.name if len(metrics) == 1 else f"{metric}_{pipeline.name}"] = value
-        first = next(iter(instance.filtered_resps.values()))
-        (_, right), *others = found.items()
-        return Score(bool(right == 1), str(first), {name: bool(value == 1) for name, value in others})
+        task, document = self.task_of(item), json.loads(item.reference)
+        instances = [Instance(task.OUTPUT_TYPE, document, ("",), n, resps=[one]) for n, one in enumerate(responses)]
+        metrics: dict[str, Any] = {}
+        shares: dict[str, bool] = {}
+        for pipeline in task._filters:
+            pipeline.apply(instances)
+            filtered = [instance.filtered_resps[pipeline.name] for instance in instances]
+            found = task.process_results(document, filtered)
+            for metric, value in found.items():
+                metrics[f"{metric},{pipeline.name}"] = plainly(value)
+                name = pipeline.name if len(found) == 1 else f"{metric}_{pipeline.name}".removesuffix("_none")
+                if task.aggregation().get(metric, mean) is mean and isinstance(value, bool | int | float):
+                    shares[name] = bool(value == 1)
+        first = next(iter(instances[0].filtered_resps.values()))
+        right = shares.pop(next(iter(shares))) if shares else None
+        extracted = None if task.OUTPUT_TYPE in SCORED else str(first)
+        return Score(right, extracted, shares, metrics=metrics)
+
+    def task_of(self, item: Item) -> Any:
+        """The harness' task that an item is of."""
+        return self.tasks[item.custom_id.rpartition("-")[0]]
+
+    def totals(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+        """By task, and by group, what the harness makes of the metrics of all its documents.
+
+        Args:
+            lines: of the results.
+        """
+        from lm_eval.api.metrics import mean
+
+        values: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        for line in lines:
+            for key, value in line.get("metrics", {}).items():
+                values[line["custom_id"].rpartition("-")[0]][key].append(value)
+        found: dict[str, dict[str, Any]] = {}
+        for name, task in self.tasks.items():
+            for key, several in values.get(name, {}).items():
+                rule = task.aggregation().get(key.split(",")[0], mean)
+                try:
+                    found.setdefault(name, {})[key] = float(rule(several))
+                except Exception as error:  # whatever the metric's library raises; the answers are there
+                    log.warning("WARNING: %s: %s could not be worked out (%s)", name, key, error)
+        sizes = {name: {"sample_len": max(map(len, of.values()))} for name, of in values.items()}
+        for name, group in self.groups.items():
+            of = group.aggregate({task: found[task] | sizes[task] for task in self.tasks if task in found})
+            figures = {key: of[key] for key in of if "," in key and "_stderr" not in key}
+            found |= {name: figures} if figures else {}
+        return found
 
 
-def load(task: str) -> Any:
-    """Return the harness' task object, or raise a ValueError that says why there is none."""
+def behind(item: Item, plain: str, chat: list[dict[str, str]]) -> Item:
+    """The item with a prompt in both forms; the last message may be how the assistant's turn begins."""
+    begun = chat[-1]["content"] if chat[-1]["role"] == "assistant" else ""
+    return replace(item, prompt=plain, messages=chat[:-1] if begun else chat, answer_prefix=begun)
+
+
+def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any) -> Iterator[Continuation]:
+    """The texts of a document whose likelihoods a task asks for, each with what it stands behind.
+
+    Args:
+        task: of the harness.
+        document: of the task.
+        plain: the prompt, or one for each of the texts.
+        chat: the same as lists of messages.
+    """
+    asked = [
+        task.construct_requests(document, context, apply_chat_template=in_chat)
+        for context, in_chat in ((plain, False), (chat, True))
+    ]
+    pairs = zip(*(some if isinstance(some, list) else [some] for some in asked), strict=True)
+    for of_plain, of_chat in pairs:
+        *context, text = of_plain.args
+        *messages, text_in_chat = of_chat.args
+        if context and context[0]:
+            yield Continuation(text, text_in_chat, behind(Item(""), context[0], messages[0]))
+        else:
+            yield Continuation(text, text_in_chat)
+
+
+def plainly(value: Any) -> Any:
+    """A metric of one document as JSON has it."""
+    return json.loads(json.dumps(value, default=lambda of: of.tolist() if hasattr(of, "tolist") else str(of)))
+
+
+def check(name: str, task: Any) -> None:
+    """Raise a ValueError where a job cannot do what a task wants."""
+    if task.OUTPUT_TYPE not in (*SCORED, "generate_until"):
+        raise ValueError(f"task.harness={name}: it asks for {task.OUTPUT_TYPE}, which a job has not")
+    if getattr(task.config, "unsafe_code", False):
+        raise ValueError(f"task.harness={name}: it runs the model's code unconfined; take task=humaneval or mbpp")
+    if (task.config.repeats or 1) > 1:
+        raise ValueError(
+            f"task.harness={name}: it wants {task.config.repeats} answers to each document; a YAML file that includes "
+            "it and has repeats: 1 takes one"
+        )
+
+
+def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the harness' task objects and groups by name, or raise a ValueError that says why there are none."""
     from lm_eval.tasks import TaskManager
 
     try:
         manager = TaskManager(include_defaults=not Path(task).is_file())  # reading all of them takes ten seconds
-        tasks: Sequence[Any] = list(manager.load([task])["tasks"].values())
+        found = manager.load([task])
     except Exception as error:  # errors of the harness, of datasets and of the hub have no common base
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(f"task.harness={task}: {type(error).__name__}: {reason}") from error
-    if len(tasks) != 1:
-        names = ", ".join(sorted(str(one.config.task) for one in tasks)[:8])
-        raise ValueError(f"task.harness={task}: a group of {len(tasks)} tasks; run one at a time, e.g. {names}")
-    return tasks[0]
+    return dict(found["tasks"]), dict(found["groups"])
 
 
 def sampling_of(generation: Mapping[str, Any]) -> RequestSampling:

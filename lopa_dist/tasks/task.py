@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -34,8 +34,19 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """A text whose likelihood is asked for."""
+
+    text: str
+    text_in_chat: str  # the same, as it stands behind a chat's last turn
+    behind: Item | None = None  # whose prompt it stands behind, in both forms; None: it begins a document
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One thing to generate for: a prompt, chat messages, or the reason why its line is unusable.
+
+    With `continuations`, nothing is generated: they are scored instead.
 
     A benchmark gives both prompt and messages; the job keeps the one that fits the model (`jobs/run/prompts.py`).
     """
@@ -53,16 +64,18 @@ class Item:
     token_steps: bool = False  # whether the result tells how each token was written
     origin: Origin | None = None
     metadata: dict[str, Any] | None = None  # what the input says besides, which passes through to the results
+    continuations: tuple[Continuation, ...] = ()
 
 
 @dataclass(frozen=True)
 class Score:
     """Whether a text is right, the answer that was read from it, and what other rules of reading say."""
 
-    correct: bool
+    correct: bool | None  # None: the task has metrics, but none of them says so
     extracted: str | None
     also: Mapping[str, bool] = field(default_factory=dict)  # rule: right or not; `correct_RULE`, `accuracy_RULE`
     reason: str = ""  # why it is not right, where that is known
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # as the task's own library has them
 
 
 class Task(Protocol):
@@ -78,6 +91,37 @@ class Task(Protocol):
 
         Any exception but `CannotJudge` leaves this one text unjudged: it says nothing of the text.
         """
+
+
+class Likely(Protocol):
+    """How likely a model finds a text."""
+
+    @property
+    def loglikelihood(self) -> float:
+        """In nats."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it is what the model would have written."""
+
+
+@runtime_checkable
+class LikelihoodTask(Task, Protocol):
+    """A task that may ask how likely given texts are, of each item or of none."""
+
+    scores: bool  # whether it does
+    masks: int  # of a text, where the model is a masked one
+
+    def score_likelihoods(self, item: Item, found: Sequence[Likely]) -> Score | None:
+        """Judge by the likelihoods of an item's continuations, in order."""
+
+
+@runtime_checkable
+class TotallingTask(Task, Protocol):
+    """A task with metrics that are more than a mean over its items."""
+
+    def totals(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+        """Return metrics by name for each part of the task, from the lines of `results.jsonl`."""
 
 
 class CannotJudge(ValueError):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,16 +33,18 @@ class OracleConfig:
     verify: str = "confidence"  # confidence | agreement
     drafts: int = 0  # tokens that each branch verifies (agreement)
     window_attention: str = "full"  # full | block_causal
+    prompt_attention: str = "self"  # blocks: blocks are counted from the prompt's first token, and all are whole
     block_size: int = 32
     max_new_tokens: int = 512
     max_active_blocks: int | None = None
     tau_add: float = 0.1
     tau_act: float = 0.95
     tau_conf: float = 0.9
+    tau_edit: float | None = None
     tau_look: float = 0.0
     force: str = "block"  # block | leftmost
     extra_fill: int = 0
-    boundary: str = "fresh"  # fresh | stale | fill
+    boundary: str = "fresh"  # fresh | fill
     cache: str = "block"  # block | none | dual
     sub_block_size: int | None = None
     stop_at_eos: bool = True
@@ -54,7 +57,7 @@ class OracleConfig:
         choices = {
             "verify": ("confidence", "agreement"),
             "force": ("block", "leftmost"),
-            "boundary": ("fresh", "stale", "fill"),
+            "boundary": ("fresh", "fill"),
             "cache": ("block", "none", "dual"),
         }
         for name, allowed in choices.items():
@@ -88,21 +91,27 @@ class Oracle:
         self.known = len(known)
         self.max_new_tokens = (config.max_new_tokens if max_new_tokens is None else max_new_tokens) + self.known
         self.mean = mean or plain_mean
-        self.tokens: list[int] = [*known, *[config.mask_id] * (self.max_new_tokens - self.known)]
+        self.room = self.max_new_tokens  # where the last block ends
+        if config.prompt_attention == "blocks":
+            self.room += -self.room % config.block_size
+        self.tokens: list[int] = [*known, *[config.mask_id] * (self.room - self.known)]
         self.committed = -1  # -1: the prompt was not forwarded yet; else generated tokens in the cache
         self.complete = 0  # end of the leading complete blocks of the anchor
-        self.end = min(config.block_size, self.max_new_tokens)  # end of the last appended block
+        self.end = min(config.block_size, self.room)  # end of the last appended block
         self.full: set[int] = {0}  # fully active blocks
         self.eos = False
+        self.checks = 0  # forwards in a row that found no mask (tau_edit)
+        self.settled = config.tau_edit is None  # whether what stands in the window stays
         self.edits: list[dict[int, int]] = [{}]  # of each branch of the coming forward; 0 is the anchor
         self.chain: list[tuple[int, int]] = []  # drafts: positions and tokens, in the order of their verification
         self.paths: list[tuple[int, ...]] = [()]  # of each branch: its choices for the first drafts, 1 for a second one
         self.accepted: list[int] = []  # drafts accepted, by step
+        self.accepted_with: list[int] = []  # of the last step, see `_with_fewer`
         self.proofs: dict[int, Record] = {}  # what verification last predicted at a draft's position
         self.wins: list[int] = []
         self.last_scores: list[float] = []
         self.last_filled: list[tuple[int, int]] = []
-        self._boundary_record: Record | None = None  # boundary="stale": the record kept from the commit
+        self.last_edited: list[tuple[int, int]] = []
         self.done = self._is_done()
 
     def window(self) -> dict[str, Any]:
@@ -116,21 +125,14 @@ class Oracle:
             "drafts": [self.chain[len(path) :][: self.config.drafts] for path in self.paths],
         }
 
-    @property
-    def needs_boundary(self) -> bool:
-        """Whether position `committed` takes the remembered record in the coming forward."""
-        return (
-            self.config.boundary == "stale"
-            and self.config.shift
-            and self.config.cache != "none"
-            and self.committed >= 0
-            and self.committed == self.complete  # this forward commits nothing
-            and self.committed < self.end
-            and self.masked(self.committed)
-        )
-
     def masked(self, pos: int) -> bool:
         return self.tokens[pos] == self.config.mask_id
+
+    def wanted(self) -> list[int]:
+        """The positions of the window whose predictions are read: its masks; to edit, all but the prompt's."""
+        if self.config.tau_edit is None:
+            return self.window_masks()
+        return list(range(max(self.complete, self.known), self.end))
 
     def window_masks(self) -> list[int]:
         """The anchor's masked positions in [complete, end), ascending."""
@@ -159,24 +161,20 @@ class Oracle:
         """Take the records of one forward and move the sequence by one step.
 
         Args:
-            records: `records[branch][pos]` for each masked position of the window.
+            records: `records[branch][pos]` for each position of the window that is `wanted`.
             verified: by branch and number of a draft in it, what the forward predicts at the draft's position in the
                 context of the drafts before it. Drafts that are not there take the branch's own record.
         """
         if self.done:
             raise ValueError("the sequence is done: it takes no more steps")
-        # boundary=stale: a forward that commits nothing has no fresh row for the first position.
-        stale: dict[int, Record] = {}
-        if self.needs_boundary:
-            assert self._boundary_record is not None  # masked now, so masked when it was committed
-            stale[self.committed] = self._boundary_record
         seen: list[dict[int, Record]] = []  # per branch: the records of its own still masked positions
         for j, edit in enumerate(self.edits):
-            still = [pos for pos in self.window_masks() if pos not in edit]
-            seen.append({pos: stale[pos] if pos in stale else records[j][pos] for pos in still})
+            still = [pos for pos in self.wanted() if pos not in edit]
+            seen.append({pos: records[j][pos] for pos in still})
 
         # 1, 2. Verify: which branch wins, and which tokens it brings.
         if self.config.verify == "agreement":
+            self.accepted_with = self._with_fewer(seen, verified or {})
             winner, brought = self._longest_agreement(seen, verified or {})
         else:  # Ties: the lookahead of smallest index, the anchor last.
             self.last_scores = [self._score(record) for record in seen]
@@ -189,11 +187,12 @@ class Oracle:
         # 3. Commit: this forward computed everything that was complete before it.
         committing = self.config.cache != "none" and self.committed < self.complete
         if self.config.cache != "none":
-            if self.committed < self.complete:  # also the prompt's forward, committed == -1
-                self._boundary_record = record.get(self.complete)
             self.committed = self.complete
 
-        # 4. What the winner brings is written.
+        # 4. What the winner brings is written. Models that edit replace what was filled before.
+        replaced = self._edits(record)
+        for pos, token in replaced.items():
+            self._write(pos, token)
         filled = dict(brought)
         for pos, token in filled.items():
             self._write(pos, token)
@@ -210,7 +209,8 @@ class Oracle:
         for pos in chosen:
             filled[pos] = record[pos][0]
             self._write(pos, record[pos][0])
-        self.last_filled = sorted(filled.items())
+        self.last_filled, self.last_edited = sorted(filled.items()), sorted(replaced.items())
+        self.eos = self.settled and any(token in self.config.eos_ids for token in self.tokens[self.known : self.end])
 
         # 7. Lookahead candidates: what remains masked, by the same records.
         candidates = [pos for pos in self._fillable() if record[pos][1] >= self.config.tau_look]
@@ -218,21 +218,48 @@ class Oracle:
 
         # 8. The frontier of complete blocks, by the anchor's content only.
         for block in blocks:
-            if block.start == self.complete and not any(self.masked(pos) for pos in block):
+            if self.settled and block.start == self.complete and not any(self.masked(pos) for pos in block):
                 self.complete = block.stop
 
         # 9. Append at most one block, by the anchor's progress.
         if self._may_append(blocks[-1]):
-            self.end = min(self.end + self.config.block_size, self.max_new_tokens)
+            self.end = min(self.end + self.config.block_size, self.room)
 
         # 10, 11. Done, or spawn the branches of the next forward.
         self.done = self._is_done()
         self._spawn([] if self.done else candidates, record)
 
+    def _edits(self, record: Mapping[int, Record]) -> dict[int, int]:
+        """What was filled before the forward, and the model is sure enough of another token (LLaDA2.1).
+
+        A block is settled once a forward found no mask in it and changed nothing, or 16 forwards found no mask.
+        """
+        tau, found = self.config.tau_edit, {}
+        if tau is not None:
+            for pos in [pos for pos in self.wanted() if not self.masked(pos)]:
+                token, probability, *_ = record[pos]
+                if token != self.tokens[pos] and probability > tau:
+                    found[pos] = token
+            self.checks = 0 if self.window_masks() else self.checks + 1
+            self.settled = self.checks > 0 and (not found or self.checks == 16)
+        return found
+
     def _score(self, seen: Mapping[int, Record]) -> float:
         """Branch confidence over its still masked positions (LoPA, Eq. 2)."""
-        values = [seen[pos][2] for pos in sorted(seen)]
+        values = [seen[pos][2] for pos in sorted(seen) if self.masked(pos)]
         return self.mean(values) if values else 1.0  # all filled
+
+    def _with_fewer(
+        self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
+    ) -> list[int]:
+        """How many drafts are accepted if only the first 1, 2, ... branches ran."""
+        found = []
+        for count in range(1, len(self.edits) + 1):
+            other = copy(self)
+            other.edits, other.accepted, other.proofs = self.edits[:count], [], {}
+            other._longest_agreement(seen, verified)
+            found += other.accepted
+        return found
 
     def _longest_agreement(
         self, seen: Sequence[Mapping[int, Record]], verified: Mapping[tuple[int, int], Record]
@@ -288,15 +315,14 @@ class Oracle:
         return chosen
 
     def _write(self, pos: int, token: int) -> None:
-        """Fill one position; an EOS is remembered (sticky: it stops appending)."""
+        """Fill one position."""
         if token == self.config.mask_id:
             raise ValueError(f"position {pos} would be filled with the mask token: the records are wrong")
         self.tokens[pos] = token
-        self.eos = self.eos or token in self.config.eos_ids
 
     def _may_append(self, last: range) -> bool:
         """Whether the anchor's progress earns another block."""
-        if self.eos or self.end >= self.max_new_tokens:
+        if self.eos or self.end >= self.room or not self.settled:
             return False
         if not self.window_masks():  # nothing left to fill: a block must come
             return True
@@ -306,7 +332,9 @@ class Oracle:
 
     def _is_done(self) -> bool:
         """No mask left, or an EOS with no mask before it (`stop_at_eos`)."""
-        for pos in range(self.known, self.end):
+        if not self.settled:
+            return False
+        for pos in range(self.known, min(self.end, self.max_new_tokens)):
             if self.masked(pos):
                 return False
             if self.config.stop_at_eos and self.tokens[pos] in self.config.eos_ids:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
-from lopa_dist.rows.structure import stale_boundary
+from lopa_dist.rows.structure import record_of_commit
 from tests.decode.admission import admit
 from tests.decode.oracle import Oracle, OracleConfig, Record
 from tests.strategies import decode_configs
@@ -78,7 +78,7 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
     """Everything that both sides know of one sequence."""
     assert bool(state.done[slot]) == oracle.done
     limit = oracle.max_new_tokens
-    assert state.generated([slot], [limit])[0] == oracle.tokens[oracle.known :]
+    assert state.generated([slot], [limit])[0] == oracle.tokens[oracle.known : limit]
     assert int(state.committed[slot]) == oracle.committed
     assert int(state.complete[slot]) == oracle.complete
     assert int(state.end[slot]) == oracle.end
@@ -118,9 +118,8 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         host = state.to_host()
         width = -(-int((host.end - host.complete).max()) // config.block_size) * config.block_size
         records = scripted(rng, state, width)
-        fresh = Records(records.packed.clone())
-        kept = stale_boundary(state, host)
-        if kept.any():  # the runner's part of boundary=stale, as `unpack` does it
+        kept = record_of_commit(state, host)
+        if kept.any():  # as `unpack` does it
             first, old = records.packed[..., 0], state.boundary.packed[..., None]
             first.copy_(torch.where(torch.from_numpy(kept)[:, None], old, first))
         verified: list[dict[tuple[int, int], Record]] = [{} for _ in range(slots)]
@@ -134,18 +133,13 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         for slot in running:
             oracle = oracles[slot]
             assert host.masked[slot] == len(oracle.window_masks())
-            if config.boundary == "stale":
-                assert bool(kept[slot]) == oracle.needs_boundary
-                source = fresh
-            else:
-                source = records  # what a fresh row would give where it cannot differ
             branches = [
                 {
                     before[slot] + w: (
-                        int(source.token[slot, j, w]),
-                        float(source.probability[slot, j, w]),
-                        float(source.confidence[slot, j, w]),
-                        *second_choice(source, slot, j, w),
+                        int(records.token[slot, j, w]),
+                        float(records.probability[slot, j, w]),
+                        float(records.confidence[slot, j, w]),
+                        *second_choice(records, slot, j, w),
                     )
                     for w in range(width)
                 }
@@ -158,5 +152,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
                 assert np.allclose(winner.scores[slot, : len(expected)].numpy(), expected, atol=1e-12)
             if winner.accepted is not None:
                 assert int(state.accepted[slot]) == oracle.accepted[-1]
+            if winner.accepted_with is not None:
+                assert winner.accepted_with[slot, : len(branches)].tolist() == oracle.accepted_with
             check(state, slot, oracle)
     raise AssertionError("did not finish")

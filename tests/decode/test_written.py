@@ -37,8 +37,7 @@ def watched(oracle: Oracle) -> Told:
         chain, number = list(oracle.chain), len(oracle.wins) + 1
         oracle.proofs.clear()
         edits = [dict(edit) for edit in oracle.edits]
-        stale = {oracle.committed: oracle._boundary_record} if oracle.needs_boundary else {}
-        records = [{**records[branch], **stale} for branch in range(len(edits))]
+        records = [records[branch] for branch in range(len(edits))]
         step_of(records, verified)
         branch, brought = oracle.wins[-1], oracle.proofs
         accepted = oracle.accepted[-1] if oracle.config.verify == "agreement" else 0
@@ -50,6 +49,8 @@ def watched(oracle: Oracle) -> Told:
                 told[position] = last[position][1], number, "accepted"
             else:
                 told[position] = records[branch][position][1], number, "filled"
+        for position, _ in oracle.last_edited:
+            told[position] = records[branch][position][1], number, "edited"
         last.clear()
         last.update(records[branch])
 

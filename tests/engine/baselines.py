@@ -166,16 +166,19 @@ def block_diffusion(
     """SDAR and Fast-dLLM v2, without any cache: a row sees up to the end of its own block, counted from position 0.
 
     The blocks of SDAR are one part each. With the shift (Fast-dLLM v2) the pass over a complete block, the prompt's
-    last one included, gives the next block's first token, whatever its probability.
+    last one included, gives the next block's first token, whatever its probability. The last block is whole, though the
+    answer may end within it.
     """
-    at = Decoder(model, prompt, count)
-    while masked := at.masked(at.prompt, at.end):
+    end = len(prompt) + count
+    at = Decoder(model, prompt, -(-end // block) * block - len(prompt))
+    while masked := at.masked(at.prompt, end):
         start = masked[0] // block * block
-        stop = min(start + block, at.end)
-        found, _ = at.forward(0, stop, lambda p: range(min((p // block + 1) * block, at.end)))
+        stop = start + block
+        found, _ = at.forward(0, stop, lambda p: range((p // block + 1) * block))
         if at.shift and masked[0] == start:
             at.fill(found, start)
             continue
         first = masked[0] // part * part
-        at.fill_above(found, at.masked(first, min(first + part, at.end)), threshold)
-    return at.result()
+        at.fill_above(found, at.masked(first, first + part), threshold)
+    tokens, forwards = at.result()
+    return tokens[:count], forwards

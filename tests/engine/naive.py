@@ -58,7 +58,7 @@ class Naive:
         self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])
         self.cache: Cache = []
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
-        self.thresholds = (config.tau_conf, config.tau_add, config.tau_act)
+        self.thresholds = tuple(t for t in (config.tau_conf, config.tau_add, config.tau_act, config.tau_edit) if t)
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
@@ -183,7 +183,7 @@ class Naive:
                 caches.append(cache)
                 found: dict[int, Record] = {}
                 for position in range(view["complete"], view["end"]):
-                    if oracle.tokens[position] != self.model.config.mask_id or position - shift not in rows:
+                    if position not in oracle.wanted() or position - shift not in rows:
                         continue
                     found[position] = self.record(rows[position - shift])
                 records.append(found)
@@ -203,7 +203,7 @@ class Naive:
                 self.cache = [
                     (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(old, kept, strict=True)
                 ]
-        return oracle.tokens[oracle.known : oracle.end], oracle.wins
+        return oracle.tokens[oracle.known : min(oracle.end, oracle.max_new_tokens)], oracle.wins
 
 
 def check_same(

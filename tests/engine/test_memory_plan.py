@@ -162,3 +162,18 @@ def test_unequal_requests_have_space_to_spare() -> None:
     assert memory.kv_budget(needs, 40, None) == needs.sum()
     assert memory.kv_budget(np.full(40, 7), 17, None) == 17 * 7
     assert memory.kv_budget(needs, 17, 100) == 100
+
+
+@pytest.mark.parametrize("where", ["a forward", "the warm-up"])
+def test_memory_that_runs_out_all_the_same_is_said_with_what_to_do(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(2, attention="meta", graphs="always"))
+    requests = random_requests(3, 2, BASE.max_new_tokens)
+    runner = engine.prepare(requests).runner
+    monkeypatch.setattr("lopa_dist.engine.static_runner.Body.run", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError, match=r"allocate 2\.00 GiB\.\n.*engine\.max_rows.*nvidia-smi"):
+        list(engine.generate(requests)) if where == "a forward" else runner.warm_up()

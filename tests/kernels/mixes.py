@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.ragged import UNBOUNDED
 
 KINDS = ("full", "causal", "block_causal", "prompt_self", "drafts")
 
@@ -25,19 +27,29 @@ class Mix:
     sequence: list[int]  # of each segment
 
 
-def first_columns(kind: str, rows: int, unit: int) -> list[int]:
-    """`lo` of a segment's rows; `unit` is the number of token rows, of which there are at most half as many as rows."""
+def token_rows(rows: int, unit: int) -> int:
+    """How many of a segment's rows are drafts' token rows: at most `unit`, and at most as many as its window has."""
+    return min(unit, rows // 3)
+
+
+def draft_columns(kind: str, rows: int, unit: int, seed: int) -> tuple[list[int], list[int]]:
+    """`depth` and `until` of a segment's rows; its masks, and rows of later blocks, are anywhere in the window."""
     if kind != "drafts":
-        return [0] * rows
-    t = min(unit, (rows - 1) // 2)
-    return [*range(t), *[t] * (rows - 2 * t), *range(t - 1, -1, -1)]
+        return [0] * rows, [UNBOUNDED] * rows
+    t = token_rows(rows, unit)
+    depths = list(range(1, t + 1))
+    window = [*depths, *[UNBOUNDED] * (rows - 3 * t)]
+    window[t:] = [Random(seed + i).choice([UNBOUNDED, 1]) for i in range(rows - 3 * t)]
+    Random(seed).shuffle(window)
+    return [0] * len(window) + depths + depths, window + [UNBOUNDED] * (2 * t)
 
 
 def own_columns(kind: str, rows: int, unit: int) -> list[int]:
     """`hi` of a segment's rows; `unit` is the block size, the length of the prompt, or the number of token rows."""
     if kind == "drafts":
-        window = rows - 2 * min(unit, (rows - 1) // 2)
-        return [lo + window for lo in first_columns(kind, rows, unit)]
+        t = token_rows(rows, unit)
+        behind = [rows - 2 * t + i for i in range(1, t + 1)]
+        return [rows - 2 * t] * (rows - 2 * t) + behind + behind
     if kind == "full":
         return [rows] * rows
     if kind == "causal":
@@ -60,11 +72,12 @@ def mixes(
     """Sequences in any order in the pool, their branches adjacent among the rows, now and then rows of padding.
 
     Segments have `window` rows, or 1 to `most_rows`. With `bounded` there are also segments whose rows see parts of the
-    cached tokens and nothing else, and no row sees an interval.
+    cached tokens and nothing else, and no rows of drafts.
     """
     tails = draw(st.booleans())
     columns: list[tuple[int, ...]] = []
-    lo: list[int] = []
+    depth: list[int] = []
+    until: list[int] = []
     hi: list[int] = []
     owners: list[int] = []
     seen: list[int] = []
@@ -81,7 +94,9 @@ def mixes(
         hi += [0] * draw(st.sampled_from([0, 0, 0, 2]))  # padding; the engine has it at the end only
         for _ in range(draw(st.integers(1, 4))):
             columns.append((len(hi), rows, base, cached, tail_base, tail))
-            lo += [0] * (len(hi) - len(lo)) + first_columns(kind, rows, unit)
+            of_rows, of_columns = draft_columns(kind, rows, unit, draw(st.integers(0, 999)))
+            depth += [0] * (len(hi) - len(depth)) + of_rows
+            until += [UNBOUNDED] * (len(hi) - len(until)) + of_columns
             in_pool = bounded and cached + tail > 0 and draw(st.booleans())
             bounds = st.integers(1, cached + tail) if in_pool else st.just(cached + tail)
             seen += [0] * (len(hi) - len(seen)) + draw(st.lists(bounds, min_size=rows, max_size=rows))
@@ -89,13 +104,14 @@ def mixes(
             owners.append(sequence)
     scratch = slots + draw(st.integers(0, 3))
     hi += [0] * (-len(hi) % 16)
-    lo += [0] * (len(hi) - len(lo))
+    depth += [0] * (len(hi) - len(depth))
+    until += [UNBOUNDED] * (len(hi) - len(until))
     seen += [0] * (len(hi) - len(seen))
     start, rows_of, base_of, cached_of, tail_base_of, tail_of = np.array(columns, np.int64).T
     segments = Segments(
         start, rows_of, base_of, cached_of, scratch + start, np.array(hi, np.int64),
-        (tail_base_of, tail_of) if tails else None, np.array(lo, np.int64) if any(lo) else None,
-        np.array(seen, np.int64) if bounded else None,
+        (tail_base_of, tail_of) if tails else None, np.array(seen, np.int64) if bounded else None,
+        (np.array(depth, np.int64), torch.tensor(until)) if any(depth) else None,
     )  # fmt: skip
     return Mix(segments, len(hi), scratch + len(hi), scratch, owners)
 
@@ -105,7 +121,7 @@ def subset(segments: Segments, which: list[int] | np.ndarray) -> Segments:
     tail = None if segments.tail is None else (segments.tail[0][which], segments.tail[1][which])
     return Segments(
         segments.start[which], segments.rows[which], segments.shared_base[which], segments.shared[which],
-        segments.own_base[which], segments.hi, tail, segments.lo, segments.seen,
+        segments.own_base[which], segments.hi, tail, segments.seen, segments.drafts,
     )  # fmt: skip
 
 
@@ -118,10 +134,18 @@ def seen_slots(segments: Segments) -> dict[int, list[int]]:
         if segments.tail is not None:
             slots += range(int(segments.tail[0][g]), int(segments.tail[0][g] + segments.tail[1][g]))
         for row in range(start, start + int(segments.rows[g])):
-            lo = 0 if segments.lo is None else int(segments.lo[row])
             some = slots if segments.seen is None else slots[: int(segments.seen[row])]
-            found[row] = [*some, *range(own + lo, own + int(segments.hi[row]))]
+            columns = range(int(segments.hi[row]))
+            found[row] = [*some, *(own + c for c in columns if sees(segments, row, start + c))]
     return found
+
+
+def sees(segments: Segments, row: int, other: int) -> bool:
+    """Whether a row sees another one of its segment that is before its `hi`."""
+    if segments.drafts is None:
+        return True
+    depth, until = segments.drafts
+    return bool(depth[row] < until[other])
 
 
 def tensors(mix: Mix, kv_heads: int, group: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,7 +36,7 @@ def rows_of(first: int, count: int, base: int, cut: int, cut_base: int) -> Segme
     arrays = [np.array([x]) for x in (0, count, cut_base, some, 0, base + some, end - some)]
     start, rows, shared_base, shared, own, tail_base, tail = arrays
     hi, seen = np.zeros(count, np.int64), np.arange(first, end) + 1
-    return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), None, seen)
+    return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), seen)
 
 
 @given(first=st.integers(0, 150), count=st.integers(2, 40), cut=st.integers(0, 60), group=st.sampled_from([1, 2, 5]))
@@ -84,7 +84,7 @@ def test_masks_behind_a_chain_change_none_of_its_bits(
     tail = chain.tail[0].repeat(2), chain.tail[1].repeat(2)
     both = Segments(
         np.array([0, count]), np.array([count, masks]), chain.shared_base.repeat(2), chain.shared.repeat(2),
-        np.array([0, 500]), np.append(chain.hi, np.arange(masks) + 1), tail, None,
+        np.array([0, 500]), np.append(chain.hi, np.arange(masks) + 1), tail,
         np.append(chain.seen, np.full(masks, first + count)),
     )  # fmt: skip
     assert len(plan(both, len(q), KV_HEADS * group, KV_HEADS, CPU)) == 1
@@ -93,8 +93,8 @@ def test_masks_behind_a_chain_change_none_of_its_bits(
     assert torch.allclose(found, attend_plain(q, keys, values, both), atol=3e-6)
 
 
-def test_intervals_are_refused() -> None:
+def test_columns_with_gaps_are_refused() -> None:
     segments = rows_of(4, 2, 100, 0, 0)
-    segments.lo = np.ones(2, np.int64)
-    with pytest.raises(ValueError, match="not an interval"):
+    segments.drafts = np.ones(2, np.int64), torch.ones(2)
+    with pytest.raises(ValueError, match="without gaps"):
         plan(segments, 2, 2, 2, CPU)

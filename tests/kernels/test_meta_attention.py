@@ -146,7 +146,9 @@ def on_its_own(mix: Mix, which: np.ndarray) -> tuple[Mix, np.ndarray]:
     segments.start, segments.own_base = segments.start - first, segments.own_base - first
     none = np.zeros(mix.rows - count, np.int64)
     segments.hi = np.concatenate([segments.hi[rows], none])
-    segments.lo = None if segments.lo is None else np.concatenate([segments.lo[rows], none])
+    if segments.drafts is not None:
+        depth, until = segments.drafts
+        segments.drafts = np.concatenate([depth[rows], none]), torch.cat([until[rows], torch.from_numpy(none)])
     return Mix(segments, mix.rows, mix.slots, mix.scratch, [0] * len(segments.start)), rows
 
 
@@ -177,7 +179,7 @@ def test_a_plan_is_filled_anew_at_the_same_addresses(first: Mix, second: Mix) ->
     rows = max(first.rows, second.rows)
     room = capacity(rows, 12, 8, Split(6, 32), 12, 110, 20)
     plan = MetaPlan(rows, room, KV_HEADS * 2, KV_HEADS, 16, 8, 400, DEVICE, launch=SMALL)
-    addresses = [x.data_ptr() for x in (plan.counts, plan.lo, plan.hi, plan.table, plan.merges)]
+    addresses = [x.data_ptr() for x in (plan.counts, plan.lo, plan.hi, plan.until, plan.table, plan.merges)]
     for mix in (first, second):
         q, keys, values = tensors(mix, KV_HEADS, 2, 16)
         plan.fill(tile(mix.segments, 8, Split(6, 32)))
@@ -188,7 +190,7 @@ def test_a_plan_is_filled_anew_at_the_same_addresses(first: Mix, second: Mix) ->
             inside[start : start + count] = True
         assert torch.allclose(out.cpu()[inside], attend_plain(q, keys, values, mix.segments)[inside], atol=3e-6)
         assert (out.cpu()[~inside] == 7).all()
-    assert addresses == [x.data_ptr() for x in (plan.counts, plan.lo, plan.hi, plan.table, plan.merges)]
+    assert addresses == [x.data_ptr() for x in (plan.counts, plan.lo, plan.hi, plan.until, plan.table, plan.merges)]
 
 
 def test_q_of_a_fused_projection_and_layers_of_a_pool() -> None:
@@ -267,7 +269,6 @@ def test_a_row_has_the_same_bits_whether_what_it_sees_is_cached_or_of_this_forwa
             np.array([scratch]),
             hi,
             ranges,
-            None,
             seen,
         )
         mix = Mix(one, total, len(k), scratch, [0])
@@ -287,7 +288,7 @@ def variant(arch: int, group: int, height: int, dim: int = 128, dtype: str = "bf
     launch = launch_for(height, dim_tile, torch_dtype, (arch // 10, arch % 10))
     pointers = dict.fromkeys(["q", "keys", "values", "out"], f"*{dtype}")
     pointers |= dict.fromkeys(["partial", "partial_lse"], "*fp32")
-    pointers |= dict.fromkeys(["table", "seen", "lo", "hi", "counts"], "*i32")
+    pointers |= dict.fromkeys(["table", "seen", "lo", "hi", "depth", "until", "counts"], "*i32")
     strides = ["q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head", "out_row", "out_head"]
     signature = {**pointers, "scratch": "i32", "scale": "fp32", **dict.fromkeys(strides, "i32")}
     constexprs = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import COLUMN_TILE, Segments, attend_grouped, attend_plain, plan
-from tests.kernels.mixes import first_columns, own_columns
+from tests.kernels.mixes import draft_columns, own_columns, sees
 
 CPU = torch.device("cpu")
 KV_HEADS, DIM = 2, 8
@@ -55,10 +55,11 @@ def batches(draw: st.DrawFn) -> tuple[Segments, int, int, list[bool]]:
     for g in draw(st.permutations(range(count))):
         start[g], total = total, total + rows[g]
     slots, total = slots + 2, total + draw(st.integers(0, 3))
-    lo, hi = np.zeros((2, total), np.int64)
+    depth, until, hi = np.zeros((3, total), np.int64)
     for g in range(count):
-        lo[start[g] : start[g] + rows[g]] = first_columns(patterns[g], rows[g], units[g])
-        hi[start[g] : start[g] + rows[g]] = own_columns(patterns[g], rows[g], units[g])
+        at = slice(start[g], start[g] + rows[g])
+        depth[at], until[at] = draft_columns(patterns[g], rows[g], units[g], draw(st.integers(0, 999)))
+        hi[at] = own_columns(patterns[g], rows[g], units[g])
     columns = (
         start,
         rows,
@@ -67,8 +68,8 @@ def batches(draw: st.DrawFn) -> tuple[Segments, int, int, list[bool]]:
         [bases["own", g] for g in range(count)],
     )
     tail = None if tails is None else (np.array([bases["tail", g] for g in range(count)]), np.array(tails, np.int64))
-    lows = lo if lo.any() or draw(st.booleans()) else None
-    return Segments(*(np.array(x, np.int64) for x in columns), hi, tail, lows), total, slots, seen[:slots]
+    drafts = (depth, torch.from_numpy(until)) if depth.any() or draw(st.booleans()) else None
+    return Segments(*(np.array(x, np.int64) for x in columns), hi, tail, drafts=drafts), total, slots, seen[:slots]
 
 
 def tensors(rows: int, slots: int, group: int, seed: int = 0, dim: int = DIM) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +96,7 @@ def only(segments: Segments, g: int) -> tuple[Segments, slice]:
         segments.own_base[one],
         segments.hi[at],
         None if segments.tail is None else (segments.tail[0][one], segments.tail[1][one]),
-        None if segments.lo is None else segments.lo[at],
+        drafts=None if segments.drafts is None else (segments.drafts[0][at], segments.drafts[1][at]),
     )
     return alone, at
 
@@ -158,7 +159,7 @@ def test_slots_of_others_are_never_read(batch: tuple[Segments, int, int, list[bo
 
 @given(batch=batches(), data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_columns_outside_lo_and_hi_have_no_weight(
+def test_columns_that_a_row_does_not_see_have_no_weight(
     batch: tuple[Segments, int, int, list[bool]], data: st.DataObject
 ) -> None:
     segments, rows, slots, _ = batch
@@ -171,8 +172,8 @@ def test_columns_outside_lo_and_hi_have_no_weight(
     changed = (grouped(q, keys, values, segments) != before).flatten(1).any(1)
     wanted = torch.zeros(rows, dtype=torch.bool)
     start, n = int(segments.start[g]), int(segments.rows[g])
-    lo = 0 if segments.lo is None else segments.lo[start : start + n]
-    wanted[start : start + n] = torch.from_numpy((segments.hi[start : start + n] > column) & (lo <= column))
+    for row in range(start, start + n):
+        wanted[row] = bool(segments.hi[row] > column) and sees(segments, row, start + column)
     assert torch.equal(changed & ~wanted, torch.zeros_like(changed))
     assert changed.any() == wanted.any()
 

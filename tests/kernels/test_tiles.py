@@ -30,7 +30,8 @@ def covered(tiles: Tiles) -> dict[int, list[int]]:
             slots = found.setdefault(row, [])
             cached = [*range(s0_base, s0_base + s0), *range(s1_base, s1_base + s1)]
             slots += cached[: max(int(tiles.seen[row]) - before, 0)]
-            slots += [tiles.scratch + c for c in range(c0, c1) if tiles.lo[row] <= c < tiles.hi[row]]
+            own = [c for c in range(c0, c1) if tiles.lo[row] <= c < tiles.hi[row]]
+            slots += [tiles.scratch + c for c in own if tiles.until is None or tiles.depth[row] < tiles.until[c]]
     return found
 
 
@@ -57,11 +58,12 @@ def test_what_is_kept_changes_nothing(mixed: list[Mix], cut: Cut) -> None:
         moved = replace(mix.segments, shared_base=mix.segments.shared_base + 7, shared=mix.segments.shared // 2)
         for segments in (mix.segments, moved, mix.segments):
             found, wanted = tile(segments, *cut, kept), tile(segments, *cut)
-            for name in ("table", "seen", "lo", "hi", "merges"):
+            for name in ("table", "seen", "lo", "hi", "depth", "merges"):
                 one, other = getattr(found, name), getattr(wanted, name)
                 assert one.dtype == other.dtype
                 assert np.array_equal(one, other)
             assert (found.parts, found.scratch) == (wanted.parts, wanted.scratch)
+            assert found.until is wanted.until, "it is this step's"
 
 
 def test_a_forward_that_comes_again_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,15 +120,26 @@ def test_adapters_are_merged_before_their_module_is_taken_apart(folder: Path, tm
 
 
 @pytest.mark.parametrize(
+    ("length", "name", "edits"),
+    [
+        (16384, "mine", False),
+        (32768, "mine", True),
+        (16384, "LLaDA2.1-mini", True),
+        (32768, "LLaDA2.0-mini-longer", False),
+    ],
+)
+def test_which_ones_edit(length: int, name: str, edits: bool, tmp_path: Path) -> None:
+    """By the name, else by the length of the context."""
+    at = write(tmp_path / name, llada2.KIND, {})
+    edit_config(at, max_position_embeddings=length)
+    assert training_pattern(read_config(at)).edits == edits
+
+
+@pytest.mark.parametrize(
     ("change", "name", "message"),
     [
-        (
-            {"max_position_embeddings": 32768},
-            "mine",
-            r"max_position_embeddings=32768 is LLaDA2\.1.*neither",
-        ),
-        ({}, "LLaDA2.1-mini", r"is LLaDA2\.1, which edits tokens"),
-        ({}, "LLaDA2.2-flash", r"or 2\.2, which moves them"),
+        ({"max_position_embeddings": 131072}, "mine", r"=131072 in mine is LLaDA2\.2, which inserts and deletes"),
+        ({}, "LLaDA2.2-flash", r"in LLaDA2\.2-flash is LLaDA2\.2"),
         ({"score_function": "softmax"}, "mine", "score_function='softmax' is not supported, only 'sigmoid'"),
         ({"norm_topk_prob": False}, "mine", "norm_topk_prob=False"),
         ({"use_qkv_bias": True}, "mine", "use_qkv_bias=True"),

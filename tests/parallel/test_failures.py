@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from lopa_dist.parallel import failures as failures_file
@@ -114,5 +116,8 @@ def test_sigterm_ends_a_rank_only_when_another_is_lost(
 def test_errors_of_collectives_are_known() -> None:
     assert broken(RuntimeError("[../gloo/transport] Connection closed by peer"))
     assert broken(TimeoutError("no answer"))
+    with pytest.raises(dist.DistStoreError) as caught:  # gloo waits so for the others when it begins
+        HashStore().wait(["what no rank wrote"], timedelta(seconds=0.01))
+    assert broken(caught.value)
     assert not broken(RuntimeError("shapes do not match"))
     assert first_line(RuntimeError("[enforce at x.cc:12] it broke\nand more")) == "it broke"

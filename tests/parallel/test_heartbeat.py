@@ -11,8 +11,10 @@ import threading
 import time
 from datetime import timedelta
 
+import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
+from lopa_dist.parallel import heartbeat
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.heartbeat import INTERVAL_S, Heartbeat
 
@@ -45,6 +47,16 @@ def test_a_store_that_falls_silent_is_noticed_while_an_operation_hangs() -> None
     finally:
         os.kill(host.pid, signal.SIGKILL)
         host.wait()
+
+
+@pytest.mark.timeout(60)
+def test_a_store_that_has_just_gone_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "CONNECT", timedelta(seconds=0.5))
+    host = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False)
+    store = TCPStore("127.0.0.1", host.port, None, False, timedelta(seconds=300))
+    del host
+    with pytest.raises(RuntimeError):
+        Heartbeat(store, 1, 2, 2.0, lambda: None)
 
 
 def test_rank_0_is_silent_from_when_all_have_joined_also_if_it_has_never_told_of_others() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lopa_dist.parallel.neighbours import ended_here
+from lopa_dist.parallel.stop import STOPPED
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="needs /proc")
 
@@ -60,23 +61,57 @@ def test_other_launchers_end_a_job_themselves() -> None:
 
 
 WAITS = """
-import time
+import os, sys, time
 from lopa_dist.parallel.neighbours import watched
+parent = os.getppid()
+print("begins", flush=True)
+while sys.argv[1] == "gone before" and os.getppid() == parent:
+    time.sleep(0.01)
 with watched():
     print("waits", flush=True)
-    time.sleep(60)
+    time.sleep(100)
+"""
+LAUNCHER = """
+import os, socket, subprocess, sys
+own, ranks = socket.socketpair()
+reader, writer = os.pipe()
+subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env={**os.environ, "PMI_FD": str(ranks.fileno())},
+                 pass_fds=[ranks.fileno()], stderr=writer if sys.argv[2] == "its reader" else None)
+ranks.close()
+os.close(writer)
+sys.stdin.read()
 """
 
 
-def test_a_rank_whose_launcher_has_been_killed_does_not_wait_for_ever_in_mpi() -> None:
-    program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITS!r}]); sys.stdin.read()"
+@pytest.mark.parametrize("case", ["gone later", "gone before", "its reader"])
+def test_a_rank_whose_launcher_has_been_killed_does_not_wait_for_ever_in_mpi(case: str) -> None:
     ranks = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     launcher = subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, **ranks}, text=True,
+        [sys.executable, "-c", LAUNCHER, WAITS, case], env={**os.environ, **ranks}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "waits\n"
+    assert launcher.stdout.readline() == "begins\n"
+    if case != "gone before":
+        assert launcher.stdout.readline() == "waits\n"
     launcher.kill()
     said = launcher.communicate(timeout=60)[1]  # when the rank has ended
-    assert "mpirun, which started rank 1, has ended" in said
+    assert ("mpirun, which started rank 1, has ended" in said) == (case != "its reader")
+
+
+LEAVES = """
+import os, signal, sys
+from lopa_dist.parallel.launcher import die
+from lopa_dist.parallel.stop import leave_at_signals
+leave_at_signals()
+reader, writer = os.pipe()
+os.dup2(writer, 2)
+os.close(reader)
+os.close(writer)
+die("a last word", 7) if sys.argv[1] == "die" else signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("die", 7), ("signal", STOPPED)])
+def test_a_process_whose_words_nobody_reads_leaves_all_the_same(how: str, status: int) -> None:
+    assert subprocess.run([sys.executable, "-c", LEAVES, how], timeout=60, check=False).returncode == status

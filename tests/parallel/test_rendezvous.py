@@ -75,6 +75,17 @@ def test_ranks_that_are_started_again_after_a_stop_stop_too(agent: TCPStore) -> 
         start(agent, 2)
 
 
+@pytest.mark.timeout(60)
+def test_a_store_whose_host_ends_just_after_it_has_answered_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.setattr(rendezvous_file, "answers", lambda *_: True)
+    monkeypatch.setattr(rendezvous_file, "CONNECT", timedelta(seconds=0.5))
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with pytest.raises(LaunchError, match=f"^torchrun's agent at 127.0.0.1:{port} does not answer any more"):
+        rendezvous(World("torchrun", 1, 2), environment)
+
+
 def test_a_store_for_the_ranks_of_one_machine_is_reached_from_there_alone() -> None:
     """It has no password."""
     for_two_nodes = host(World("mpirun", 0, 4, 0, 2))

@@ -1,11 +1,11 @@
 """Faults drawn by a seed: `python -m tests.system.random_faults --count 100 --seed 0`.
 
-Each is a job of two ranks in which something happens to a rank or to its launcher at some stage. The job must end and
-say why. Then it goes on under another launcher and mesh, and its texts and figures must be those of an undisturbed job.
-Launchers are torchrun, mpirun where there is an MPI, and srun on a throw-away Slurm cluster of two nodes.
+Each is a job of two ranks in which something happens to a rank or to its launcher at some stage (`planted.py`). The job
+must end and say why. Then it goes on under another launcher and mesh, and its texts and figures must be those of an
+undisturbed job. Launchers are torchrun, mpirun where there is an MPI, and srun on a throw-away Slurm cluster of two
+nodes.
 
-`python -m tests.system.random_faults run STAGE RANK HOW WHOM [overrides]` is such a job. At STAGE, RANK does HOW (a
-signal's name, or raise) to WHOM: itself, or its launcher.
+`--grid` has every fault once instead, in an order that the seed draws, which takes a night; `--from 120` goes on there.
 """
 
 from __future__ import annotations
@@ -21,20 +21,33 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tests.jobs.test_resumed_figures import figures
 from tests.system import slurm
 from tests.system.conftest import MARK, QUIET, ROOT, marked
+from tests.system.planted import BEGINS
 
 REQUESTS, TIMEOUT_S, LIMIT_S = 16, 6, 150
-STAGES = ("joining", "reading", "loading", "first step", "generating", "writing", "merging", "pages")
-BEGINS = "the fault begins"
+SETTINGS = [
+    *QUIET, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1", "engine.max_sequences=4", "job.grace_s=1"
+]  # fmt: skip
+STAGES = (
+    "joining", "grouping", "reading", "loading", "compiling", "first step", "generating", "judging", "writing",
+    "merging", "pages",
+)  # fmt: skip
 OF_RANK_0 = ("merging", "pages")
+OF_LEADERS = ("judging", "writing")  # of replicas
 OF_THE_RANKS = ("world",)  # in a report
+WHATS = (  # how, to whom
+    *((how, "itself") for how in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGUSR1", "raise")),
+    *((how, "launcher") for how in ("SIGKILL", "SIGTERM", "SIGUSR1")),
+    ("SIGKILL", "proxy"),
+)
 MPIRUN = Path(sys.executable).parent / "mpirun"
 
 
@@ -50,20 +63,27 @@ class Fault:
     mesh: str
     again: str  # the launcher of the job that goes on
 
-    @classmethod
-    def drawn(cls, rng: random.Random, launchers: list[str]) -> Fault:
-        """One that says anything: a process that is stopped before all have joined is waited for."""
-        while True:
-            stage = rng.choice(STAGES)
-            mesh = rng.choice(["data", "branch"])
-            of_rank_0 = stage in OF_RANK_0 or (stage == "writing" and mesh == "branch")  # only leaders write
-            rank = 0 if of_rank_0 else rng.randrange(2)
-            how = rng.choice(["SIGKILL", "SIGSTOP", "SIGTERM", "SIGUSR1", "raise"])
-            whom = rng.choice(["itself", "launcher"]) if how in ("SIGKILL", "SIGTERM") else "itself"
-            if not (how == "SIGSTOP" and stage == "joining"):
-                launcher = rng.choice(launchers)
-                again = rng.choice([other for other in launchers if other != launcher] or [launcher])
-                return cls(stage, rank, how, whom, launcher, mesh, again)
+    def possible(self) -> bool:
+        """Whether this rank comes to this stage, has such a launcher, and can say anything.
+
+        A process that is stopped before all have joined is waited for, as one that starts slowly.
+        """
+        leads = self.rank == 0 or (self.mesh == "data" and self.stage not in OF_RANK_0)
+        comes = leads or self.stage not in OF_LEADERS + OF_RANK_0
+        there = self.whom != "proxy" or self.launcher == "mpirun"
+        return comes and there and (self.how, self.stage) != ("SIGSTOP", "joining")
+
+
+def grid(rng: random.Random, launchers: list[str]) -> list[Fault]:
+    """Every fault once, in a random order, each with a random launcher that goes on."""
+    found = []
+    for stage, rank, (how, whom), launcher, mesh in product(STAGES, range(2), WHATS, launchers, ("data", "branch")):
+        again = rng.choice([other for other in [*launchers, "python"] if other != launcher])
+        fault = Fault(stage, rank, how, whom, launcher, mesh, again)
+        if fault.possible():
+            found.append(fault)
+    rng.shuffle(found)
+    return found
 
 
 @contextlib.contextmanager
@@ -81,21 +101,20 @@ def launchers(folder: Path) -> Iterator[list[str]]:
 
 
 def start(launcher: str, module: list[str], folder: Path, mesh: str, *more: str) -> subprocess.Popen[str]:
-    """A job of two ranks."""
-    two = {
+    """A job of two ranks, or of one process."""
+    command = {
+        "python": [sys.executable],
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
         "mpirun": [str(MPIRUN), "-n", "2", sys.executable],
         # ranks are not its children, so they are told its process
         "srun": ["sh", "-c", 'SRUN=$$ exec srun "$@"', "sh", "--nodes=2", "--ntasks-per-node=1", "--overcommit",
                  "--kill-on-bad-exit=1", sys.executable],
     }  # fmt: skip
-    overrides = [
-        *QUIET, f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1",
-        "engine.max_sequences=4", f"parallel.{mesh}=2", f"parallel.timeout_s={TIMEOUT_S}", "job.grace_s=1", *more,
-    ]  # fmt: skip
+    ranks = [] if launcher == "python" else [f"parallel.{mesh}=2", f"parallel.timeout_s={TIMEOUT_S}"]
+    overrides = [f"hydra.run.dir={folder}", *SETTINGS, *ranks, *more]
     return subprocess.Popen(
-        [*two[launcher], *module, *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*command[launcher], *module, *overrides], env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
 
 
@@ -126,7 +145,12 @@ def until_it_says(job: subprocess.Popen[str], word: str) -> str:
 
 def end(job: subprocess.Popen[str]) -> None:
     """End a job, whatever state it is in."""
-    for process in [job.pid, *of_jobs()]:
+    kill(job.pid, *of_jobs())
+
+
+def kill(*processes: int) -> None:
+    """End processes, of which some may have ended."""
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
@@ -154,104 +178,90 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return lines, {name: value for name, value in figures(report).items() if name not in OF_THE_RANKS}
 
 
-def survive(fault: Fault, folder: Path, undisturbed: Path) -> None:
-    """Run a job with a fault, look at how it ends, and go on with it.
+def disturb(fault: Fault, folder: Path) -> None:
+    """Run a job with a fault, and look at how it ends.
 
     Raises:
-        AssertionError: nothing named the cause, or the results are not those of the job in `undisturbed`.
+        AssertionError: nothing named the cause, or a process of the job still runs.
     """
-    module = ["-m", "tests.system.random_faults", "run", fault.stage, str(fault.rank), fault.how, fault.whom]
+    module = ["-m", "tests.system.planted", fault.stage, str(fault.rank), fault.how, fault.whom]
     job = start(fault.launcher, module, folder, fault.mesh)
-    said = f"rank {fault.rank} of 2 does not answer"
+    lost = f"rank {fault.rank} of 2 does not answer"
     if fault.how == "SIGSTOP":
-        assert said in (printed := until_it_says(job, said)), printed[-3000:]
+        printed = until_it_says(job, lost)
+        assert lost in printed, printed[-3000:]
     else:
         printed = finished(job)
-        assert BEGINS in printed or (fault.how, fault.whom) == ("SIGKILL", "launcher"), printed[-3000:]
         complete = (job.returncode == 0 and fault.stage in OF_RANK_0) or (folder / "report.html").exists()
-        if fault.how == "raise":
-            assert "planted fault" in printed, printed[-3000:]
-        elif fault.how == "SIGKILL" and fault.whom == "itself":
-            own = {  # MPICH's mpirun ends all ranks at once, and does not say which was killed
-                "torchrun": "Signal 9 (SIGKILL)", "mpirun": "(signal 9)", "srun": f"task {fault.rank}: Killed"
-            }  # fmt: skip
-            assert said in printed or own[fault.launcher] in printed, printed[-3000:]
-        elif fault.how != "SIGKILL":  # srun ends its ranks at once when it gets a SIGTERM itself
-            own_words = fault.launcher == "srun" and fault.whom == "launcher" and "forcing job termination" in printed
-            assert complete or own_words or "stopped by SIG" in printed, printed[-3000:]
+        words = said(fault)
+        assert BEGINS in printed or not words, printed[-3000:]
+        assert complete or not words or any(word in printed for word in words), printed[-3000:]
     left = until_gone()
     assert not left, f"still running: {left}"
+
+
+def said(fault: Fault) -> list[str]:
+    """What a job may say at its end, if it cannot complete; none where whoever would pass it on was killed."""
+    if fault.how == "raise":
+        return ["planted fault"]
+    if fault.whom == "itself" and fault.how == "SIGKILL":
+        own = {  # MPICH's mpirun ends all ranks at once, and does not say which was killed
+            "torchrun": "Signal 9 (SIGKILL)", "mpirun": "(signal 9)", "srun": f"task {fault.rank}: Killed"
+        }  # fmt: skip
+        return [f"rank {fault.rank} of 2 does not answer", own[fault.launcher]]
+    at_once = fault.how == "SIGKILL" or (fault.launcher, fault.how) == ("torchrun", "SIGUSR1")
+    if fault.whom != "itself" and at_once:
+        return []
+    own_words = fault.launcher == "srun" and fault.whom == "launcher"  # it ends its ranks at once at a SIGTERM
+    return ["stopped by SIG", *(["forcing job termination"] if own_words else [])]
+
+
+def go_on(fault: Fault, folder: Path) -> None:
+    """Have another launcher and mesh go on with a job."""
     again = start(fault.again, ["-m", "lopa_dist"], folder, "data" if fault.mesh == "branch" else "branch")
     printed = finished(again)
     assert again.returncode == 0, printed[-3000:]
-    assert outcome(folder) == outcome(undisturbed)
-
-
-def planted(stage: str, rank: int, how: str, whom: str) -> None:
-    """Have the fault happen in this process, if it is `rank`, when it comes to `stage`."""
-    from lopa_dist.engine.runner import Runner
-    from lopa_dist.jobs.run import job as run
-    from lopa_dist.parallel.launcher import detect
-
-    if detect().rank != rank:
-        return
-    place: dict[str, tuple[Any, str, int]] = {  # what is called, and the how manieth call it is
-        "joining": (run, "Group", 1), "reading": (run, "JobInput", 1), "loading": (run.EngineBuilder, "load", 1),
-        "first step": (Runner, "forward", 1), "generating": (Runner, "forward", 12),
-        "writing": (run.Job, "write_verdicts", 8), "merging": (run, "merge", 1), "pages": (run.Job, "write_page", 1),
-    }  # fmt: skip
-    where, name, number = place[stage]
-    real: Callable[..., Any] = getattr(where, name)
-    calls = 0
-
-    def faulty(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            os.write(2, f"{BEGINS}\n".encode())
-            if how == "raise":
-                raise MemoryError("planted fault")
-            launcher = int(os.environ.get("SRUN", os.getppid()))
-            os.kill(os.getpid() if whom == "itself" else launcher, signal.Signals[how])
-            time.sleep(0.5)
-        return real(*arguments, **named)
-
-    setattr(where, name, faulty)
 
 
 def main() -> None:
     """All of them, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--count", type=int, help="how many faults; without it, 10 or the whole grid")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--grid", action="store_true", help="every fault once")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the number of the fault to begin with")
     options = parser.parse_args()
     os.environ.setdefault(MARK, str(os.getpid()))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and with it the cluster
     rng, bad = random.Random(options.seed), 0
-    with tempfile.TemporaryDirectory() as name, launchers(Path(name) / "slurm") as here:
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        here = stack.enter_context(launchers(Path(name) / "slurm"))
+        stack.callback(lambda: kill(*of_jobs()))
         folder = Path(name)
-        printed = finished(start("torchrun", ["-m", "lopa_dist"], folder / "undisturbed", "data"))
+        printed = finished(start("python", ["-m", "lopa_dist"], folder / "undisturbed", ""))
         assert (folder / "undisturbed" / "report.json").exists(), printed
-        for number in range(options.count):
-            fault, began = Fault.drawn(rng, here), time.monotonic()
+        every = grid(rng, here)
+        if not options.grid:
+            every = [rng.choice(every) for _ in range(options.first + (options.count or 10))]
+        chosen = every[options.first :][: options.count]
+        sys.stdout.write(f"faults {options.first} to {options.first + len(chosen) - 1} of {len(every)}\n")
+        for number, fault in enumerate(chosen, options.first):
+            began = time.monotonic()
             try:
-                survive(fault, folder / str(number), folder / "undisturbed")
+                disturb(fault, folder / str(number))
+                go_on(fault, folder / str(number))
+                assert outcome(folder / str(number)) == outcome(folder / "undisturbed")
                 result = "survived"
             except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
                 bad += 1
                 result = f"FAILED: {error}"
+            kill(*of_jobs())  # the next fault would take them for its own
             seconds = time.monotonic() - began
             sys.stdout.write(f"{number} {', '.join(map(str, astuple(fault)))}: {seconds:.0f} s, {result}\n")
             sys.stdout.flush()
-    sys.exit(f"{bad} of {options.count} failed" if bad else None)
+    sys.exit(f"{bad} of {len(chosen)} failed" if bad else None)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["run"]:
-        from lopa_dist.__main__ import main as command_line
-
-        planted(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])
-        sys.argv[1:6] = []
-        command_line()
-    else:
-        main()
+    main()

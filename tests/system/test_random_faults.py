@@ -1,4 +1,4 @@
-"""Jobs survive faults drawn at random. `LOPA_FAULTS=100` draws as many; tests/system/random_faults.py shows them."""
+"""Jobs survive faults drawn at random. `LOPA_FAULTS=100` draws as many; random_faults.py has all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import alone
-from tests.system.random_faults import REQUESTS, Fault, finished, launchers, start, survive, until_gone
+from lopa_dist.config import composed
+from lopa_dist.jobs.run.job import run
+from lopa_dist.parallel.launcher import World
+from tests.system.random_faults import SETTINGS, disturb, finished, grid, launchers, outcome, start, until_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of one process, to which nothing happens."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    alone(folder, f"task.limit={REQUESTS}", "decode=embedded", "decode.branches=1", "engine.max_sequences=4")
+    run(composed(SETTINGS), folder, World("python"))
     return folder
 
 
@@ -32,8 +34,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("launcher", "fault", "said"),
     [
-        ("torchrun", ["0", "SIGKILL", "launcher"], "does not answer"),  # its agent keeps the store
-        ("mpirun", ["1", "raise", "itself"], "rank 1 of 2 ended before all had joined"),  # MPI waits for ever
+        ("torchrun", ["joining", "0", "SIGKILL", "launcher"], "does not answer"),  # its agent keeps the store
+        # MPI waits for ever
+        ("mpirun", ["joining", "1", "raise", "itself"], "rank 1 of 2 ended before all had joined"),
+        ("mpirun", ["grouping", "1", "raise", "itself"], "lopa-dist: rank 1: MemoryError: planted fault"),
     ],
 )
 def test_a_rank_that_waits_in_vain_to_join_ends(
@@ -41,13 +45,16 @@ def test_a_rank_that_waits_in_vain_to_join_ends(
 ) -> None:
     if launcher not in here:
         pytest.skip("needs an MPI in this environment: pip install mpi4py mpich")
-    job = start(launcher, ["-m", "tests.system.random_faults", "run", "joining", *fault], tmp_path, "data")
+    job = start(launcher, ["-m", "tests.system.planted", *fault], tmp_path, "data")
     printed = finished(job)
     assert said in printed, printed[-3000:]
     assert job.returncode != 0
     assert not until_gone()
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("LOPA_FAULTS", "2"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LOPA_FAULTS", "10"))))
 def test_nothing_is_lost_and_the_cause_is_named(tmp_path: Path, undisturbed: Path, here: list[str], seed: int) -> None:
-    survive(Fault.drawn(random.Random(seed), here), tmp_path / "run", undisturbed)
+    """The job that goes on is one process, this one: `test_resume.py` has other launchers go on."""
+    disturb(random.Random(seed).choice(grid(random.Random(0), here)), tmp_path / "run")
+    run(composed(SETTINGS), tmp_path / "run", World("python"))
+    assert outcome(tmp_path / "run") == outcome(undisturbed)

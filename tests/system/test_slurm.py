@@ -72,7 +72,7 @@ def test_a_rank_that_is_killed_while_joining_is_named_by_its_neighbour(
     cluster: dict[str, str], tmp_path: Path, rank: int
 ) -> None:
     """Plain srun lets the others go on."""
-    fault = ["-m", "tests.system.random_faults", "run", "joining", str(rank), "SIGKILL", "itself"]
+    fault = ["-m", "tests.system.planted", "joining", str(rank), "SIGKILL", "itself"]
     command = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", sys.executable, *fault, *OVERRIDES]
     command += [f"hydra.run.dir={tmp_path}", "parallel.branch=2", "parallel.threads=1"]
     done = subprocess.run(command, env=cluster, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)

@@ -20,7 +20,7 @@ pytestmark = [
 
 def test_the_second_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     """The second has another launcher and mesh, and would set aside what the first one has done."""
-    planted = ["-m", "tests.system.random_faults", "run", "generating", "1", "SIGSTOP", "itself"]
+    planted = ["-m", "tests.system.planted", "generating", "1", "SIGSTOP", "itself"]
     first = start("torchrun", planted, tmp_path / "shared", "data", "parallel.timeout_s=120")
     end = time.monotonic() + 120
     while not list((tmp_path / "shared").glob("journal/001-1.jsonl")) and time.monotonic() < end:

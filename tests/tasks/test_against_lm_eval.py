@@ -1,4 +1,4 @@
-"""Prompts of the code tasks and of MATH, rendered from the harness's own task files."""
+"""Prompts of the code tasks and of MATH, rendered from the harness's own task files; GSM8K's verdicts, too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'lopa_dist[eva
 
 import lm_eval
 import yaml
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import apply_template
 
 from lopa_dist.tasks import humaneval, mbpp, minerva_math
+from lopa_dist.tasks.gsm8k import GSM8K, STOP
 from tests.tasks.data import real
 from tests.tasks.test_code_tasks import MBPP_ROWS, write
 
@@ -71,3 +74,38 @@ def test_minerva_s_stop_and_shots() -> None:
     for line in Path(minerva_math.EXAMPLES).read_text().splitlines():
         for value in json.loads(line).values():
             assert json.dumps(value) in source
+
+
+# answers in which the two readings of GSM8K differ from each other and from the gold; {n} is the gold number
+ENDS = ("#### {n}", "so ${n}.", "#### {n}.\nThat was 1", "#### 0", "none", "#### {n}\n#### 3", "#### -{n}", "{n}.0")
+
+
+def test_gsm8k_is_the_harness_s() -> None:
+    """The same 4-shot prompts, plain and as turns, and the same verdicts of both readings."""
+    test, train = real("gsm8k_test.jsonl"), real("gsm8k_train_head.jsonl")
+    ours = GSM8K(test, 8, fewshot_input=train)
+    shipped = yaml.safe_load((Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / "gsm8k.yaml").read_text())
+    entry = ConfigurableTask(config=shipped | {
+        "dataset_path": "json", "dataset_name": None, "num_fewshot": 4, "fewshot_config": {"sampler": "first_n"},
+        "dataset_kwargs": {"data_files": {"test": test, "train": train}},
+    })  # fmt: skip
+    docs = list(entry.test_docs())
+    assert set(entry.config.generation_kwargs["until"]) == set(STOP)
+    for number, item in enumerate(ours.items()):
+        doc = docs[number]
+        assert entry.fewshot_context(doc, 4) == item.prompt
+        turns = entry.fewshot_context(
+            doc, 4, apply_chat_template=True, fewshot_as_multiturn=True, chat_template=lambda m, **_: json.dumps(m)
+        )
+        assert [(t["role"], t["content"]) for t in json.loads(turns)] == [
+            (m["role"], m["content"]) for m in item.messages
+        ]
+        for end in ENDS:
+            text = end.format(n=doc["answer"].split("#### ")[1])
+            score = ours.score(item, text)
+            verdicts = {"strict-match": score.correct, "flexible-extract": score.also["flexible"]}
+            instance = Instance("generate_until", doc, (), 0, resps=[text])
+            for ensemble in entry._filters:
+                ensemble.apply([instance])
+                theirs = entry.process_results(doc, [instance.filtered_resps[ensemble.name]])
+                assert bool(theirs["exact_match"]) == verdicts[ensemble.name], (text, ensemble.name)

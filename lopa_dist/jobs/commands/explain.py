@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from lopa_dist.models.files import find, local
 from lopa_dist.parallel.launcher import World
 
 KINDS = {
-    "IntOrAuto": "an integer, or auto",
+    "IntOrAuto": "an integer, auto",
     "int": "an integer",
     "float": "a number",
     "bool": "true, false",
@@ -165,7 +165,8 @@ def by_pattern(config: Config) -> Found:
         values: dict[str, list[str]] = {}
         for pattern in PATTERNS if given == "auto" else (given,):
             with contextlib.suppress(ValueError):  # this pattern does not go with the other options
-                value = getattr(resolve_decode(config.decode, PATTERNS[pattern]), name)
+                unknown = replace(PATTERNS[pattern], edits=True)  # whether the model edits is not known either
+                value = getattr(resolve_decode(config.decode, unknown), name)
                 values.setdefault(shown(value), []).append(pattern)
         if given == "auto":
             choices = ", ".join(f"{value} ({', '.join(patterns)})" for value, patterns in values.items())

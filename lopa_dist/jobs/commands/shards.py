@@ -14,7 +14,10 @@ from lopa_dist.jobs.run.journal import difference
 from lopa_dist.jobs.run.results import result_lines, write_errors
 from lopa_dist.jobs.show.metrics import mean, ratio, wilson
 from lopa_dist.jobs.show.report import is_rule, judged, read_report, write_report
+from lopa_dist.jobs.show.report import settings as config_of
 from lopa_dist.jobs.show.run_state import runs_below
+from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.task import TotallingTask
 from lopa_dist.whole import whole
 
 
@@ -58,6 +61,10 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
     report = summed(list(reports.values()))
+    if any("metrics" in one for one in reports.values()):
+        task = make_task(config_of(first).task)
+        assert isinstance(task, TotallingTask)
+        report["metrics"] = task.totals(line for _, line in result_lines(folder / "results.jsonl"))
     write_report(folder, report)
     return report
 
@@ -94,6 +101,7 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "schema": 1,
         **counts,
+        **({"masks": reports[0]["masks"]} if "masks" in reports[0] else {}),
         **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
         **accuracies,
         **({"judged": count, "accuracy_95": [*wilson(accuracies["accuracy"], count)]} if accuracies else {}),

@@ -28,9 +28,10 @@ from lopa_dist.jobs.show.report import read_report, settings
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
 
-LOOKAHEAD, BONUS, RECORD = "lookahead", "bonus", "record"
-"""How a token came to be filled: brought by the winner; predicted instead of a rejected draft; from the records."""
-COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow"}
+LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
+"""How a token came to be written: brought by the winner; predicted instead of a rejected draft; from the records, at a
+mask or instead of what was there."""
+COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow", EDIT: "magenta"}
 END = "\u00b6"  # shown for an end-of-text token
 
 
@@ -41,7 +42,7 @@ class TraceStep:
     branches: int
     winner: int
     end: int  # of the last appended block
-    filled: dict[int, str] = field(default_factory=dict)  # by position: LOOKAHEAD, BONUS or RECORD
+    filled: dict[int, str] = field(default_factory=dict)  # by position: LOOKAHEAD, BONUS, RECORD or EDIT
     drafts: int = 0  # that could be accepted, along the deepest branch
     accepted: int = 0
     rejected: tuple[int, str] | None = None  # position and text of the draft that failed
@@ -59,7 +60,7 @@ class Trace:
 
     @property
     def order(self) -> dict[int, int]:
-        """The step in which each position was filled, from 1."""
+        """The step in which each position's token was written, from 1."""
         return {position: number for number, step in enumerate(self.steps, 1) for position in step.filled}
 
 
@@ -82,7 +83,7 @@ class Recorder:
         """After a step."""
         assert engine.batch
         state, mask = engine.batch.state, engine.vocabulary.mask_id
-        end, winner = int(state.end[0]), int(state.winner[0])
+        end, winner = min(int(state.end[0]), int(state.limit[0])), int(state.winner[0])
         now = state.generated([0], [end])[0]
         end = len(now)  # of the answer, which may begin behind position 0
         before = self.tokens + [mask] * (end - len(self.tokens))
@@ -93,9 +94,15 @@ class Recorder:
         failed = chain[verified] if verified < len(chain) else None
         bonus = None if failed is None else failed[0]
         filled = {
-            position: LOOKAHEAD if position in ahead else BONUS if position == bonus else RECORD
+            position: LOOKAHEAD
+            if position in ahead
+            else BONUS
+            if position == bonus
+            else RECORD
+            if old == mask
+            else EDIT
             for position, (old, new) in enumerate(zip(before, now, strict=True))
-            if old == mask != new
+            if old != new
         }
         rejected = None if failed is None else (failed[0], self.decode(failed[1]))
         self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected))
@@ -143,6 +150,8 @@ def trace(folder: Path, which: str) -> Trace:
             f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
             "another file here: a relative path is relative to the folder that you are in"
         )
+    if item.continuations:
+        raise ValueError(f"{line['custom_id']} was scored, not generated: there are no steps to show")
     builder = EngineBuilder(config.model, choose_device(config, World("python")))
     builder.load(warn=False)
     tokenizer = builder.tokenizer
@@ -201,6 +210,8 @@ def show(found: Trace, console: Console) -> None:
     if console.color_system:
         legend.append(" Tokens of the step are coloured: ")
         legends = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
+        if any(EDIT in step.filled.values() for step in found.steps):
+            legends[EDIT] = " instead of another token "
         for way, words in legends.items():
             legend.append(words, f"black on {COLOURS[way]}").append(" ")
     console.print(legend.append("\n"))
@@ -243,7 +254,7 @@ def write_trace_page(found: Trace, file: Path) -> None:
     data = {
         "prompt": found.prompt,
         "tokens": [
-            {"text": text, "step": order.get(i, 0), "kind": kinds[i] if kinds.get(i) in (LOOKAHEAD, BONUS) else ""}
+            {"text": text, "step": order.get(i, 0), "kind": kinds[i] if kinds.get(i) not in (None, RECORD) else ""}
             for i, text in enumerate(found.texts)
         ],
         "steps": [

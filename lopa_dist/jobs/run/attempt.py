@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lopa_dist.config import Config
+from lopa_dist.config import Config, TaskConfig
 from lopa_dist.jobs.run.attempt_record import AttemptRecord
 from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
@@ -129,6 +129,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         settings["code_timeout_s"] = task.code_timeout_s
     if task.score:
         settings["score"] = task.score
+    if task.masks != TaskConfig.masks:
+        settings["masks"] = task.masks
     return settings | own_sources(config)
 
 

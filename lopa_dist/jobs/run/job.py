@@ -18,6 +18,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
@@ -37,6 +38,7 @@ from lopa_dist.jobs.run.results import (
     error_line,
     finished_text,
     generation_line,
+    result_lines,
     thought,
     write_errors,
 )
@@ -57,7 +59,7 @@ from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.rows.sizes import usual_rows
 from lopa_dist.tasks.registry import make_task
-from lopa_dist.tasks.task import Task
+from lopa_dist.tasks.task import LikelihoodTask, Task, TotallingTask
 from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
@@ -89,7 +91,10 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         first = list(islice(items, world.size * config.engine.max_sequences))
         parallel = config.parallel
         axes = parallel.data, parallel.branch, parallel.tensor
-        mesh = choose_mesh(*axes, world.size, len(first), config.decode.max_branches)
+        scores = isinstance(task, LikelihoodTask) and task.scores
+        if scores and parallel.branch not in ("auto", 1):
+            raise ValueError(f"parallel.branch={parallel.branch}: texts are scored without branches; leave it out")
+        mesh = choose_mesh(*axes, world.size, len(first), 1 if scores else config.decode.max_branches)
     except Exception as error:
         announce_before_joining(world, error, config.parallel.timeout_s)
         raise
@@ -163,7 +168,7 @@ class Job:
         wandb_log = WandbLog(config, self.folder, rank) if logs else None
         sequences = sequences_of_replica(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
-        engine = self.builder.engine(config.decode, options, group)
+        engine = self.engine(options)
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
         group.ready()
@@ -200,6 +205,12 @@ class Job:
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
 
+    def engine(self, options: EngineConfig) -> Engine:
+        """An engine for what the task asks: texts, or likelihoods."""
+        if isinstance(self.task, LikelihoodTask) and self.task.scores:
+            return self.builder.scoring_engine(self.config.decode, options, self.task.masks, self.group)
+        return self.builder.engine(self.config.decode, options, self.group)
+
     def begin(self, requests: Sequence[Request]) -> None:
         """Write down which requests begin."""
         self.begun.note(*(id_of(self.input.items[request.index], request) for request in requests))
@@ -226,16 +237,20 @@ class Job:
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
         config, mesh, decode = self.config, self.group.mesh, self.config.decode
-        cached = CONTEXTS[decode.context].summary
+        if isinstance(self.task, LikelihoodTask) and self.task.scores:
+            masks = "" if decode.causal else f" by up to {self.task.masks} masks of each text or block"
+            how = f"scores texts{masks}, context {decode.context}"
+        else:
+            cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.cache == "none" else ""
+            how = f"{in_words(decode)} (cached: {cached}; {prompt}{usual_rows(decode)} rows a sequence in a step)"
         log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s (cached: %s; %s%d rows a sequence in a "
-            "step), data %d x branch %d x tensor %d ranks%s, into %s",
+            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "
+            "data %d x branch %d x tensor %d ranks%s, into %s",
             self.task.name, len(self.input), config.model.path, model.config.family,
             sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
-            self.builder.device, in_words(decode), cached, "its prompt and " if decode.cache == "none" else "",
-            usual_rows(decode), mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
+            self.builder.device, how, mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
         )  # fmt: skip
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
@@ -264,8 +279,10 @@ class Job:
             for generation in generations:
                 item = self.input.items[generation.request.index]
                 self.begun.note(id_of(item, generation.request), ended=True)
-                generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
-                reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
+                reasoning, text = None, ""
+                if generation.likelihoods is None:
+                    generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
+                    reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
                 judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
             end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
@@ -299,7 +316,7 @@ class Job:
                     entry |= {"unjudged": True}
                     line |= {"correct": None, "unjudged": verdict.failure}
                 entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
-                amounts.update(tokens=figures.tokens, forwards=figures.forwards)
+                amounts.update(tokens=figures.tokens, forwards=0 if generation.likelihoods else figures.forwards)
                 if figures.correct is not None:
                     amounts.update(judged=1, right=int(figures.correct))
         finally:  # also where judging one of them failed
@@ -342,6 +359,10 @@ class Job:
             "whole_input": self.input_hash,
             "expected": len(self.input),
         }
+        if isinstance(self.task, LikelihoodTask) and self.task.scores:
+            report["masks"] = 1 if config.decode.causal else self.task.masks
+        if isinstance(self.task, TotallingTask):
+            report["metrics"] = self.task.totals(line for _, line in result_lines(folder / "results.jsonl"))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
         return report
 

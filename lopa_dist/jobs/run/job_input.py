@@ -67,7 +67,8 @@ class JobInput:
         while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
             self.questions = self.questions or asked(some)
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
-                self.items.append(replace(item, prompt=None, messages=None if item.messages is None else [], prefix=""))
+                kept = replace(item, prompt=None, messages=None if item.messages is None else [])
+                self.items.append(replace(kept, prefix="", continuations=()))
                 self.encoded.append(request)
                 self.carries |= bool(item.metadata) or is_sample(item)
                 self.rejected.append(isinstance(request, Rejection))

@@ -60,6 +60,8 @@ def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), refer
         parts.append(list(stop))
     if request.token_steps:  # a line without them is not what is asked for
         parts.append("token_steps")
+    if request.scored:
+        parts.append([[[list(one.prompt), list(one.answer), one.key] for one in text] for text in request.scored])
     if reference is not None:
         parts.append({"reference": reference})
     return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Event
 
 from lopa_dist.engine.request import Generation
-from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, Score, SlowTask, Task
+from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, LikelihoodTask, Score, SlowTask, Task
 
 PAUSES_S = (0.5, 5.0)  # before judging is tried again
 
@@ -89,12 +89,20 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
             if self.ending.wait(pause_s):
                 raise Cancelled
             try:
-                return Verdict(answer, self.task.score(answer.item, answer.text))
+                return Verdict(answer, self.score(answer))
             except (Cancelled, CannotJudge):
                 raise
             except Exception as error:  # a task's libraries raise whatever they like
                 failure = f"{type(error).__name__}: {error}"[:500]
         return Verdict(answer, None, failure)
+
+    def score(self, answer: Answer) -> Score | None:
+        """What the task says of a text, or of likelihoods."""
+        likelihoods = answer.generation.likelihoods
+        if likelihoods is None:
+            return self.task.score(answer.item, answer.text)
+        assert isinstance(self.task, LikelihoodTask)
+        return self.task.score_likelihoods(answer.item, likelihoods)
 
     def verdicts(self, wait_s: float = 0.0) -> Iterator[Verdict]:
         """What has been judged since the last call; if nothing has, what is within `wait_s`.

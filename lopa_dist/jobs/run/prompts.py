@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.config import Config
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.prefix_rules import cuts_prefix
-from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.request import Given, Request, request_key
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import SHIPPED
@@ -27,6 +27,13 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 OF_EVERY_TEMPLATE = ("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
+
+
+class Text(NamedTuple):
+    """A text to be tokenized, and whether the tokenizer's special tokens are put around it."""
+
+    text: str
+    special: bool
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,8 @@ class Encoder:
 
     def encode_all(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
         """Items as requests; the first has the index `first`. Many together are tokenized several times as fast."""
+        if any(item.continuations for item in items):
+            return self.encode_scored(first, items)
         texts: list[str | Rejection] = [self.render(first + i, item) for i, item in enumerate(items)]
         encoded: list[Request | Rejection] = [t for t in texts if isinstance(t, Rejection)]
         for chat in (False, True):
@@ -92,24 +101,75 @@ class Encoder:
                     encoded.append(self.request(first + i, items[i], tokens, prefix))
         return sorted(encoded, key=lambda one: one.index)
 
-    def encode_pair(self, index: int, item: Item, continuation: str) -> tuple[list[int], list[int]] | Rejection:
-        """The tokens of a prompt and of a text behind it."""
-        item = self.choose(item)
-        text, special = self.render(index, item), not self.is_chat(item)
-        if isinstance(text, Rejection):
-            return text
-        if not continuation or encodable(continuation) != continuation:
-            return rejected(index, item, f"continuation {continuation!r}: must be a text of at least one character")
-        tokenize = partial(self.words.encode, add_special_tokens=special)
-        prompt, answer = pair_of(lambda text: list(tokenize(text).ids), text, continuation)
-        if not prompt and (self.model.shift or self.config.decode.causal):
-            return rejected(index, item, "no token is before the continuation, and this model predicts from one")
-        if self.model.mask_id in (*prompt, *answer):
-            return rejected(index, item, "the text contains the mask token; remove it")
-        if len(prompt) + len(answer) > self.model.max_positions:
-            size = f"prompt and continuation have {len(prompt) + len(answer)} tokens, but the model has"
-            return rejected(index, item, f"{size} {self.model.max_positions} positions; shorten the prompt")
-        return prompt, answer
+    def encode_scored(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
+        """Items whose continuations are to be scored, as requests."""
+        found = [self.behind(first + number, item) for number, item in enumerate(items)]
+        tokens: dict[Text, list[int]] = {}
+        texts = dict.fromkeys(
+            text for some in found if not isinstance(some, Rejection) for pair in some for text in pair
+        )
+        for special in (False, True):
+            some = [text for text in texts if text.special == special]
+            ids = self.words.encode_batch_fast([text.text for text in some], add_special_tokens=special)
+            tokens.update(zip(some, (one.ids for one in ids), strict=True))
+        return [
+            some if isinstance(some, Rejection) else self.scored(first + number, items[number], some, tokens)
+            for number, some in enumerate(found)
+        ]
+
+    def behind(self, index: int, item: Item) -> list[tuple[Text, Text]] | Rejection:
+        """For each continuation of an item, what it stands behind, and both together."""
+        if item.error:
+            return Rejection(index, item.error)
+        found = []
+        for one in item.continuations:
+            chat, prompt = self.wrap and one.behind is None, ""
+            if one.behind is not None:
+                asked = self.choose(one.behind)
+                chat = self.is_chat(asked)
+                rendered = self.render(index, asked)
+                if isinstance(rendered, Rejection):
+                    return rejected(index, item, rendered.message)
+                prompt = rendered
+            text = one.text_in_chat if chat else one.text
+            if not text or encodable(text) != text:
+                return rejected(index, item, f"continuation {text!r}: must be a text of at least one character")
+            special = bool(prompt) and not chat
+            # spaces between the two belong to the continuation, as in lm-evaluation-harness
+            found.append((Text(prompt.rstrip(), special), Text(prompt + text, special)))
+        return found
+
+    def scored(
+        self, index: int, item: Item, pairs: Sequence[tuple[Text, Text]], tokens: Mapping[Text, list[int]]
+    ) -> Request | Rejection:
+        """An item's continuations as a request, checked against the model."""
+        most, seed = self.model.max_positions, self.config.seed
+        scored: list[tuple[Given, ...]] = []
+        for before, both in pairs:
+            whole = tokens[both]
+            if self.model.mask_id in whole:
+                return rejected(index, item, "the text contains the mask token; remove it")
+            # both are tokenized together, where a token may reach over their border
+            cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
+            if not before.text:
+                parts = list(windows(whole, self.first_token, most - 1))
+            elif not cut and (self.model.shift or self.config.decode.causal):
+                return rejected(index, item, "no token is before the continuation, and this model predicts from one")
+            elif len(whole) > most:
+                reason = f"prompt and continuation have {len(whole)} tokens, but the model has {most} positions"
+                return rejected(index, item, f"{reason}; shorten the prompt (task.fewshot)")
+            else:
+                parts = [(whole[:cut], whole[cut:])]
+            scored.append(tuple(Given.seeded(*part, seed) for part in parts))
+        count = sum(len(one.answer) for text in scored for one in text)
+        prompt = array("i", scored[0][0].prompt)
+        return Request(index, prompt, count, self.key(item), scored=tuple(scored))
+
+    @property
+    def first_token(self) -> int:
+        """What a document without a prompt stands behind."""
+        begin = self.tokenizer.bos_token_id
+        return self.model.eos_ids[0] if begin is None else int(begin)
 
     def is_chat(self, item: Item) -> bool:
         """Whether the item goes through the chat template."""
@@ -239,14 +299,18 @@ def check_template(given: Mapping[str, Any], template: str) -> None:
         )
 
 
-def pair_of(tokens: Callable[[str], list[int]], prompt: str, continuation: str) -> tuple[list[int], list[int]]:
-    """The tokens of a prompt and of its continuation.
+def windows(tokens: Sequence[int], first: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield a document's tokens in parts of at most `length`, each behind as many of the tokens before it as fit.
 
-    Both are tokenized together, and spaces between them belong to the continuation, as in lm-evaluation-harness.
+    Args:
+        tokens: of the document.
+        first: the token that it stands behind.
+        length: tokens that the model predicts in a text that is as long as it allows.
     """
-    both = tokens(prompt + continuation)
-    count = max(0, min(len(tokens(prompt.rstrip())), len(both) - 1))
-    return both[:count], both[count:]
+    text = [first, *tokens]
+    for begin in range(1, len(text), length):
+        end = min(begin + length, len(text))
+        yield text[max(0, end - length - 1) : begin], text[begin:end]
 
 
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

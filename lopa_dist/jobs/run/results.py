@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.decode.written import Written
-from lopa_dist.engine.request import Generation
+from lopa_dist.engine.request import Generation, Given, Likelihood
 from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.tasks.task import Item, Score
 from lopa_dist.whole import whole
@@ -111,11 +111,23 @@ def generation_line(
         line["token_ids"] = generation.tokens
     if generation.written is not None:
         line["token_steps"] = pieces.steps(generation)
+    if generation.likelihoods is not None:
+        line["likelihoods"] = [
+            likelihood_of(*pair) for pair in zip(generation.likelihoods, request.scored, strict=True)
+        ]
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
         line |= {f"correct_{rule}": right for rule, right in score.also.items()}
         line |= {"reason": score.reason} if score.reason else {}
+        line |= {"metrics": score.metrics} if score.metrics else {}
     return line
+
+
+def likelihood_of(found: Likelihood, parts: Sequence[Given]) -> dict[str, Any]:
+    """How likely a text is, as a line tells it."""
+    told: dict[str, Any] = {"loglikelihood": found.loglikelihood, "greedy": found.greedy}
+    told |= {"error": found.error} if found.error else {}
+    return told | {"tokens": sum(len(part.answer) for part in parts)}
 
 
 THINK, ANSWER = "<think>", "</think>"  # around reasoning, in the templates of Qwen3 and its kin

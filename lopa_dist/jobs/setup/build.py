@@ -1,6 +1,6 @@
 """The one way to an engine: a checkpoint found and read, loaded on this rank's device, and run with any decode options.
 
-Jobs, traces, profiles, lm-evaluation-harness, benchmarks and `lopa_dist.LLM` all build their engines here.
+Jobs, traces, profiles, benchmarks and `lopa_dist.LLM` all build their engines here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.scoring import ScoringEngine
 from lopa_dist.jobs.setup.device import choose_dtype
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
@@ -90,6 +91,18 @@ class EngineBuilder:
         dtype = DTYPES[self.dtype]
         self.model = load_model(self.folder, dtype, self.device, adapter, self._tensor, options.quantization)
         return self.model
+
+    def scoring_engine(self, decode: DecodeConfig, options: EngineConfig, masks: int, group: Group) -> ScoringEngine:
+        """An engine that scores texts on this rank of `group`, whose replicas have no branches.
+
+        Args:
+            decode: what rows see, without any ``auto``.
+            options: how the model is run.
+            masks: of a text, where the model is a masked one.
+            group: the ranks that make the same call.
+        """
+        model = self.load(tensor=group.tensor)
+        return ScoringEngine(model, decode, options, masks, group.stop.level, group.tensor)
 
     def engine(
         self,

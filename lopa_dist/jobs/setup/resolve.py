@@ -37,7 +37,8 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     """Return the options with every ``auto`` replaced by the value of `pattern`, or of the context that was chosen.
 
     Raises:
-        ValueError: a context for causal models and another kind of model, or the other way round.
+        ValueError: a context for causal models and another kind of model, or the other way round; editing, where the
+            model was not trained for it or in another context than `blocks`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     context = pattern.context if values["context"] == "auto" else values["context"]
@@ -47,7 +48,19 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     found = vars(pattern) | {"context": context, "max_active_blocks": CONTEXTS[context].max_active_blocks}
     if context != "blocks":
         found["sub_block_size"] = None
-    return DecodeConfig(**{key: found[key] if v == "auto" and key in found else v for key, v in values.items()})
+    resolved = DecodeConfig(**{key: found[key] if v == "auto" and key in found else v for key, v in values.items()})
+    if resolved.tau_edit is not None:
+        if not pattern.edits:
+            raise ValueError(
+                f"decode.tau_edit={resolved.tau_edit}: only LLaDA2.1 was trained to predict what is filled; set it to "
+                "null"
+            )
+        if context != "blocks" or resolved.max_active_blocks != 1:
+            raise ValueError(
+                f"decode.tau_edit={resolved.tau_edit} needs decode.context=blocks and decode.max_active_blocks=1: what "
+                "may still be edited must not be cached, nor be read by later blocks; leave them at auto"
+            )
+    return resolved
 
 
 def by_device(config: Config, device: torch.device) -> Found:

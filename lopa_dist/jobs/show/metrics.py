@@ -76,6 +76,7 @@ def build_report(
     rules = sorted(name.removeprefix(ALSO) for name in figures.columns if name.startswith(ALSO))
     rates = tokens / np.maximum(seconds, 1e-9)
     wins = [work.wins.get(j, 0) for j in range(config.decode.max_branches)]
+    accepted_with = [work.accepted_with.get(j, 0) / max(1, sum(wins)) for j in range(len(wins))]
     accepted, acceptance = work.accepted_per_forward(), work.acceptance()  # a forward; by depth, in shares
     drafts = {
         "m": config.decode.drafts,
@@ -112,7 +113,11 @@ def build_report(
             "tpf": ratio(filled.sum(), forwards.sum() + len(figures)),
             "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
-        "branch": {"k": config.decode.branches, "wins": wins},
+        "branch": {
+            "k": config.decode.branches,
+            "wins": wins,
+            **({"accepted_with": accepted_with} if any(accepted_with) else {}),
+        },
         **({"drafts": drafts} if work.proposed else {}),
         "rows": work.rows,
         "rows_per_token": ratio(work.rows, tokens.sum()),

@@ -82,7 +82,9 @@ class ProgressDisplay:
         """The figures so far, in one line."""
         now = self.totals
         rate = now["tokens"] / max(1e-9, time.perf_counter() - self.began)
-        parts = [f"{rate:.0f} tokens/s", f"TPF {now['tokens'] / max(1, now['forwards']):.2f}"]
+        parts = [f"{rate:.0f} tokens/s"]
+        if now["forwards"]:  # none are counted where texts are scored
+            parts.append(f"TPF {now['tokens'] / now['forwards']:.2f}")
         if now["judged"]:
             parts.append(f"{now['right'] / now['judged']:.1%} right")
         choices = sum(self.statistics.wins.values())

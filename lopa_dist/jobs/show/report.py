@@ -75,15 +75,16 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         *([("not judged", UNJUDGED.format(report["unjudged"]))] if report.get("unjudged") else []),
         *([("accuracy (95 % confidence)", with_interval(report))] if "accuracy" in report else []),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key)),
-        ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
+        *metrics(report),
+        ("tokens scored", f"{report['completion_tokens']}")
+        if "masks" in report
+        else ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
     ]
-    if "prompt_tokens" in report:
+    if "prompt_tokens" in report and "masks" not in report:
         total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
         rows += [("prompt tokens", f"{total}, of which {reused} had been computed for another request")]
-    rows += [
-        ("forwards", f"{report['forwards']} (prefill included)"),
-        ("tokens per forward (TPF)", f"{report['tpf']:.2f}"),
-    ]
+    rows += [("forwards", f"{report['forwards']} ({'one a mask' if 'masks' in report else 'prefill included'})")]
+    rows += [("tokens per forward (TPF)", f"{report['tpf']:.2f}")] if "masks" not in report else []
     if report.get("rows_per_token"):
         rows += [("window rows per token", f"{report['rows_per_token']:.1f} (rows of branches and drafts included)")]
     rows += [("tokens/s of the job", f"{speed['job']:.1f}")]
@@ -92,6 +93,15 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         latency = ", ".join(f"{name} {s:.3f} s" for name, s in report["latency_s"].items())
         rows += [("tokens/s of a request", rates), ("latency", latency)]
     return [*rows, ("wall time", seconds)]
+
+
+def metrics(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Every metric of a task, or of its parts, as the task's own library has them."""
+    return [
+        (f"{part}: {name}", f"{value:.4g}")
+        for part, of in report.get("metrics", {}).items()
+        for name, value in of.items()
+    ]
 
 
 def is_rule(key: str) -> bool:

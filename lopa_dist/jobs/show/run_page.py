@@ -124,10 +124,12 @@ def headline(report: dict[str, Any]) -> str:
     if "accuracy" in report:
         low, high = accuracy_interval(report)
         words += f"{report['accuracy']:.1%} of the answers are right (95 % confidence: {low:.1%} to {high:.1%}), at "
-    words += f"{report['tpf']:.2f} tokens per forward pass"
-    if report.get("rows_per_token"):
-        words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
-    words += f". {report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
+    if "masks" not in report:
+        words += f"{report['tpf']:.2f} tokens per forward pass"
+        if report.get("rows_per_token"):
+            words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
+        words += ". "
+    words += f"{report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
     if report.get("attempts", 1) > 1:
         words += f" in the last of {report['attempts']} attempts"
     world = report.get("world")
@@ -138,7 +140,9 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def way(report: dict[str, Any]) -> str:
-    """How the answers were decoded."""
+    """How the answers were decoded, or the texts scored."""
+    if (masks := report.get("masks")) is not None:
+        return "scored exactly" if masks == 1 else f"scored by up to {masks} masks of each text or block"
     decode = report["decode"]
     branches = f"{decode['branches']} lookahead branch{'' if decode['branches'] == 1 else 'es'} beside the anchor"
     if decode.get("context") == "causal":
@@ -159,7 +163,8 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The figures that people ask for first."""
     if "accuracy" in report:
         yield "accuracy", f"{report['accuracy']:.1%}"
-    yield "tokens per forward", f"{report['tpf']:.2f}"
+    if "masks" not in report:
+        yield "tokens per forward", f"{report['tpf']:.2f}"
     if report.get("rows_per_token"):
         yield "rows per token", f"{report['rows_per_token']:.1f}"
     yield "tokens a second", f"{report['tokens_per_s']['job']:.0f}"
@@ -193,6 +198,10 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     if sum(wins):
         names = ["anchor", *map(str, range(1, len(wins)))]
         yield bars("Which branch won", "branch", names, [won / sum(wins) for won in wins], ".0%")
+    if accepted := report.get("branch", {}).get("accepted_with"):
+        of = "branches beside the anchor, in the forwards of this run that had a choice"
+        names = [str(j) for j in range(len(accepted))]
+        yield bars("Drafts accepted a forward, had only so many branches run", of, names, accepted, ".2f")
     if "step_ms" in report:
         phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
         last = " in the last attempt" if report.get("attempts", 1) > 1 else ""

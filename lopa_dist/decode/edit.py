@@ -1,0 +1,50 @@
+"""Models that edit: what is filled is predicted again, and replaced where the model says another token.
+
+So a token that was filled too early is taken back, whether verification had accepted it or not (LLaDA2.1, arXiv
+2602.08676). A block without masks is not complete yet. It is once a forward changes nothing in it, or after
+`MOST_CHECKS` such forwards; until then what it holds may change, an end-of-text included. The prompt's tokens stay.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lopa_dist.decode.state import Records, State
+
+MOST_CHECKS = 16  # forwards of a block without masks, after which it is complete, whatever the last one changed
+
+
+class Edits(NamedTuple):
+    """What a forward says of the filled positions of the windows, ``[S, W]`` bool."""
+
+    possible: Tensor  # positions of the answer that were filled before the forward
+    made: Tensor  # of these, where the record's token replaces the one that stands there
+
+
+def edits(state: State, records: Records) -> Edits:
+    """Return which filled tokens of the windows are replaced.
+
+    Args:
+        state: as it was laid out for the forward, with `DecodeConfig.tau_edit`.
+        records: ``[S, W]`` of the branch that won.
+    """
+    assert state.config.tau_edit is not None
+    width = records.packed.shape[-1]
+    _, token, _, masked = state.window(width)
+    possible = state.wanted(width) & ~masked
+    return Edits(possible, possible & (records.token != token) & (records.probability > state.config.tau_edit))
+
+
+def settled(state: State, masked: Tensor, made: Tensor) -> Tensor:
+    """Return which windows are complete, ``[S]`` bool; counts the forwards that found no mask in them.
+
+    Args:
+        state: whose `settling` is moved.
+        masked: ``[S, W]`` bool, the masks that the forward found.
+        made: ``[S, W]`` bool, of `Edits`.
+    """
+    checked = (state.done == 0) & ~masked.any(1)
+    state.settling.add_(1).mul_(checked)
+    return checked & (~made.any(1) | (state.settling >= MOST_CHECKS))

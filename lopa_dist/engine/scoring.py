@@ -1,0 +1,93 @@
+"""An engine that scores given texts instead of generating, for jobs: some requests at a time, from the same queue."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.likelihood import ROWS, Scorer
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Generation, Likelihood, Request
+from lopa_dist.engine.running_batch import NextRequests, in_order
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.parallel.stop import StopLevel
+
+
+class ScoringEngine(Engine):
+    """Scores the texts of requests on one replica; all ranks of its tensor group make the same calls.
+
+    A step is a batch of `options.max_sequences` requests, in as many forwards as their masks take. A stop is answered
+    behind it.
+
+    Args:
+        model: on the device where everything runs.
+        config: what rows see.
+        options: how the model is run: `max_sequences`, and `max_rows` for the rows of a forward.
+        masks: of a text, where the model is a masked one.
+        requested: returns what this rank was asked to do.
+        tensor: the group that the model is split over.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: DecodeConfig,
+        options: EngineConfig,
+        masks: int,
+        requested: Callable[[], StopLevel] = lambda: StopLevel.RUN,
+        tensor: Communicator | None = None,
+    ) -> None:
+        super().__init__(model, config, Solo(), options, requested=requested, tensor=tensor)
+        self.scorer = Scorer(model, config, masks, options.max_rows or ROWS, tensor)
+
+    def prepare(self, requests: Sequence[Request]) -> Any:
+        """Do nothing: no K/V is kept, and no graph is captured."""
+
+    def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
+        """Yield requests with their texts' likelihoods, in the order in which they were handed out."""
+        take = next_requests or in_order(len(requests))
+        self.statistics.start()
+        while self.lockstep.level == StopLevel.RUN and (numbers := take(self.options.max_sequences)):
+            yield from self.score([requests[number] for number in numbers])
+            for callback in self.meanwhile:
+                callback(self)
+            # the highest of the tensor ranks' levels, which hear of a signal at different moments
+            level = self.lockstep.least(-int(self.lockstep.requested()), self.device)
+            self.lockstep.level = StopLevel(-level)
+
+    def score(self, requests: Sequence[Request]) -> list[Generation]:
+        """Score the texts of some requests in the same forwards."""
+        began = time.perf_counter()
+        texts = [text for request in requests for text in request.scored]
+        found = iter(self.scorer.score(list(chain.from_iterable(texts))))
+        likelihoods = iter([total([next(found) for _ in text]) for text in texts])
+        seconds = time.perf_counter() - began
+        self.statistics.lap("forward")
+        self.statistics.admitted += len(requests)
+        self.statistics.steps += 1
+        self.statistics.seconds_counted = dict(self.statistics.seconds)
+        done = []
+        for request in requests:
+            own = [next(likelihoods) for _ in request.scored]
+            tokens = [token for text in request.scored for one in text for token in one.answer]
+            forwards = sum(one.forwards for one in own)
+            failed = any(math.isnan(one.loglikelihood) for one in own)
+            reason = "error" if failed else "scored"
+            times = seconds, seconds, len(tokens)
+            done.append(Generation(request, [] if failed else tokens, reason, forwards, *times, likelihoods=own))
+            self.statistics.forwards += forwards
+            self.statistics.tokens_filled += len(tokens)
+        return done
+
+
+def total(parts: Sequence[Likelihood]) -> Likelihood:
+    """The likelihood of a text whose parts follow one another."""
+    sums, errors, greedy, forwards = zip(*parts, strict=True)
+    error = math.sqrt(sum(error**2 for error in errors))
+    return Likelihood(float(sum(sums)), error, all(greedy), sum(forwards))
