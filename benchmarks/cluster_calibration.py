@@ -37,9 +37,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "k=0 m=4": drafted(0, 4),
     "k=0 m=10": drafted(0, 10),
-    "k=1 m=8": drafted(1, 8),
-    "k=3 m=4": drafted(3, 4),
-    "k=7 m=1": drafted(7, 1),
+    "k=1 m=10": drafted(1, 10),
+    "k=3 m=10": drafted(3, 10),
+    "k=7 m=10": drafted(7, 10),
     "k=0 m=6, one block": drafted(0, 6, max_active_blocks=1),
 }
 

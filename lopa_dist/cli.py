@@ -112,6 +112,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     accuracy = f"accuracy {with_interval(report)}, " if "accuracy" in report else ""
     errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
+    if invalid := report.get("tries", {}).get("invalid"):
+        errors += f", {invalid} not of their format (finish_reason invalid)"
     log.info(
         "%d requests%s%s: %s%s%.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy,
         "" if "masks" in report else f"TPF {report['tpf']:.2f}, ",

@@ -30,7 +30,7 @@ def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
     from lopa_dist.jobs.commands.table import write_table
 
-    file = options.out or options.run / "results.csv"
+    file = options.out or str(options.run / "results.csv")
     count, columns, missing = write_table(options.run, file)
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
 
@@ -120,7 +120,7 @@ def argument_parsers() -> dict[str, Parser]:
 
     parser = command(table, "Write a run's results as a table with plain columns.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a .csv or .parquet file (RUN/results.csv)")
+    parser.add_argument("--out", metavar="FILE", help="a .csv or .parquet file, also s3://... (RUN/results.csv)")
 
     parser = command(
         status, "Tell how far runs are, which shards of an array are missing, and what to type for the rest."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher, get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -30,12 +31,15 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
 from lopa_dist.own_code import is_own, load
+from lopa_dist.remote import exists, is_remote
 from lopa_dist.removed import instead
 from lopa_dist.tasks.problem_task import ProblemTask
 from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.rows import check_ending
 
 HERE = Path(__file__).parent
+OUTPUTS = (".jsonl", ".csv", ".parquet")
 LONGEST_NAME = 200  # bytes; file systems take 255
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
@@ -120,6 +124,11 @@ class TaskConfig:
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
+    output: str | None = option(
+        None,
+        "a file for the results besides the run folder: .jsonl, .csv or .parquet, also s3://..., gs://... or "
+        "hf://datasets/owner/name/FILE; null: none",
+    )
     harness: str | None = option(
         None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
     )
@@ -130,6 +139,11 @@ class TaskConfig:
         None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
     )
     samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0")
+    tries: int = option(
+        TRIES,
+        "task=batch: answers at most, until one is the JSON that a line's response_format asks for, for which the "
+        "temperature is above 0",
+    )
     fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
     fewshot_as_multiturn: bool = option(
@@ -159,6 +173,7 @@ class TaskConfig:
         require_count("task.shards", self.shards)
         require_count("task.samples", self.samples)
         require_count("task.masks", self.masks)
+        require_count("task.tries", self.tries)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.score is not None and self.score != "exact" and not is_own(self.score):
@@ -166,6 +181,8 @@ class TaskConfig:
         if self.fewshot is not None:
             require_count("task.fewshot", self.fewshot, 0)
         require_seconds("task.code_timeout_s", self.code_timeout_s)
+        if self.output is not None and PurePosixPath(self.output).suffix not in OUTPUTS:
+            raise ValueError(f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}")
         embedded = issubclass(TASKS[self.name], ProblemTask)
         if self.input and embedded:
             raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
@@ -310,9 +327,19 @@ def check_files(config: Config) -> None:
     """Raise a ValueError where a file that the configuration names is seen to be of no use before anything is read."""
     if config.task.input:
         check_ending(config.task.input)
+    if config.task.output:
+        check_output(config.task.output)
     for key, text in (("task.score", config.task.score), ("decode.fill", config.decode.fill)):
         if is_own(text):
             load(str(text), key)
+
+
+def check_output(path: str) -> None:
+    """Raise a ValueError where results could not be written to a path."""
+    if is_remote(path):
+        exists(path, "task.output")
+    elif not os.access(Path(path).expanduser().absolute().parent, os.W_OK):
+        raise ValueError(f"task.output={path}: its folder is not there, or cannot be written to")
 
 
 def short(name: str) -> str:

@@ -21,6 +21,7 @@ from lopa_dist.engine.request import Generation, Given, Likelihood, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.results import finished_text, logprob, thought
+from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
@@ -30,6 +31,7 @@ from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, read_request
+from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.task import Continuation, Item, Origin
 
 log = logging.getLogger("lopa_dist")
@@ -54,6 +56,8 @@ class SamplingParams:
     stop: str | Sequence[str] = ()  # the text ends before the earliest of these
     n: int = 1  # answers to the prompt, each an output
     logprobs: bool = False  # tell each token's log probability, step and way
+    response_format: Mapping[str, Any] | None = None  # {"type": "json_object"} or a json_schema, as in OpenAI's API
+    tries: int = TRIES  # answers at most, until one is of this format
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
         """Raise a ValueError that says what there is, where an argument is called otherwise."""
@@ -75,7 +79,7 @@ class Output:
     prompt: Prompt
     text: str
     tokens: list[int]  # of the text, up to the first end-of-text, which is left out
-    finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as were allowed; or "error"
+    finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as allowed; "invalid", "error"
     prompt_tokens: int
     forwards: int  # passes through the model, prefill included; the branches of a step count as one
     drafts: int  # tokens that its forwards verified (decode.verify=agreement)
@@ -87,6 +91,9 @@ class Output:
     logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
     steps: list[int] | None = None  # forward that wrote each token, from 1
     ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed), "bonus" (instead of one), "edited"
+    tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
+    failed_tokens: int = 0  # of the answers before it, which were thrown away
+    invalid: str = ""  # why the text is not of the format that was asked for
 
 
 class LLM:
@@ -151,11 +158,58 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
-        config = self.configured(decode, overrides)
-        most = config.decode.max_new_tokens
-        items = [replace(item, max_new_tokens=item.max_new_tokens or most) for item in items_of(prompts, sampling)]
+        return self.answered(items_of(prompts, sampling), self.configured(decode, overrides), progress)
+
+    def infill(
+        self,
+        prefixes: Sequence[Prompt],
+        suffixes: Sequence[str],
+        max_tokens: int | Sequence[int],
+        decode: str | DecodeConfig | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = True,
+        **overrides: Any,
+    ) -> list[Output]:
+        """Write what stands between two texts; returns an output for each pair, in their order.
+
+        The model must be one that sees text in both directions: `decode.context` is vanilla, dual or d2f.
+
+        Args:
+            prefixes: texts, which are taken as they are, or chats. A last message of the assistant's is how its turn
+                begins.
+            suffixes: one for each prefix; a word begins with the space before it.
+            max_tokens: masks between the two, or one number for each pair. The answer has as many tokens, or fewer if
+                an end-of-text is among them.
+            decode, sampling, progress, overrides: as for `generate`.
+
+        Raises:
+            ValueError: a text or an option that cannot be used; the message says which, why and what to do.
+            RankError: another rank failed or was lost.
+            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+        """
+        if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
+            raise ValueError("suffixes: give a list with one text for each prefix")
+        most = [max_tokens] * len(prefixes) if isinstance(max_tokens, int) else max_tokens
+        if len(most) != len(prefixes):
+            raise ValueError(f"{len(most)} max_tokens for {len(prefixes)} prefixes: give one, or one for each")
+        given = [sampling or SamplingParams()] * len(prefixes) if not isinstance(sampling, Sequence) else sampling
+        if len(given) != len(prefixes):
+            raise ValueError(
+                f"{len(given)} sampling parameters for {len(prefixes)} prefixes: give one, or one for each"
+            )
+        limited = [replace(one, max_tokens=tokens) for one, tokens in zip(given, most, strict=True)]
+        items = [
+            replace(item, suffix=suffixes[item.origin.line - 1]) if item.origin else item
+            for item in items_of(prefixes, limited)
+        ]
+        return self.answered(items, self.configured(decode, overrides), progress)
+
+    def answered(self, items: Sequence[Item], config: Config, progress: bool) -> list[Output]:
+        """An output for each item, in their order."""
         if not items:
             return []
+        most = config.decode.max_new_tokens
+        items = [replace(item, max_new_tokens=item.max_new_tokens or most) for item in items]
         limit = max(item.max_new_tokens or most for item in items)
         config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
         builder = self.builder
@@ -228,17 +282,20 @@ class LLM:
         """What all replicas of a group generate, on every rank."""
         builder, leader = self.builder, group.world.rank == 0
         config = resolve(config, builder.shape, builder.device)
-        group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests)})
+        group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests, items)})
         builder.load(leader, group.tensor)
         sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
         engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
         group.ready()
+        total, generate = len(requests), engine.generate
+        if any(item.response_format for item in items):
+            requests, generate = Repeated(requests), Tries(engine, items, builder.tokenizer).generate
         engine.prepare(requests)
         group.prepared()
         own: dict[int, Output] = {}
         shown = "auto" if progress and leader else "never"
         with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:
-            for generation in engine.generate(requests, partial(group.queue.take, total=len(requests))):
+            for generation in generate(requests, partial(group.queue.take, total=total)):
                 if group.is_leader:
                     index = generation.request.index
                     own[index] = output = self.output(generation, items[index])
@@ -290,8 +347,8 @@ class LLM:
             text=text,
             reasoning=reasoning,
             tokens=generation.tokens,
-            finish_reason=generation.finish_reason,
-            prompt_tokens=len(generation.request.prompt),
+            finish_reason="invalid" if generation.invalid else generation.finish_reason,
+            prompt_tokens=len(generation.request.prompt) + len(generation.request.suffix),
             forwards=generation.forwards,
             drafts=generation.drafts,
             accepted=generation.accepted,
@@ -301,13 +358,17 @@ class LLM:
             logprobs=None if told is None else [logprob(one) for one in told],
             steps=None if told is None else [one.step for one in told],
             ways=None if told is None else [one.way for one in told],
+            tries=generation.tries,
+            failed_tokens=generation.failed_tokens,
+            invalid=generation.invalid,
         )
 
 
-def hash_of(requests: Sequence[Request]) -> str:
+def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
     """Return what tells a call's requests from others."""
-    asked = [(list(r.prompt), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
-    return hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
+    asked = [(list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
+    formats = [item.response_format for item in items]
+    return hashlib.sha256(repr((asked, formats)).encode()).hexdigest()[:24]
 
 
 def hash_of_given(given: Sequence[Given]) -> str:
@@ -359,6 +420,8 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
             request = read_request(given)
         except BadLine as error:
             raise ValueError(f"prompts[{index}]: {error}") from error
+        if request["response_format"] is not None:
+            request["response_format"] = replace(request["response_format"], tries=asked.tries)
         name, count = f"line-{index + 1}", request.pop("samples")
         items += [
             Item(name if count == 1 else f"{name}#{sample}", origin=Origin(index + 1, name, sample=sample), **request)

@@ -264,3 +264,36 @@ def test_an_argument_that_sampling_does_not_have_is_told_with_the_right_one(name
     with pytest.raises(ValueError, match=re.escape(f"SamplingParams has no {name}: {hint}")):
         SamplingParams(**{name: 1})
     assert replace(SamplingParams(n=2), n=3) == SamplingParams(n=3)
+
+
+def test_infilling_is_what_a_job_finds(llm: LLM, tmp_path: Path) -> None:
+    """Between texts and in an assistant's turn; the same from a line, and a true sentence where the end is known."""
+    question = "Olga has 8 books . Olga buys 4 more . Then Olga loses 4 books . What is the final number of books ?"
+    before, behind = " Originally Olga keeps 8 overall .", " Next Olga keeps 12 - 4 = 8 now altogether ."
+    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": before}]
+    prefixes, suffixes, most = [chat, f"<|user|> {question}<|assistant|>{before}"], [behind, behind], [11, 5]
+    found = llm.infill(prefixes, suffixes, most, progress=False, context="vanilla")
+    assert "8 + 4 = 12" in found[0].text
+    assert len(found[1].tokens) <= 5
+    assert found[0].prompt_tokens == found[1].prompt_tokens  # both texts, and a chat as its template writes it
+    lines = [
+        {key: prefix, "suffix": suffix, "max_tokens": count}
+        for key, prefix, suffix, count in zip(("messages", "prompt"), prefixes, suffixes, most, strict=True)
+    ]
+    compare(found, job(tmp_path, lines, composed(["decode.context=vanilla"])))
+    empty = llm.infill(prefixes, ["", ""], most, progress=False, context="vanilla")
+    assert [one.prompt_tokens for one in empty] == [found[0].prompt_tokens - 11] * 2
+
+
+def test_infilling_needs_a_model_that_sees_what_is_behind(llm: LLM, tmp_path: Path) -> None:
+    for context in ("d2f_causal", "blocks"):
+        with pytest.raises(ValueError, match=f"context={context} no token sees what stands behind its block"):
+            llm.infill(["a"], ["b"], 4, progress=False, context=context)
+    with pytest.raises(ValueError, match="suffix contains the mask token"):
+        llm.infill(["a"], ["<|mask|>"], 4, progress=False)
+    with pytest.raises(ValueError, match="one text for each prefix"):
+        llm.infill(["a"], "b", 4)
+    with pytest.raises(ValueError, match="2 max_tokens for 1 prefixes"):
+        llm.infill(["a"], ["b"], [4, 4])
+    [line] = job(tmp_path, [{"prompt": "a", "suffix": "b"}], composed([]))
+    assert "suffix needs max_tokens" in line["error"]

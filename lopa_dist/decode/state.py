@@ -99,6 +99,7 @@ class HostState(NamedTuple):
     end: Ints  # end of the last appended block
     limit: Ints  # where the answer ends at the latest
     known: Ints  # tokens from position 0 on that belong to the prompt
+    suffix: Ints  # given tokens from position `limit` on, which the answer leads to
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
     first_masked: Ints  # 1 if position `complete` is masked
@@ -122,6 +123,7 @@ class Admitted(NamedTuple):
     max_new_tokens: int
     key: int  # of its random numbers
     sampled: bool  # whether it draws any
+    suffix: Sequence[int] = ()  # tokens behind the answer, where rows see them
 
 
 BY_SLOT = ("canvas", "key", "eos", "settling", "chain_context", "written")  # tensors that begin with S
@@ -168,14 +170,21 @@ class State:
 
     @classmethod
     def empty(
-        cls, config: DecodeConfig, vocabulary: Vocabulary, slots: int, max_prompt: int, device: torch.device
+        cls,
+        config: DecodeConfig,
+        vocabulary: Vocabulary,
+        slots: int,
+        max_prompt: int,
+        device: torch.device,
+        max_suffix: int = 0,
     ) -> State:
-        """Return a state of `slots` empty slots for prompts of at most `max_prompt` tokens."""
+        """Return a state of `slots` empty slots for prompts and suffixes of at most so many tokens."""
         # twice the length: the widest window of the batch, laid over any sequence, stays inside
         most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
         columns = 2 * -(-most // config.block_size) * config.block_size
         if config.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
             columns = most + config.max_drafts + 2
+        columns = max(columns, most + max_suffix)
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
@@ -222,7 +231,10 @@ class State:
         tail = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
         before = np.array([len(one.prompt) for one in admitted]) - tail
         limit = np.array([one.max_new_tokens for one in admitted]) + tail
-        end = tail if self.config.causal else np.minimum(self.config.block_size, last_end(self.config, limit))
+        suffix = np.array([len(one.suffix) for one in admitted])
+        # what leads to a suffix is seen as a whole from the start
+        first_block = np.minimum(self.config.block_size, last_end(self.config, limit))
+        end = tail if self.config.causal else np.where(suffix > 0, limit, first_block)
         begin = dict.fromkeys(HostState._fields, 0 * slots) | {
             "prompt": before,
             "committed": 0 * slots - 1,
@@ -230,6 +242,7 @@ class State:
             "end": end,
             "limit": limit,
             "known": tail,
+            "suffix": suffix,
             "masked": end - tail,
             "branches": 0 * slots + 1,
             "first_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
@@ -238,6 +251,9 @@ class State:
         canvas = np.full((len(admitted), columns), mask_id)
         for row, one, at in zip(canvas, admitted, self.origin - before, strict=True):
             row[at : at + len(one.prompt)] = one.prompt
+            if one.suffix:
+                behind = at + len(one.prompt) + one.max_new_tokens
+                row[behind : behind + len(one.suffix)] = one.suffix
         keys = np.array([one.key for one in admitted])
         self.sampled[slots] = [one.sampled for one in admitted]
 

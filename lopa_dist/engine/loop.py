@@ -129,7 +129,8 @@ class Engine:
         self.batch, self.ended = None, None
         room = self.room if self.room is not None and self.prepared is requests else self.prepare(requests)
         self.prepared = None
-        state = State.empty(self.config, self.vocabulary, room.plan.sequences, room.longest, self.device)
+        slots = room.plan.sequences
+        state = State.empty(self.config, self.vocabulary, slots, room.longest, self.device, room.suffix)
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
         chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
         parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
@@ -145,35 +146,36 @@ class Engine:
         all ranks. If there are graphs, and the space of earlier requests is enough for these, it is used again.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
-        longest, needs = sizes(requests)
+        longest, suffix, needs = sizes(requests)
         if not self.config.stores_kv:
             needs = 0 * needs
         room = self.room
         self.prepared = requests
-        if room is not None and self.runners.static and room.holds(asked, longest, needs, kv_tokens):
+        if room is not None and self.runners.static and room.holds(asked, longest, suffix, needs, kv_tokens):
             room.clear()
             return room
         self.room = None  # frees its K/V before others are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         budget = kv_budget(needs, asked, kv_tokens)
-        plan = self.plan(needs, asked, local, longest)
+        plan = self.plan(needs, asked, local, longest, suffix)
         if plan.sequences < asked:
             budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
         runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
         if self.device.type == "cuda":
             runner.warm_up()
-        self.room = Room(asked, longest, plan, pool, runner)
+        self.room = Room(asked, longest, suffix, plan, pool, runner)
         return self.room
 
-    def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest_prompt: int) -> Plan:
+    def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest: int, suffix: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.
 
         Args:
             needs: K/V tokens of the requests, in descending order.
             sequences: that should run at once.
             model: with this rank's share of the K/V heads.
-            longest_prompt: tokens.
+            longest: tokens that are given to a request.
+            suffix: of these, behind its answer.
 
         Raises:
             TooLarge: not even one sequence fits.
@@ -183,7 +185,7 @@ class Engine:
         if free is None:
             return Plan(sequences, options.max_rows)
         free = self.lockstep.least(free, self.device)
-        rows = most_rows(self.config, self.runners.branches, self.rules.at_once(longest_prompt))
+        rows = most_rows(self.config, self.runners.branches, self.rules.at_once(longest), suffix)
         element = self.model.head_weight.element_size()
         plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
         log.info(

@@ -70,11 +70,14 @@ def row_bytes(model: ModelConfig, element: int) -> int:
     return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
 
 
-def sizes(requests: Sequence[Request]) -> tuple[int, Ints]:
-    """Return the longest prompt's tokens, and how many tokens of K/V space each request needs, in descending order."""
-    each = ((len(r.prompt), r.max_new_tokens) for r in requests)
-    both = np.fromiter(each, np.dtype((np.int64, 2)), len(requests))
-    return int(both[:, 0].max()), np.sort(both.sum(1))[::-1]
+def sizes(requests: Sequence[Request]) -> tuple[int, int, Ints]:
+    """Return the most tokens that are given to a request, those of its suffix, and the K/V space that each needs.
+
+    K/V space is in tokens, in descending order.
+    """
+    each = ((len(r.prompt), len(r.suffix), r.max_new_tokens) for r in requests)
+    prompt, suffix, new = np.fromiter(each, np.dtype((np.int64, 3)), len(requests)).T
+    return int((prompt + suffix).max()), int(suffix.max()), np.sort(prompt + suffix + new)[::-1]
 
 
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:

@@ -46,6 +46,7 @@ class Request:
     sampling: Sampling | None = None  # None: as the decode config says
     prefix: int = 0  # tokens of the prompt that many requests begin with: few-shot examples, a system prompt
     token_steps: bool = False  # whether to tell how each token was written
+    suffix: Sequence[int] = ()  # tokens behind the answer, which has `max_new_tokens` masks then, or ends before
     # texts that are scored, instead of generating one: the likelihood of each is the sum over its parts
     scored: tuple[tuple[Given, ...], ...] = ()
 
@@ -64,6 +65,9 @@ class Generation:
     work: Work = field(default_factory=Work)
     written: list[Written] | None = None  # how each token was written, if the request asked
     likelihoods: list[Likelihood] | None = None  # of the texts that the request has scored
+    tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
+    failed_tokens: int = 0  # of the answers before it, which were not of the format that was asked for
+    invalid: str = ""  # why this one is not of that format
 
     @property
     def drafts(self) -> int:

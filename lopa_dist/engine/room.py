@@ -15,18 +15,19 @@ class Room:
     """K/V space and a runner, made for some requests, and usable for others that need no more."""
 
     asked: int  # sequences that should run at once; `plan` may have fewer
-    longest: int  # tokens of a prompt
+    longest: int  # tokens that are given to a request
+    suffix: int  # of these, behind its answer
     plan: Plan
     pool: KVPool
     runner: Runner
 
-    def holds(self, asked: int, longest: int, needs: Ints, kv_tokens: int | None) -> bool:
+    def holds(self, asked: int, longest: int, suffix: int, needs: Ints, kv_tokens: int | None) -> bool:
         """Return whether a generation with these sizes fits; `needs` are those of `sizes`.
 
         Raises:
             ValueError: the largest request alone needs more than `kv_tokens`.
         """
-        if asked > self.asked or longest > self.longest:
+        if asked > self.asked or longest > self.longest or suffix > self.suffix:
             return False
         return kv_budget(needs, self.plan.sequences, kv_tokens) <= self.pool.scratch
 

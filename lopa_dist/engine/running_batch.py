@@ -126,7 +126,8 @@ class RunningBatch:
             if sampling != self.sampling:
                 self.runner.request_sampling[slot] = sampling
             sampled = sampling.temperature > 0
-            admitted.append(Admitted(slot, request.prompt, request.max_new_tokens, request.key, sampled))
+            limit = request.max_new_tokens
+            admitted.append(Admitted(slot, request.prompt, limit, request.key, sampled, request.suffix))
             chunks = self.chunks.rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
             self.statistics.admitted += 1
@@ -196,7 +197,7 @@ class RunningBatch:
             own = works[at]
             assert own is not None
             for work in (self.statistics, own):
-                work.prompt_tokens += int((host.prompt + host.known)[at])
+                work.prompt_tokens += int((host.prompt + host.known + host.suffix)[at])
                 work.prompt_reused += int(reused[at])
         return prefixes
 

@@ -36,7 +36,8 @@ class Scheduler:
         if not self.config.stores_kv:
             return True
         prefix = request.prompt[: self.rules.shared(len(request.prompt), request.prefix)]
-        return self.pool.allocate(slot, len(request.prompt) + request.max_new_tokens, tuple(prefix))
+        tokens = len(request.prompt) + request.max_new_tokens + len(request.suffix)
+        return self.pool.allocate(slot, tokens, tuple(prefix))
 
     def leave(self, slot: int) -> None:
         """Free the K/V space of a slot whose sequence is finished."""

@@ -54,7 +54,7 @@ def layout(
     tail = None
     if state.config.stores_kv_behind:
         behind = structure.behind + origin[sequence]
-        tail = host.prompt[sequence] + behind, host.limit[sequence] - behind
+        tail = host.prompt[sequence] + behind, (host.limit + host.suffix)[sequence] - behind
 
     # to the device in one transfer: what depends on where the windows are
     at = structure.row_sequence
@@ -137,8 +137,8 @@ def find_structure(
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of each sequence that determine a structure, from its origin; () if it does not run."""
     drafted = drafts_with_rows(config, host)
-    fields = "branches", "first_masked", "committed", "complete", "end", "limit"
-    for drafts, wanted, branches, first, committed, complete, end, limit in zip(
+    fields = "branches", "first_masked", "committed", "complete", "end", "limit", "suffix"
+    for drafts, wanted, branches, first, committed, complete, end, limit, suffix in zip(
         drafted.tolist(),
         wanted_count(config, host).tolist(),
         *(getattr(host, field).tolist() for field in fields),
@@ -146,7 +146,7 @@ def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     ):
         origin = complete - complete % config.block_size
         last = limit - origin if config.canvas == "whole" else 0
-        known = committed > 0, committed - origin, complete - origin, end - origin, last
+        known = committed > 0, committed - origin, complete - origin, end - origin, last, suffix
         yield (branches, drafts, wanted, first, *known) if branches else ()
 
 

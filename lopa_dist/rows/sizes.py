@@ -45,7 +45,7 @@ def longest_sequence(config: DecodeConfig, prompt: int) -> int:
     return branch_rows(config, prompt + config.max_new_tokens + config.block_size)
 
 
-def most_rows(config: DecodeConfig, branches: int, prompt: int) -> int:
+def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0) -> int:
     """Return the most rows of one sequence in a forward on one rank.
 
     With `keeps_kv` its prompt is computed with the anchor alone. Later a window has the row before it, and the answer
@@ -55,15 +55,16 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int) -> int:
     Args:
         config: of the step.
         branches: of the sequence on this rank.
-        prompt: tokens of its prompt that go through the model at once.
+        prompt: tokens of its prompt that go through the model at once, and of its suffix.
+        suffix: tokens behind its answer, all of which is seen then.
     """
     longest = longest_sequence(config, prompt)
     window = config.max_new_tokens + config.block_size + 1
-    if config.max_active_blocks:
+    if config.max_active_blocks and not suffix:
         window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
     if not config.keeps_kv:
-        window = longest
-    return max(longest, branches * branch_rows(config, window))
+        window = longest - suffix
+    return max(longest, branches * branch_rows(config, window + suffix))
 
 
 def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: int, limit: int) -> int:

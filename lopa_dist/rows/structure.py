@@ -165,7 +165,7 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
 
     A window begins at the first uncommitted token or at the boundary row before it. If the prompt has no segment of its
     own, it begins at the prompt's first token behind the shared prefix. It ends with the last appended block or, with
-    canvas=whole, with the last mask, unless a dual cache has the masks behind.
+    canvas=whole, with the last mask, and then with the suffix, unless a dual cache has what is behind.
     """
     config = state.config
     if not config.stores_kv:
@@ -177,8 +177,9 @@ def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> 
         prompt = 0 if prefill_apart(config) else (prefixes.length if prefixes else 0) - host.prompt
         begin = np.where(anew, prompt, host.committed - fresh_boundary(state, host))
     if config.canvas == "growing":
-        return begin, host.end
-    return begin, np.where(anew, host.limit, host.end) if config.stores_kv_behind else host.limit
+        return begin, host.end + host.suffix
+    whole = host.limit + host.suffix
+    return begin, np.where(anew, whole, host.end) if config.stores_kv_behind else whole
 
 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lopa_dist.own_code import is_own, load
 from lopa_dist.tasks.batch_line import ENVELOPE, LIMITS, PROMPTS, SAMPLING, bad_line, items_of
+from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.rows import Row, ending, is_table, rows
 from lopa_dist.tasks.task import CannotJudge, Item, Score
 
@@ -25,12 +26,13 @@ class Batch:
         column: the field that holds the prompt, or the messages if it is a list; all others pass through to the
             results. None: fields mean what they are called.
         samples: of a line that does not say how many.
+        tries: of an answer that must be JSON (`response_format`).
         score: how answers are judged: ``exact`` compares them with the field `reference`, ``FILE.py:FUNCTION`` calls a
             function with the text and the fields that pass through. None: they are not judged.
     """
 
     name = "batch"
-    options = ("input", "column", "samples", "score")
+    options = ("input", "column", "samples", "tries", "score")
 
     def __init__(
         self,
@@ -38,10 +40,11 @@ class Batch:
         limit: int | None = None,
         column: str | None = None,
         samples: int = 1,
+        tries: int = TRIES,
         score: str | None = None,
     ) -> None:
         self.source, self.limit, self.column, self.samples = input, limit, column, samples
-        self.rule = score
+        self.rule, self.tries = score, tries
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
@@ -72,8 +75,13 @@ class Batch:
             value = {key: value.get(key) for key in ENVELOPE}
         if ending(Path(self.source)) in (".csv", ".tsv"):
             value = {key: read_cell(key, content) for key, content in value.items()}
-        items = items_of(value, row.number, self.samples, self.column)
+        items = [self.tried(item) for item in items_of(value, row.number, self.samples, self.column)]
         return items if self.rule is None else [self.judged(item, row.number) for item in items]
+
+    def tried(self, item: Item) -> Item:
+        """The item with as many tries as `task.tries` says, where its format matters."""
+        wanted = item.response_format
+        return item if wanted is None else replace(item, response_format=replace(wanted, tries=self.tries))
 
     def judged(self, item: Item, number: int) -> Item:
         """The item with what it is judged by, or with an error where that is missing."""
@@ -125,8 +133,9 @@ def exact(text: str, fields: dict[str, Any]) -> bool:
 
 
 def read_cell(column: str, text: str | None) -> Any:
-    """The value that a text in a `.csv` table stands for: options are numbers, and messages are JSON."""
-    kinds = (json.loads,) if column == "messages" else (int, float) if column in (*LIMITS, *SAMPLING, "n") else ()
+    """The value that a text in a `.csv` table stands for: options are numbers; messages and formats are JSON."""
+    numbers = column in (*LIMITS, *SAMPLING, "n")
+    kinds = (json.loads,) if column in ("messages", "response_format") else (int, float) if numbers else ()
     for kind in kinds if text is not None else ():
         try:
             return kind(str(text))

@@ -14,12 +14,13 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
+from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
 
 PROMPTS = ("prompt", "messages")
 LIMITS = ("max_tokens", "max_completion_tokens")
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n", "logprobs")
+KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n", "logprobs", "suffix", "response_format")
 NAMES = ("custom_id", "id")
 ENVELOPE = ("custom_id", "method", "url", "body")
 URLS: dict[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -33,8 +34,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # fields of the API that are only accep
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
 }
@@ -186,7 +185,9 @@ def read_request(request: dict[str, Any]) -> dict[str, Any]:
         "messages": None if messages is None else read_messages(messages),
         "max_new_tokens": most[0] if most else None,
         "stop": read_stop(request.get("stop", [])),
+        "suffix": read_suffix(request.get("suffix", ""), bool(most)),
         "samples": whole(request, "n", 1, MOST_SAMPLES) or 1,
+        "response_format": read_response_format(request.get("response_format", {"type": "text"})),
         "token_steps": read_logprobs(request.get("logprobs", False), messages is not None),
         "sampling": read_sampling(request) if any(key in request for key in SAMPLING) else DEFAULT,
     }
@@ -252,6 +253,28 @@ def read_stop(value: Any) -> tuple[str, ...]:
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadLine("stop must be a non-empty string or a list of them")
     return tuple(stops)
+
+
+def read_response_format(value: Any) -> ResponseFormat | None:
+    """What the answer must be; null where any text will do."""
+    try:
+        return ResponseFormat.of(value)
+    except ValueError as error:
+        raise BadLine(f"response_format={shown(value)}: {error}") from error
+
+
+def read_suffix(value: Any, limited: bool) -> str | None:
+    """The text behind an answer; null if there is none.
+
+    Args:
+        value: of the field.
+        limited: whether the line says how many tokens the answer has.
+    """
+    if not isinstance(value, str):
+        raise BadLine(f"suffix={shown(value)} must be a string")
+    if value and not limited:
+        raise BadLine("suffix needs max_tokens: how many tokens there are between the two texts, at most")
+    return value or None
 
 
 def read_messages(value: Any) -> list[dict[str, str]]:

@@ -7,7 +7,9 @@ A source is written as
 - a folder: its `*.json` files, sorted by path, one object each (how MATH is distributed);
 - ``-``: JSON Lines from standard input;
 - ``hf://owner/name:split`` or ``hf://owner/name:config:split``: read with the `datasets` library, never running code
-  of the dataset's. A path in place of ``owner/name`` reads a local folder in the same way.
+  of the dataset's. A path in place of ``owner/name`` reads a local folder in the same way;
+- any other path with ``://`` that fsspec reads (``s3://``, ``gs://``, ``hf://datasets/owner/name/file.jsonl``): a file
+  of the kinds above, which is fetched first.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
+
+from lopa_dist.remote import exists, fetched, is_remote
 
 HUB = "hf://"
 LINES = ("", ".jsonl", ".ndjson")
@@ -40,11 +44,14 @@ class Row:
 
 def check(source: str, key: str = "task.input") -> None:
     """Raise a ValueError that names `key` if the source can be seen to be unusable before it is read."""
-    if source.startswith(HUB):
+    if is_dataset(source):
         hub_parts(source, key)
         return
     check_ending(source, key)
-    if source != "-" and not Path(source).expanduser().exists():
+    if is_remote(source):
+        if not exists(source, key):
+            raise ValueError(f"{key}={source}: no such file")
+    elif source != "-" and not Path(source).expanduser().exists():
         raise ValueError(f"{key}={source}: no such file")
 
 
@@ -52,7 +59,7 @@ def check_ending(source: str, key: str = "task.input") -> None:
     """Raise a ValueError that names `key` if the source's name says that it is a file of a kind that is not read."""
     path = Path(source).expanduser()
     known = (*LINES, ".json", *TABLES)
-    if not source.startswith(HUB) and source != "-" and ending(path) not in known and not path.is_dir():
+    if not is_dataset(source) and source != "-" and ending(path) not in known and not path.is_dir():
         raise ValueError(
             f"{key}={source}: a {ending(path)} file is not read, but .jsonl, .json, .csv, .tsv and .parquet are; save "
             "or rename it as one of these"
@@ -67,7 +74,12 @@ def ending(path: Path) -> str:
 
 def is_table(source: str) -> bool:
     """Whether a source has the same columns in each row."""
-    return source.startswith(HUB) or ending(Path(source)) in TABLES
+    return is_dataset(source) or ending(Path(source)) in TABLES
+
+
+def is_dataset(source: str) -> bool:
+    """Whether a source is a dataset rather than a file."""
+    return source.startswith(HUB) and not is_remote(source)
 
 
 def rows(source: str, key: str = "task.input") -> Iterator[Row]:
@@ -78,14 +90,18 @@ def rows(source: str, key: str = "task.input") -> Iterator[Row]:
     """
     check(source, key)
     try:
-        yield from _rows(source, key)
+        if is_remote(source):
+            with fetched(source, key) as copy:
+                yield from _rows(str(copy), key)
+        else:
+            yield from _rows(source, key)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{key}={source}: cannot be read ({error})") from error
 
 
 def _rows(source: str, key: str) -> Iterator[Row]:
     path = Path(source).expanduser()
-    if source.startswith(HUB):
+    if is_dataset(source):
         yield from hub_rows(source, key)
     elif source != "-" and path.is_dir():
         files = sorted(path.rglob("*.json"))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from lopa_dist.tasks.response_format import ResponseFormat
+
 Form = Literal["simple", "chat", "completion"]
 
 
@@ -62,6 +64,8 @@ class Item:
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these
     sampling: RequestSampling = DEFAULT
     token_steps: bool = False  # whether the result tells how each token was written
+    suffix: str | None = None  # the text behind the answer, which has `max_new_tokens` tokens or ends before
+    response_format: ResponseFormat | None = None  # what the answer must be; None: any text
     origin: Origin | None = None
     metadata: dict[str, Any] | None = None  # what the input says besides, which passes through to the results
     continuations: tuple[Continuation, ...] = ()

@@ -6,6 +6,8 @@ packing or commit is used. Greedy only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,15 @@ def any_close(values: list[float], bounds: tuple[float, ...] = ()) -> bool:
 class Naive:
     """Generates like `Engine`, slowly."""
 
-    def __init__(self, model: Transformer, config: DecodeConfig, prompt: list[int], max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        config: DecodeConfig,
+        prompt: list[int],
+        max_new_tokens: int,
+        suffix: Sequence[int] = (),
+    ) -> None:
+        self.suffix = list(suffix)
         known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
         self.model, self.config, self.prompt = model, config, prompt[: len(prompt) - known]
         ids = model.config
@@ -56,6 +66,8 @@ class Naive:
         options = {k: getattr(config, k) for k in shared}
         rules = OracleConfig(**options, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
         self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])
+        if suffix:  # all of the answer is seen from the start
+            self.oracle.end = max_new_tokens
         self.cache: Cache = []
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
         self.thresholds = tuple(t for t in (config.tau_conf, config.tau_add, config.tau_act, config.tau_edit) if t)
@@ -68,7 +80,7 @@ class Naive:
             return 0 if config.prompt_attention == "self" else of_its_block
         if config.window_attention == "block_causal":
             return min(of_its_block, end)
-        return end if config.canvas == "growing" else self.oracle.max_new_tokens
+        return (end if config.canvas == "growing" else self.oracle.max_new_tokens) + len(self.suffix)
 
     def forward(self, tokens: list[int], at: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
         """Distributions by row position for rows `at`, against the cache before `first` and behind them."""
@@ -164,7 +176,8 @@ class Naive:
             commits = caching != "none" and view["committed"] < view["complete"]
             anew = view["committed"] < 0 or (commits and caching != "block")
             first = -size if anew else view["committed"]
-            stop = oracle.max_new_tokens if canvas == "whole" and (anew or caching != "dual") else view["end"]
+            whole = canvas == "whole" and (anew or caching != "dual")
+            stop = oracle.max_new_tokens if whole else view["end"]
             waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
             fresh = waits and self.config.boundary == "fresh"
             records: list[dict[int, Record]] = []
@@ -172,6 +185,8 @@ class Naive:
             caches: list[Cache] = []
             for branch, edits in enumerate(view["branches"]):
                 tokens = self.prompt + oracle.tokens[:stop]
+                if whole or canvas == "growing":
+                    tokens += self.suffix
                 for position, token in edits.items():
                     tokens[size + position] = token
                 start = first - 1 if fresh else first
@@ -191,6 +206,8 @@ class Naive:
                 for number, p in self.verify(ids, at, start, drafts).items() if len(drafts) > 1 else ():
                     verified[branch, number] = self.record(p)
             count = (stop if caching == "dual" else view["complete"]) - first
+            if caching == "dual" and whole:
+                count += len(self.suffix)
             oracle.step(records, verified)
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]
             if self.config.verify == "confidence":
@@ -220,7 +237,7 @@ def check_same(
     assert found.keys() == wanted.keys()
     for request in requests:
         if found[request.index] != wanted[request.index]:
-            naive = Naive(model, config, list(request.prompt), request.max_new_tokens)
+            naive = Naive(model, config, list(request.prompt), request.max_new_tokens, request.suffix)
             naive.generate()
             assert naive.near_tie, (request, found[request.index], wanted[request.index])
             assert not config.temperature

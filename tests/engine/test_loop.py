@@ -32,11 +32,17 @@ BASE = DecodeConfig(
 )
 
 
-def random_requests(seed: int, count: int, most: int) -> list[Request]:
+def random_requests(seed: int, count: int, most: int, config: DecodeConfig | None = None) -> list[Request]:
+    """Of a context in which rows see what is behind them, some have a suffix."""
     rng = random.Random(seed)
+
+    def suffix() -> list[int]:
+        length = rng.choice([0, 1, 5, 40]) if config and config.window_attention == "full" else 0
+        return [rng.randrange(46) for _ in range(length)]
+
     lengths = [(rng.randrange(1, 12), rng.randrange(1, most + 1)) for _ in range(count)]
     return [
-        Request(i, [rng.randrange(46) for _ in range(prompt)], limit, request_key(seed, str(i)))
+        Request(i, [rng.randrange(46) for _ in range(prompt)], limit, request_key(seed, str(i)), suffix=suffix())
         for i, (prompt, limit) in enumerate(lengths)
     ]
 
@@ -63,11 +69,11 @@ def test_agreement_without_drafts_is_plain_decoding(small_model: Transformer) ->
 @settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=engine_configs(BASE), seed=st.integers(0, 10**6))
 def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
-    requests = random_requests(seed, 3, 18)
+    requests = random_requests(seed, 3, 18, config)
     found = texts(small_model, config, requests)
     eos = small_model.config.eos_ids[0]
     for request in requests:
-        naive = Naive(small_model, config, request.prompt, request.max_new_tokens)
+        naive = Naive(small_model, config, request.prompt, request.max_new_tokens, request.suffix)
         tokens, wins = naive.generate()
         cut = tokens[: tokens.index(eos)] if eos in tokens else tokens
         assert found[request.index] == (cut, len(wins)) or naive.near_tie
@@ -79,7 +85,7 @@ def test_same_on_more_ranks_and_in_other_batches(
     small_model: Transformer, config: DecodeConfig, seed: int, temperature: float
 ) -> None:
     config = replace(config, temperature=temperature)
-    requests = random_requests(seed, 5, 18)
+    requests = random_requests(seed, 5, 18, config)
     alone = texts(small_model, config, requests, max_sequences=1)
     assert texts(small_model, config, requests[::-1], max_sequences=5) == alone
     plain = texts(small_model, config, requests, max_sequences=2, attention="plain")
@@ -100,7 +106,7 @@ def test_same_when_the_model_is_split(
 ) -> None:
     """Tensor ranks, alone and under branch ranks."""
     config = replace(config, temperature=rules[0], top_p=rules[1])
-    requests = random_requests(seed, 4, 18)
+    requests = random_requests(seed, 4, 18, config)
     alone = texts(small_model, config, requests)
 
     def work(comm: Communicator, tensor: Communicator) -> Texts:

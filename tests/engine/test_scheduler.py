@@ -155,7 +155,7 @@ def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"engine\.kv_tokens=20: a request needs 25"):
-        kv_budget(sizes([Request(0, [1] * 5, 20, 0)])[1], 1, 20)
+        kv_budget(sizes([Request(0, [1] * 5, 20, 0)])[2], 1, 20)
 
 
 def test_requests_bring_their_own_sampling(small_model: Transformer) -> None:

@@ -64,7 +64,7 @@ def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
     anew = committed < 0 or (not config.keeps_kv and committed < host.complete[slot])
     if anew or host.done[slot]:
         return np.arange(0)
-    behind = host.limit[slot] if config.cache == "dual" else host.end[slot]
+    behind = (host.limit + host.suffix)[slot] if config.cache == "dual" else host.end[slot]
     return np.append(np.arange(prompt + committed), np.arange(prompt + host.end[slot], prompt + behind))
 
 
@@ -135,7 +135,7 @@ def test_same_text_as_the_eager_path_among_nan(
     small_model: Transformer, config: DecodeConfig, seed: int, temperature: float
 ) -> None:
     config = replace(config, temperature=temperature)
-    requests = random_requests(seed, 5, config.max_new_tokens)
+    requests = random_requests(seed, 5, config.max_new_tokens, config)
     static = static_texts(small_model, config, requests)
     check_same(small_model, config, requests, static, texts(small_model, config, requests))
 

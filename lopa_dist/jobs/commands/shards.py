@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from heapq import merge
 from itertools import chain, zip_longest
@@ -11,6 +12,7 @@ from typing import Any
 from lopa_dist.jobs.commands.status import rest
 from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
+from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.results import result_lines, write_errors
 from lopa_dist.jobs.show.metrics import mean, ratio, wilson
 from lopa_dist.jobs.show.report import is_rule, judged, read_report, write_report
@@ -66,6 +68,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         assert isinstance(task, TotallingTask)
         report["metrics"] = task.totals(line for _, line in result_lines(folder / "results.jsonl"))
     write_report(folder, report)
+    write_output(folder, report)
     return report
 
 
@@ -87,6 +90,14 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
+def total_tries(reports: list[dict[str, Any]]) -> dict[str, int]:
+    """Tries of answers that must be of a format, in all shards."""
+    total = Counter[str]()
+    for report in reports:
+        total.update(report.get("tries", {}))
+    return dict(total)
+
+
 def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of all shards together; speed is as if they had run side by side."""
     counts = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
@@ -101,6 +112,7 @@ def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "schema": 1,
         **counts,
+        **({"tries": tries} if (tries := total_tries(reports)) else {}),
         **({"masks": reports[0]["masks"]} if "masks" in reports[0] else {}),
         **({"unjudged": unjudged} if (unjudged := sum(r.get("unjudged", 0) for r in reports)) else {}),
         **accuracies,

@@ -5,88 +5,140 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.report import read_report
 from lopa_dist.jobs.show.run_page import items_again, question
+from lopa_dist.remote import is_remote, put
 from lopa_dist.whole import whole
 
+AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
 ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a line, which have another form here
 
 
-def write_table(folder: Path, file: Path) -> tuple[int, list[str], str]:
+def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int, list[str], str]:
     """Write the results of a run as a `.csv` or `.parquet` file; returns rows, columns, and why prompts are missing.
 
+    Args:
+        folder: of the run.
+        out: the file, perhaps elsewhere (`lopa_dist.remote`).
+        key: what named it, for messages.
+
     Raises:
-        ValueError: no such run, or a file of another kind.
+        ValueError: no such run, a file of another kind, or one that cannot be written.
     """
-    if file.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"--out {file}: name a .csv or a .parquet file")
+    ending = PurePosixPath(out).suffix
+    if ending not in (".csv", ".parquet"):
+        raise ValueError(f"{key} {out}: name a .csv or a .parquet file")
     if not (folder / "results.jsonl").exists():
         raise ValueError(f"{folder}: no results.jsonl; name the folder of a run")
-    prompts, missing = prompts_of(folder)
-    columns: dict[str, None] = {}
+    missing = why_without_prompts(folder)
+    kinds: dict[str, set[type]] = {}
     count = 0
-    for row in rows(folder, prompts):
-        columns |= dict.fromkeys(row)
+    for row in rows(folder, not missing):
+        for name, value in row.items():
+            kinds.setdefault(name, set()).add(type(value))
         count += 1
-    names = [name for name in FIRST if name in columns] + [name for name in columns if name not in FIRST]
-    with whole(file) as partial:
-        if file.suffix == ".parquet":
-            write_parquet(partial, folder, prompts, names)
+    names = [name for name in FIRST if name in kinds] + [name for name in kinds if name not in FIRST]
+    with to_be_written(out, key) as file:
+        if ending == ".parquet":
+            write_parquet(file, rows(folder, not missing), {name: kinds[name] for name in names})
         else:
-            with partial.open("w", encoding="utf-8", newline="") as out:
-                writer = csv.DictWriter(out, names)
+            with file.open("w", encoding="utf-8", newline="") as opened:
+                writer = csv.DictWriter(opened, names)
                 writer.writeheader()
-                writer.writerows(rows(folder, prompts))
+                writer.writerows(rows(folder, not missing))
     return count, names, missing
 
 
-def write_parquet(file: Path, folder: Path, prompts: dict[int, str], names: list[str]) -> None:
-    """Write all rows; a column whose values are of several kinds holds texts."""
+@contextmanager
+def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
+    """Yield a file that is put in its place, here or elsewhere, when it is whole."""
+    if not is_remote(str(out)):
+        with whole(Path(out).expanduser()) as file:
+            yield file
+        return
+    with TemporaryDirectory(prefix="lopa_dist-") as folder:
+        file = Path(folder, PurePosixPath(out).name)
+        yield file
+        put(file, str(out), key)
+
+
+def write_parquet(file: Path, found: Iterator[dict[str, Any]], kinds: dict[str, set[type]]) -> None:
+    """Write rows, some at a time; a column whose values are of several kinds holds texts.
+
+    Args:
+        file: to be written.
+        found: the rows.
+        kinds: of the values, by column.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise ValueError("a .parquet file needs pyarrow: pip install 'lopa_dist[eval]', or write .csv") from error
-    found = list(rows(folder, prompts))
-    table = {}
-    for name in names:
-        values = [row.get(name) for row in found]
-        if len({type(value) for value in values} - {type(None)}) > 1:
-            values = [None if value is None else str(value) for value in values]
-        table[name] = values
-    pyarrow.parquet.write_table(pyarrow.table(table), file)
+    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
+    alone = {name: of - {type(None)} for name, of in kinds.items()}
+    texts = {name for name, of in alone.items() if len(of) != 1 or not of & types.keys()}
+    columns = [(name, pyarrow.string() if name in texts else types[next(iter(of))]) for name, of in alone.items()]
+    with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns)) as writer:
+        while some := list(islice(found, AT_ONCE)):
+            for name in texts:
+                for row in some:
+                    row[name] = None if row.get(name) is None else str(row[name])
+            writer.write_table(pyarrow.Table.from_pylist(some, writer.schema))
 
 
-def prompts_of(folder: Path) -> tuple[dict[int, str], str]:
-    """By index, the prompts of a run, read from its input once more; and in words why there are none."""
-    lines = {line["index"]: line["custom_id"] for _, line in result_lines(folder / "results.jsonl")}
-    try:
-        report = read_report(folder / "report.json")
-        first, step = (report["task"].get(key, default) for key, default in (("shard", 0), ("shards", 1)))
-        step = step if "shard" in report["task"] else 1
-        found = {first + step * i: (item.custom_id, question(item)) for i, item in enumerate(items_again(report))}
-    except (ValueError, OSError) as error:
-        return {}, f"\nwithout prompts: {error}"
-    if any(found.get(index, ("", ""))[0] != name for index, name in lines.items()):
-        return {}, "\nwithout prompts: the input has changed since the run"
-    return {index: found[index][1] for index in lines}, ""
+def questions(folder: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield the place, the name and the question of each item of a run, read from its input once more.
+
+    Raises:
+        ValueError, OSError: it cannot be read again.
+    """
+    report = read_report(folder / "report.json")
+    first, step = (report["task"].get(key, default) for key, default in (("shard", 0), ("shards", 1)))
+    step = step if "shard" in report["task"] else 1
+    for number, item in enumerate(items_again(report)):
+        yield first + step * number, item.custom_id, question(item)
 
 
-def rows(folder: Path, prompts: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """The results of a run, each by the names of the columns; columns of the input keep their names where they can."""
+def asked(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield each line of the results with the name and the question of its item; names differ if the input changed."""
+    items = questions(folder)
+    index, name, text = -1, "", ""
     for _, line in result_lines(folder / "results.jsonl"):
+        while index < line["index"]:
+            index, name, text = next(items, (line["index"], "", ""))
+        yield line, name, text
+
+
+def why_without_prompts(folder: Path) -> str:
+    """Return why a table has no prompts; empty where it has."""
+    try:
+        if any(line["custom_id"] != name for line, name, _ in asked(folder)):
+            return "\nwithout prompts: the input has changed since the run"
+    except (ValueError, OSError) as error:
+        return f"\nwithout prompts: {error}"
+    return ""
+
+
+def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
+    """The results of a run, each by the names of the columns; columns of the input keep their names where they can."""
+    lines = asked(folder) if prompts else ((line, "", "") for _, line in result_lines(folder / "results.jsonl"))
+    for line, _, prompt in lines:
         sample = line.get("sample")
         row: dict[str, Any] = {"id": line["custom_id"]}
         if sample is not None:
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
-        if line["index"] in prompts:
-            row["prompt"] = prompts[line["index"]]
+        if prompts:
+            row["prompt"] = prompt
         row |= {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
         if "tpf" in line:
             row["tokens_per_forward"] = line["tpf"]

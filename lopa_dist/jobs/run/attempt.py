@@ -89,7 +89,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         config: without any ``auto``.
         builder: of the model.
     """
-    paths = ("path", "lora", "input", "fewshot_input", "device")
+    paths = ("path", "lora", "input", "output", "fewshot_input", "device")
     sections = {name: asdict(getattr(config, name)) for name in ("model", "decode", "engine", "task")}
     settings = {
         f"{name}.{key}": value

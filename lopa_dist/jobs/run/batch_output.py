@@ -82,7 +82,7 @@ def response(line: Line, results: Sequence[dict[str, Any]], model: str, created:
     """One line's answer: its samples as choices, or its first error."""
     unique = hashlib.sha256(f"{line.number}/{line.custom_id}".encode()).hexdigest()[:24]
     answer: dict[str, Any] = {"id": f"batch_req_{unique}", "custom_id": line.custom_id}
-    failed = next((result["error"] for result in results if result["finish_reason"] == "error"), None)
+    failed = next((result["error"] for result in results if result["finish_reason"] in ("error", "invalid")), None)
     if failed is not None:
         return answer | {"response": None, "error": {"code": "invalid_request", "message": failed}}
     prompt = results[0]["usage"]["prompt_tokens"]

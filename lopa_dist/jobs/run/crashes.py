@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -60,12 +61,30 @@ def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> byte
     return bytearray(counts.tobytes())
 
 
+class Generate(Protocol):
+    """As `Engine.generate`."""
+
+    def __call__(
+        self, requests: Sequence[Request], next_requests: NextRequests | None = None, /
+    ) -> Iterator[Generation]:
+        """Yield finished requests."""
+
+
 def in_turn(
-    engine: Engine, requests: Sequence[Request], first: int, take: NextRequests, begin: Callable[[list[Request]], None]
+    engine: Engine,
+    generate: Generate,
+    requests: Sequence[Request],
+    first: int,
+    take: NextRequests,
+    begin: Callable[[list[Request]], None],
 ) -> Iterator[Generation]:
     """Generate for requests before number `first` as usual, and then for the others one at a time.
 
     Args:
+        engine: that generates.
+        generate: with it.
+        requests: all that there are.
+        first: number of the first that runs alone.
         take: hands out numbers of requests, in ascending order.
         begin: is told of requests that begin.
     """
@@ -78,11 +97,11 @@ def in_turn(
         begin([requests[number] for number in found])
         return found
 
-    yield from engine.generate(requests, others)
+    yield from generate(requests, others)
     while engine.lockstep.level == StopLevel.RUN:
         held.extend([] if held else take(1))
         if not held:
             return
         one = requests[held.popleft()]
         begin([one])
-        yield from engine.generate([one])
+        yield from generate([one])

@@ -30,6 +30,7 @@ from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
 from lopa_dist.jobs.run.journal import Merged, Writer, merge
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
+from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.results import (
@@ -42,6 +43,7 @@ from lopa_dist.jobs.run.results import (
     thought,
     write_errors,
 )
+from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
@@ -173,22 +175,26 @@ class Job:
             engine.meanwhile.append(wandb_log.observe)
         group.ready()
         if self.requests:
+            if self.input.formatted:
+                self.requests = Repeated(self.requests)
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
         take = partial(group.queue.take, total=len(self.requests))
         first = len(self.requests) - self.suspects
+        tries = Tries(engine, self.input.items, self.builder.tokenizer)
+        generate = tries.generate if self.input.formatted else engine.generate
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
             self.begun = Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone)
             try:
-                self.record(in_turn(engine, self.requests, first, take, self.begin), engine)
+                self.record(in_turn(engine, generate, self.requests, first, take, self.begin), engine)
             except BaseException as error:
                 self.begun.leave(error)
                 raise
             self.begun.leave(None)
         else:
-            for _ in in_turn(engine, self.requests, first, take, lambda requests: None):
+            for _ in in_turn(engine, generate, self.requests, first, take, lambda requests: None):
                 pass
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
@@ -201,6 +207,8 @@ class Job:
             wandb_log.close(engine, stopped)
         # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
         complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
+        if self.is_rank_0 and complete == "yes":
+            self.write_output(report)
         if stopped and complete != "yes":
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
@@ -229,6 +237,7 @@ class Job:
         self.merge()
         write_errors(self.folder, report["errors"])
         self.write_batch_output()
+        self.write_output(report)
         if not (self.folder / RUN_PAGE).exists():
             self.write_page(report)
         log.info("all %d requests were done before", len(self.input))
@@ -306,7 +315,7 @@ class Job:
                 if generation.finish_reason == "error":
                     entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
                     continue
-                figures, token_ids = Figures.of(generation, score), self.config.logging.token_ids
+                figures, token_ids = Figures.of(generation, score, answer.item), self.config.logging.token_ids
                 line = generation_line(answer.item, generation, answer.text, score, token_ids, self.pieces)
                 if answer.reasoning is not None:
                     line["reasoning"] = answer.reasoning
@@ -390,6 +399,11 @@ class Job:
             write_batch_output(self.folder, lambda: map(line_of, self.input.items), self.config.model.path)
         else:
             write_lines(self.folder, map(line_of, self.input.items))
+
+    def write_output(self, report: dict[str, Any]) -> None:
+        """The results at `task.output` too; those of shards when they are merged."""
+        if self.config.task.shards == 1:
+            write_output(self.folder, report | {"task": asdict(self.config.task)})
 
     @property
     def numbers(self) -> range:

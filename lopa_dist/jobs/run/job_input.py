@@ -21,6 +21,7 @@ from lopa_dist.jobs.run.results import error_line
 from lopa_dist.jobs.run.spool import Chosen, Spool
 from lopa_dist.jobs.setup.resolve import sequences_of_replica
 from lopa_dist.jobs.show.run_page import asked
+from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
@@ -55,10 +56,11 @@ class JobInput:
     """
 
     def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
-        self.items: Spool[Item] = Spool(Item, Origin, RequestSampling)
+        self.items: Spool[Item] = Spool(Item, Origin, RequestSampling, ResponseFormat)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
         self.carries = False  # whether any line of the input has what `carried` is about
+        self.formatted = False  # whether any answer must be of a format
         self.aside: dict[int, str] = {}  # why, of requests that were set aside; they count as rejected
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
@@ -70,6 +72,7 @@ class JobInput:
                 kept = replace(item, prompt=None, messages=None if item.messages is None else [])
                 self.items.append(replace(kept, prefix="", continuations=()))
                 self.encoded.append(request)
+                self.formatted |= item.response_format is not None
                 self.carries |= bool(item.metadata) or is_sample(item)
                 self.rejected.append(isinstance(request, Rejection))
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
@@ -155,4 +158,4 @@ def id_of(item: Item, request: Request | Rejection) -> str | None:
     """The journal's name of a request; null for a rejected item."""
     if isinstance(request, Rejection):
         return None
-    return request_id(item.custom_id, request, item.stop, item.reference)
+    return request_id(item.custom_id, request, item.stop, item.reference, item.response_format)

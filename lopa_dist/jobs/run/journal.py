@@ -30,6 +30,7 @@ from lopa_dist.jobs.run.open_files import OpenFiles
 from lopa_dist.jobs.run.packed import Columns, RequestIds
 from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
+from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.whole import named, whole
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
@@ -49,7 +50,13 @@ class Location:
     length: int
 
 
-def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), reference: Any = None) -> str:
+def request_id(
+    custom_id: str,
+    request: Request,
+    stop: Sequence[str] = (),
+    reference: Any = None,
+    response_format: ResponseFormat | None = None,
+) -> str:
     """What makes a finished request the same one: its name, and all that its text and its verdict depend on but the
     settings. `reference` is what the text is judged by.
     """
@@ -60,8 +67,12 @@ def request_id(custom_id: str, request: Request, stop: Sequence[str] = (), refer
         parts.append(list(stop))
     if request.token_steps:  # a line without them is not what is asked for
         parts.append("token_steps")
+    if request.suffix:
+        parts.append({"suffix": list(request.suffix)})
     if request.scored:
         parts.append([[[list(one.prompt), list(one.answer), one.key] for one in text] for text in request.scored])
+    if response_format is not None:
+        parts.append({"response_format": asdict(response_format)})
     if reference is not None:
         parts.append({"reference": reference})
     return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]

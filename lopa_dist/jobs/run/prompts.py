@@ -172,8 +172,8 @@ class Encoder:
         return self.model.eos_ids[0] if begin is None else int(begin)
 
     def is_chat(self, item: Item) -> bool:
-        """Whether the item goes through the chat template."""
-        return item.messages is not None or self.wrap
+        """Whether the item goes through the chat template: a text that is to go on to another one does not."""
+        return item.messages is not None or (self.wrap and item.suffix is None)
 
     def render(self, index: int, item: Item) -> str | Rejection:
         """The text that the model is to go on from."""
@@ -192,11 +192,14 @@ class Encoder:
             reason = "messages need a chat template and this tokenizer has none; send prompt instead"
             return rejected(index, item, reason)
         messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
+        begun = item.answer_prefix
+        if item.suffix is not None and messages[-1]["role"] == "assistant":
+            messages, begun = messages[:-1], messages[-1]["content"]
         try:
             text = self.templated(messages, add_generation_prompt=True)
         except Exception as error:  # a template is a program, and messages may hold anything
             return rejected(index, item, f"the chat template refused these messages: {error}")
-        return str(text) + item.answer_prefix
+        return str(text) + begun
 
     def prefix(self, item: Item, text: str, ids: list[int]) -> int:
         """How many of a prompt's tokens are its prefix: few-shot examples, or all messages but the last."""
@@ -229,16 +232,36 @@ class Encoder:
             return rejected(index, item, reason)
         if self.config.decode.causal and not len(ids):
             return rejected(index, item, "the prompt is empty, and a causal model writes behind a token; send a prompt")
-        size = f"the prompt has {len(ids)} tokens and {most} are to be generated, but"
+        suffix = self.suffix(item)
+        if isinstance(suffix, str):
+            return rejected(index, item, suffix)
+        given = len(ids) + len(suffix)
+        size = f"the prompt has {given} tokens and {most} are to be generated, but"
         remedy = "shorten the prompt or lower max_tokens (decode.max_new_tokens)"
-        if len(ids) + most > self.model.max_positions:
+        if given + most > self.model.max_positions:
             return rejected(index, item, f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
-        if space is not None and self.config.decode.stores_kv and len(ids) + most > space:
+        if space is not None and self.config.decode.stores_kv and given + most > space:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
         told = item.token_steps or self.config.logging.token_steps
-        return Request(index, array("i", ids), most, self.key(item), self.sampling(item), prefix, told)
+        asked = index, array("i", ids), most, self.key(item), self.sampling(item), prefix, told
+        return Request(*asked, suffix=suffix)
+
+    def suffix(self, item: Item) -> Sequence[int] | str:
+        """The tokens behind an item's answer, or why there can be none."""
+        if item.suffix is None:
+            return ()
+        decode = self.config.decode
+        if decode.window_attention != "full":
+            return (
+                f"suffix: with decode.context={decode.context} no token sees what stands behind its block, and so what "
+                "the answer is to lead to; a model that was trained to see all of a text takes decode.context=vanilla"
+            )
+        if encodable(item.suffix) != item.suffix:
+            return "the suffix has half of a surrogate pair, which is not a character; remove it"
+        ids = self.words.encode(item.suffix, add_special_tokens=False).ids
+        return "the suffix contains the mask token; remove it" if self.model.mask_id in ids else array("i", ids)
 
     def note_strange(self, ids: list[int]) -> None:
         """Count a prompt with words that the model does not know."""

@@ -100,13 +100,17 @@ def generation_line(
         "text": text,
         "finish_reason": generation.finish_reason,
         "usage": {
-            "prompt_tokens": len(request.prompt),
+            "prompt_tokens": len(request.prompt) + len(request.suffix),
             "completion_tokens": count,
             "forwards": generation.forwards,
         },
         "tpf": round(count / generation.forwards, 4),
         "latency_s": round(generation.seconds, 6),
     }
+    if item.response_format is not None:
+        line["usage"] |= {"tries": generation.tries, "failed_tokens": generation.failed_tokens}
+    if generation.invalid:
+        line |= {"finish_reason": "invalid", "error": invalid(generation, item)}
     if token_ids:
         line["token_ids"] = generation.tokens
     if generation.written is not None:
@@ -121,6 +125,16 @@ def generation_line(
         line |= {"reason": score.reason} if score.reason else {}
         line |= {"metrics": score.metrics} if score.metrics else {}
     return line
+
+
+def invalid(generation: Generation, item: Item) -> str:
+    """Why an answer is not what was asked for, and what to do."""
+    assert item.response_format is not None
+    tries, most = generation.tries, item.response_format.tries
+    remedy = "raise task.tries, or say more of the format in the prompt"
+    if tries < most:
+        remedy = "set a temperature: without one, another try gives the same text"
+    return f"the text is {generation.invalid} after {tries} {'try' if tries == 1 else 'tries'}; {remedy}"
 
 
 def likelihood_of(found: Likelihood, parts: Sequence[Given]) -> dict[str, Any]:

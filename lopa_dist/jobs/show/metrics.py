@@ -19,10 +19,11 @@ from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.results import logprob
 from lopa_dist.parallel.group import Group
-from lopa_dist.tasks.task import Score
+from lopa_dist.tasks.task import Item, Score
 
 PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
 ALSO = "also."  # columns of `Figures.also`
+TRIES = ("tries", "failed_tokens", "invalid")  # of answers that must be of a format
 LEAST = 5  # answers of a group whose accuracy is told
 
 
@@ -38,14 +39,18 @@ class Figures:
     correct: bool | None
     also: dict[str, bool] = field(default_factory=dict)  # right or not by other rules of reading
     probability: float | None = None  # geometric mean of its tokens', where they were asked for
+    tries: dict[str, int] = field(default_factory=dict)  # of an answer that must be of a format
 
     @classmethod
-    def of(cls, g: Generation, score: Score | None) -> Figures:
+    def of(cls, g: Generation, score: Score | None, item: Item) -> Figures:
         """Of a finished request."""
         correct, also = (None, {}) if score is None else (score.correct, dict(score.also))
         probability = math.exp(mean([logprob(one) for one in g.written])) if g.written else None
         times = g.seconds, g.first_step_seconds
-        return cls(len(g.tokens), g.forwards, *times, g.filled, correct, also, probability)
+        tries = {}
+        if item.response_format is not None:
+            tries = {"tries": g.tries, "failed_tokens": g.failed_tokens, "invalid": int(bool(g.invalid))}
+        return cls(len(g.tokens), g.forwards, *times, g.filled, correct, also, probability, tries)
 
 
 def build_report(
@@ -85,6 +90,7 @@ def build_report(
         "acceptance": acceptance,
         "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards by drafts
     }
+    tries = {name: int(found.sum()) for name in TRIES if len(found := figures.given(f"tries.{name}"))}
     steps, world = max(1, statistics.steps), group.world
     own = {"python": platform.python_version(), "lopa_dist": __version__}
     return {
@@ -96,6 +102,7 @@ def build_report(
         **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
         **({"accuracy_95": [*wilson(float(np.mean(correct)), len(correct))]} if len(correct) else {}),
         **({"reliability": groups} if (groups := reliability(figures)) else {}),
+        **({"tries": tries | {"answers": len(figures.given("tries.tries"))}} if tries else {}),
         "completion_tokens": int(tokens.sum()),
         "prompt_tokens": {"total": work.prompt_tokens, "reused": work.prompt_reused},
         "forwards": int(forwards.sum()),

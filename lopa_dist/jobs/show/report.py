@@ -13,6 +13,7 @@ from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.show.metrics import wilson
+from lopa_dist.jobs.show.published import published
 from lopa_dist.whole import whole
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
@@ -74,8 +75,10 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("requests", f"{report['requests']} ({report['errors']} with errors)"),
         *([("not judged", UNJUDGED.format(report["unjudged"]))] if report.get("unjudged") else []),
         *([("accuracy (95 % confidence)", with_interval(report))] if "accuracy" in report else []),
+        *([("the authors report", beside(report))] if "accuracy" in report and published(report) else []),
         *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key)),
         *metrics(report),
+        *([("answers that must be JSON", tries_in_words(report["tries"]))] if "tries" in report else []),
         ("tokens scored", f"{report['completion_tokens']}")
         if "masks" in report
         else ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
@@ -93,6 +96,23 @@ def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
         latency = ", ".join(f"{name} {s:.3f} s" for name, s in report["latency_s"].items())
         rows += [("tokens/s of a request", rates), ("latency", latency)]
     return [*rows, ("wall time", seconds)]
+
+
+def beside(report: dict[str, Any]) -> str:
+    """What the authors of a run's model report on its task."""
+    found = published(report)
+    assert found is not None
+    known, score = found
+    return f"{score:.1f}% ({known.source}; settings: {known.settings}), see docs/models.md"
+
+
+def tries_in_words(tries: dict[str, int]) -> str:
+    """Return how many answers are of the format that was asked for, and what those cost that were not."""
+    valid = tries["answers"] - tries["invalid"]
+    return (
+        f"{valid} of {tries['answers']} are, in {tries['tries']} tries; {tries['failed_tokens']} tokens were thrown "
+        "away, whose forwards are counted"
+    )
 
 
 def metrics(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -233,6 +233,8 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
     if "usage" in line:
         details.append(f"{line['usage']['completion_tokens']} tokens in {line['usage']['forwards']} forwards")
     details += filter(None, [line.get("reason"), line.get("unjudged")])
+    if line["finish_reason"] == "invalid":
+        details.append(line["error"])
     text = line["error"] if verdict == "error" else line["text"]
     return {
         "custom_id": line["custom_id"],

@@ -1,0 +1,112 @@
+"""Answers that must be of a format: those that are not are generated again, with other random numbers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Generation, Request, request_key
+from lopa_dist.engine.running_batch import NextRequests, in_order
+from lopa_dist.engine.work import Work
+from lopa_dist.jobs.run.results import finished_text, thought
+from lopa_dist.parallel.stop import StopLevel
+from lopa_dist.tasks.task import Item
+
+
+class Repeated(Sequence[Request]):
+    """Requests, and, by negative numbers, those that are tried again."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.again: dict[int, Request] = {}  # by number
+        self.last = 0  # number
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.again[index] if index < 0 else self.requests[index]
+
+    def append(self, request: Request) -> int:
+        """Add a request; returns its number."""
+        self.last -= 1
+        self.again[self.last] = request
+        return self.last
+
+
+class Tries:
+    """Generates with an engine; all ranks of a replica make the same calls, and check every answer.
+
+    Args:
+        engine: of this rank.
+        items: by a request's index, what it was made of.
+        tokenizer: of the model.
+    """
+
+    def __init__(self, engine: Engine, items: Sequence[Item], tokenizer: PreTrainedTokenizerFast) -> None:
+        self.engine, self.items, self.tokenizer = engine, items, tokenizer
+
+    def failure(self, generation: Generation) -> str:
+        """Return why an answer is not of the format that it must have; empty where it is, or any text will do."""
+        item = self.items[generation.request.index]
+        if item.response_format is None or generation.finish_reason == "error":
+            return ""
+        generation, text = finished_text(self.tokenizer, generation, item.stop)
+        return item.response_format.failure(thought(self.tokenizer, generation.request.prompt, text)[1])
+
+    def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
+        """Yield finished requests as `Engine.generate` does.
+
+        Answers that are not of their format are thrown away, and what they took is counted with the next one's. If the
+        last try fails, too, its answer is yielded, with the reason. So is the first one's without a temperature, for
+        it would be the same again.
+        """
+        requests = requests if isinstance(requests, Repeated) else Repeated(requests)
+        take = next_requests or in_order(len(requests))
+        waiting: deque[int] = deque()  # numbers of those that are tried again
+        tried: dict[int, tuple[int, Generation]] = {}  # by index: the number of the last try, and all tries so far
+
+        def following(most: int) -> list[int]:
+            again = [waiting.popleft() for _ in range(min(most, len(waiting)))]
+            return again + (take(most - len(again)) if len(again) < most else [])
+
+        while True:
+            for found in self.engine.generate(requests, following):
+                index = found.request.index
+                number, before = tried.pop(index, (0, None))
+                requests.again.pop(number, None)
+                both = found if before is None else joined(before, found)
+                failure, wanted = self.failure(found), self.items[index].response_format
+                sampling = both.request.sampling or self.engine.sampling
+                if not failure or wanted is None or both.tries >= wanted.tries or not sampling.temperature:
+                    yield replace(both, invalid=failure) if failure else both
+                    continue
+                key = request_key(both.request.key, f"try {both.tries}")
+                number = requests.append(replace(both.request, key=key))
+                tried[index] = number, both
+                waiting.append(number)
+            if not waiting or self.engine.lockstep.level != StopLevel.RUN:
+                return
+
+
+def joined(before: Generation, found: Generation) -> Generation:
+    """The answer of a try, with what it and those before took."""
+    work = Work()
+    for one in (before, found):
+        work.add(one.work.totals())
+    return replace(
+        found,
+        request=before.request,
+        forwards=before.forwards + found.forwards,
+        seconds=before.seconds + found.seconds,
+        first_step_seconds=before.first_step_seconds,
+        filled=before.filled + found.filled,
+        work=work,
+        tries=before.tries + 1,
+        failed_tokens=before.failed_tokens + len(before.tokens),
+    )

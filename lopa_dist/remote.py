@@ -1,0 +1,75 @@
+"""Files elsewhere: any path that fsspec reads and writes, such as s3://bucket/prompts.jsonl."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names a file elsewhere. ``hf://owner/name:split`` is a dataset, not a file."""
+    found = PROTOCOL.match(path)
+    return bool(found) and (not path.startswith("hf://") or path.startswith("hf://datasets/"))
+
+
+def opened(path: str, key: str) -> tuple[Any, str]:
+    """Return the file system of a path, and the path in it.
+
+    Raises:
+        ValueError: its package is not there, or refuses; the message names `key`.
+    """
+    import fsspec
+
+    try:
+        system, inside = fsspec.core.url_to_fs(path)
+    except ImportError as error:  # which says what to install
+        raise ValueError(f"{key}={path}: {error}") from error
+    except Exception as error:  # packages raise whatever they like: names, credentials
+        raise ValueError(f"{key}={path}: {reason(error)}") from error
+    return system, str(inside)
+
+
+def exists(path: str, key: str) -> bool:
+    """Return whether there is such a file, or a ValueError that names `key` where that cannot be told."""
+    system, inside = opened(path, key)
+    try:
+        return bool(system.exists(inside))
+    except Exception as error:  # as above; and networks
+        raise ValueError(f"{key}={path}: cannot be reached ({reason(error)})") from error
+
+
+@contextmanager
+def fetched(path: str, key: str) -> Iterator[Path]:
+    """Yield a copy of a file, with the same name, which is gone afterwards.
+
+    Raises:
+        ValueError: it cannot be read; the message names `key`.
+    """
+    system, inside = opened(path, key)
+    with TemporaryDirectory(prefix="lopa_dist-") as folder:
+        copy = Path(folder, PurePosixPath(inside).name)
+        try:
+            system.get_file(inside, str(copy))
+        except Exception as error:  # as above
+            raise ValueError(f"{key}={path}: cannot be read ({reason(error)})") from error
+        yield copy
+
+
+def put(file: Path, path: str, key: str) -> None:
+    """Copy a file to a path elsewhere, or raise a ValueError that names `key`."""
+    system, inside = opened(path, key)
+    try:
+        system.put_file(str(file), inside)
+    except Exception as error:  # as above
+        raise ValueError(f"{key}={path}: cannot be written ({reason(error)})") from error
+
+
+def reason(error: Exception) -> str:
+    """An error in one line, without what a package tells of its inside."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -1,0 +1,84 @@
+"""What an answer must be: JSON, perhaps of a schema. Whether it is shows when it is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+TRIES = 3  # as many as users of other engines take
+LONGEST = 200  # characters of a reason
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """A JSON object, or what a schema describes.
+
+    Attributes:
+        schema: as JSON; None: any object will do.
+        tries: answers at most, each with random numbers of its own.
+    """
+
+    schema: str | None = None
+    tries: int = TRIES
+
+    @classmethod
+    def of(cls, value: Any) -> ResponseFormat | None:
+        """Return the format that OpenAI's `response_format` asks for; None where any text will do.
+
+        Raises:
+            ValueError: there is no such format, or its schema is none, or the library for schemas is not there.
+        """
+        kind = value.get("type") if isinstance(value, Mapping) else None
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return cls()
+        if kind != "json_schema":
+            raise ValueError('must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", ...}')
+        wrapped = value.get("json_schema")
+        schema = wrapped.get("schema") if isinstance(wrapped, Mapping) else None
+        if not isinstance(schema, Mapping):
+            raise ValueError('a json_schema needs {"json_schema": {"schema": {...}}}')
+        text = json.dumps(schema, sort_keys=True)
+        validator(text)
+        return cls(text)
+
+    def failure(self, text: str) -> str:
+        """Return why a text is not of the format; empty where it is."""
+        try:
+            value = json.loads(text, parse_constant=refuse)
+        except (ValueError, RecursionError) as error:
+            return f"not JSON ({error})"
+        if self.schema is None:
+            return "" if isinstance(value, dict) else f"JSON, but {type(value).__name__} instead of an object"
+        try:
+            wrong = next(validator(self.schema).iter_errors(value), None)
+        except Exception as reason:  # references to what is not in the schema, and patterns that are none
+            return f"JSON, but the schema cannot be applied ({reason})"[:LONGEST]
+        return "" if wrong is None else f"not of the schema ({wrong.json_path}: {wrong.message})"[:LONGEST]
+
+
+@lru_cache(maxsize=256)
+def validator(schema: str) -> Any:
+    """Return what checks values by a schema, which reaches no file and no network; a ValueError where it is none."""
+    try:
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import validator_for
+        from referencing import Registry
+    except ImportError as error:
+        raise ValueError("a json_schema needs jsonschema: pip install 'lopa_dist[json]'") from error
+    content = json.loads(schema)
+    kind = validator_for(content)
+    try:
+        kind.check_schema(content)
+    except SchemaError as error:
+        raise ValueError(f"the json_schema is none ({error.json_path}: {error.message})"[:LONGEST]) from error
+    return kind(content, registry=Registry())
+
+
+def refuse(name: str) -> Any:
+    """Raise a ValueError: NaN and infinities are not JSON."""
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,119 @@
+"""Answers that must be JSON: tried again, counted, and the same whatever runs beside them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jsonschema", reason="needs jsonschema: pip install 'lopa_dist[json]'")
+
+from lopa_dist import LLM, SamplingParams
+from lopa_dist.config import Config, ModelOptions, TaskConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.request import Request, request_key
+from lopa_dist.jobs.commands.shards import merge_shards
+from lopa_dist.jobs.run.job import run
+from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_job import config, lines
+
+QUESTION = "<|user|> Olga has {} books . Olga buys 4 more .<|assistant|>"
+PROMPT = QUESTION + " Originally Olga keeps {} overall . Next we get {} + 4 ="
+SMALL = {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "maximum": 20}}}
+TRIES, TEMPERATURE = 3, 6.0
+
+
+def asked(count: int = 24, **more: Any) -> list[dict[str, Any]]:
+    """A token that is sometimes a number; every third line takes any."""
+    return [
+        {"prompt": PROMPT.format(n, n, n), "max_tokens": 1, "temperature": TEMPERATURE}
+        | ({"response_format": SMALL} if n % 3 else {})
+        | more
+        for n in range(2, count + 2)
+    ]
+
+
+def job(folder: Path, given: list[dict[str, Any]], sequences: int = 8, **task: Any) -> tuple[Config, dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in given))
+    made = config(TaskConfig("batch", limit=None, input=str(folder / "in.jsonl"), **task))
+    made = replace(made, model=ModelOptions(chat_template="never"), engine=EngineConfig(max_sequences=sequences))
+    return made, run(made, folder / "run", World("python"))
+
+
+def test_tries_are_what_single_requests_give(tmp_path: Path) -> None:
+    """Each try on an engine of its own, by the keys that follow from the request's."""
+    made, report = job(tmp_path, asked())
+    llm = LLM("embedded", "parallel.threads=1", "model.chat_template=never")
+    engine = llm.builder.engine(made.decode, made.engine)
+    found = lines(tmp_path / "run")
+    total, thrown, invalid = 0, 0, 0
+    for index, (line, given) in enumerate(zip(found, asked(), strict=True)):
+        ids, key = llm.builder.tokenizer(given["prompt"]).input_ids, request_key(made.seed, line["custom_id"])
+        sampling, forwards, failed = Sampling(made.decode.confidence, TEMPERATURE), 0, 0
+        for count in range(1, TRIES + 1):
+            own = key if count == 1 else request_key(key, f"try {count - 1}")
+            [one] = engine.generate([Request(index, ids, 1, own, sampling)])
+            forwards += one.forwards
+            text = llm.builder.tokenizer.decode(one.tokens, skip_special_tokens=True)
+            right = text.strip().isdigit() and int(text) <= 20
+            if right or "response_format" not in given or count == TRIES:
+                break
+            failed += len(one.tokens)
+        assert line["text"] == text
+        assert line["usage"]["forwards"] == forwards
+        if "response_format" in given:
+            assert line["usage"]["tries"] == count
+            assert line["usage"]["failed_tokens"] == failed
+            assert (line["finish_reason"] == "invalid") == (not right)
+            total, thrown, invalid = total + count, thrown + failed, invalid + (not right)
+        else:
+            assert "tries" not in line["usage"]
+    assert report["tries"] == {"tries": total, "failed_tokens": thrown, "invalid": invalid, "answers": 16}
+    assert report["forwards"] == sum(line["usage"]["forwards"] for line in found)
+    assert 16 < total < 48, "some fail, and some do not"
+    assert 0 < invalid < 16
+    assert "raise task.tries" in next(line["error"] for line in found if line["finish_reason"] == "invalid")
+
+
+def test_the_same_in_other_batches_shards_and_from_python(tmp_path: Path) -> None:
+    def texts(folder: Path) -> list[Any]:
+        return [(line["text"], line["usage"], line["finish_reason"]) for line in lines(folder)]
+
+    _, report = job(tmp_path / "a", asked())
+    wanted = texts(tmp_path / "a" / "run")
+    made, _ = job(tmp_path / "b", asked(), 2)
+    assert texts(tmp_path / "b" / "run") == wanted
+    for shard in range(2):
+        share = replace(made, task=replace(made.task, shard=shard, shards=2))
+        run(share, tmp_path / "array" / str(shard), World("python"))
+    assert merge_shards(tmp_path / "array")["tries"] == report["tries"]
+    assert texts(tmp_path / "array") == wanted
+    llm = LLM("embedded", "parallel.threads=1", "model.chat_template=never")
+    sampling = [
+        SamplingParams(TEMPERATURE, max_tokens=1, response_format=line.get("response_format")) for line in asked()
+    ]
+    found = llm.generate([line["prompt"] for line in asked()], sampling=sampling, progress=False)
+    assert [(one.text, one.finish_reason) for one in found] == [(text, reason) for text, _, reason in wanted]
+    counted = [(usage.get("tries", 1), usage.get("failed_tokens", 0)) for _, usage, _ in wanted]
+    assert [(one.tries, one.failed_tokens) for one in found] == counted
+
+
+def test_without_a_temperature_there_is_one_try(tmp_path: Path) -> None:
+    """OpenAI lines get an error that says so; nothing is passed on as if it were right."""
+    body = {"messages": [{"role": "user", "content": "Tom has 3 apples ."}], "response_format": {"type": "json_object"}}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    made = config(TaskConfig("batch", limit=None, input=str(tmp_path / "in.jsonl")))
+    run(made, tmp_path / "run", World("python"))
+    [found] = lines(tmp_path / "run")
+    assert found["finish_reason"] == "invalid"
+    assert found["usage"]["tries"] == 1
+    assert "set a temperature" in found["error"]
+    [answer] = [json.loads(text) for text in (tmp_path / "run" / "batch_output.jsonl").read_text().splitlines()]
+    assert answer["response"] is None
+    assert "not JSON" in answer["error"]["message"]
