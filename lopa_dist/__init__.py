@@ -7,6 +7,7 @@ for output in LLM("embedded").generate([problem]):
     print(output.text, output.tokens_per_forward)
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from lopa_dist.llm import LLM, Output, SamplingParams
 
 __version__ = "0.1.0"
+# so that a row has the same bits in any batch also on CPUs without AVX-512 (`kernels.row_bits`); MKL reads it once
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 __all__ = ["LLM", "DecodeConfig", "Output", "SamplingParams", "__version__"]
 
 HOMES = {"DecodeConfig": "decode.config", "LLM": "llm", "Output": "llm", "SamplingParams": "llm"}

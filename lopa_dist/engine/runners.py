@@ -15,6 +15,7 @@ from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.preflight import WITHOUT_GRAPHS
+from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
@@ -67,6 +68,8 @@ class Runners:
         stack = stack_rows(config, 1 if reproducible else self.branches)
         self.attention = make(name, heads, kv_heads, shape.head_dim, stack, device, config.causal)
         tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
+        if device.type == "cpu":
+            warn_of_bits()
         self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", heads, kv_heads, shape.head_dim, stack, device, config.causal)
