@@ -1,8 +1,8 @@
 """Whether a CPU's matrix products give a row the same bits in any batch, which texts rely on.
 
-MKL's code for AVX2 adds up in another order where few rows are multiplied, unless its strict mode is on. Importing
-`lopa_dist` switches that on, which costs no time. It has no effect on a process that has multiplied matrices before, and
-other libraries have no such mode, so it is checked.
+MKL's code for AVX2 adds up in another order if few rows are multiplied, unless its strict mode is on. Importing
+`lopa_dist` switches that on, which costs no time. It has no effect in a process that has multiplied matrices before,
+and other libraries have no such mode, so it is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from lopa_dist.ragged import ROW_TILE
 
 log = logging.getLogger("lopa_dist")
 WIDTHS = (64, 192, 512)
-REMEDY = "set MKL_CBWR=AUTO,STRICT in the environment, or import lopa_dist before anything that uses torch"
+FAULT = (
+    "this CPU's matrix products depend on how many rows there are, so texts may depend on the batch: set "
+    "MKL_CBWR=AUTO,STRICT in the environment, or import lopa_dist before anything that uses torch"
+)
 
 
 def same_bits() -> bool:
@@ -36,6 +39,4 @@ def same_bits() -> bool:
 def warn_of_bits() -> None:
     """Warn, once, if they do not."""
     if not same_bits():
-        log.warning(
-            "this CPU's products depend on how many rows there are, so texts may depend on the batch: %s", REMEDY
-        )
+        log.warning(FAULT)

@@ -43,6 +43,7 @@ from lopa_dist.jobs.setup.device import choose_dtype, cores
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
 from lopa_dist.kernels.preflight import Widths, faults
+from lopa_dist.kernels.row_bits import FAULT, same_bits
 from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import find, local
@@ -178,6 +179,8 @@ def compiler(machine: Machine) -> Finding:
 
 def kernels(machine: Machine) -> Finding:
     """Each of Triton's kernels, launched once and compared with torch."""
+    if machine.device.type == "cpu" and not same_bits():
+        return slow(FAULT)
     if machine.device.type == "cpu" or machine.config.engine.kernels == "torch":
         return fine("torch's operations compute everything here")
     shape = machine.shape
