@@ -45,8 +45,9 @@ IN_FLIGHT = 64  # sequences of a data replica at most
 FEWER = 16  # the same, by default
 PROMPT, ANSWER = 512, 256  # tokens, on the mean
 SKEWED, REPLICAS = 20_000, (8, 32, 128, 512)
+DRAWN = 200  # answers of one prompt
 SPREAD = ((1319, 4), (1319, 8), (1319, 32), (5000, 8), (5000, 64))  # prompts, as many as GSM8K's or more, and replicas
-JOINED = {1: "k=0 m=10", 2: "k=1 m=8", 4: "k=3 m=4", 8: "k=7 m=1"}  # the setting by branch ranks
+JOINED = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # the setting by branch ranks
 POLICIES = {  # order, tail
     "input order": ("input", "wait"),
     "longest first": ("longest", "wait"),
@@ -134,6 +135,16 @@ def run_policy(job: tuple[dict[str, Measured], int, str, int, int, str]) -> dict
     return told | {"moved_tokens": outcome.moved}
 
 
+def one_prompt(settings: dict[str, Measured]) -> list[dict[str, Any]]:
+    """Seconds to the answer of one prompt on 1 to 8 branch ranks, the mean of `DRAWN` draws of what its steps gain."""
+    found = []
+    for ranks, name in JOINED.items():
+        cluster = Cluster(1, {1: gpu_kind(settings[name], ranks)}, 1)
+        times = [simulate(requests_of(1), cluster, seed).seconds for seed in range(DRAWN)]
+        found.append({"branch_ranks": ranks, "setting": name, "seconds": float(np.mean(times))})
+    return found
+
+
 def project(settings: dict[str, Measured]) -> dict[str, Any]:
     """All of the projection."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
@@ -144,6 +155,7 @@ def project(settings: dict[str, Measured]) -> dict[str, Any]:
     return {
         "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens a forward of the embedded model",
         "assumed": {"model": asdict(Model()), "link": asdict(ASSUMED), "prompt": PROMPT, "answer": ANSWER},
+        "one_prompt": one_prompt(settings),
         "policies": policies,
         "spread": spread,
     }
@@ -169,6 +181,12 @@ def faster(policies: Sequence[dict[str, Any]]) -> list[float]:
 def show(kept: dict[str, Any], console: Console) -> None:
     """The tables of the projection."""
     console.print(kept["label"])
+    alone = kept["one_prompt"][0]["seconds"]
+    ranks = [
+        [str(r["branch_ranks"]), r["setting"], f"{r['seconds']:.3f}", f"{alone / r['seconds']:.2f}"]
+        for r in kept["one_prompt"]
+    ]
+    console.print(table_of("PROJECTION: one prompt", ("branch ranks", "setting", "seconds", "times faster"), ranks))
     columns = ("prompts", "in flight", "replicas", "policy", "seconds", "times faster than in input order", "busy")
     for policies, lengths in (
         (kept["policies"], "one answer in twenty 8 times longer"),

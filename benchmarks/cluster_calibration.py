@@ -26,7 +26,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.rows.draft_rows import rows_of_branch
+from lopa_dist.rows.sizes import rows_of_branch
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures
@@ -37,9 +37,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "k=0 m=4": drafted(0, 4),
     "k=0 m=10": drafted(0, 10),
-    "k=1 m=8": drafted(1, 8),
-    "k=3 m=4": drafted(3, 4),
-    "k=7 m=1": drafted(7, 1),
+    "k=1 m=10": drafted(1, 10),
+    "k=3 m=10": drafted(3, 10),
+    "k=7 m=10": drafted(7, 10),
     "k=0 m=6, one block": drafted(0, 6, max_active_blocks=1),
 }
 

@@ -51,7 +51,7 @@ TRIALS = (
     Trial(1, 1, "k=0 m=10"),
     Trial(2, 1, "k=0 m=10"),
     Trial(4, 1, "k=0 m=10"),
-    Trial(1, 2, "k=1 m=8"),
+    Trial(1, 2, "k=1 m=10"),
 )
 
 

@@ -5,7 +5,7 @@
 # Environment: BIN (folder of the programs, default .venv/bin), RANKS (processes a node where there are no GPUs, default 2),
 # LAUNCH=torchrun|srun|mpirun (default torchrun), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
 # folder for temporary files). The job goes on where it was when Slurm requeues it: its run folder bears the job's number,
-# and has a link to the log, slurm.log. A dry run checks what the job would; it believes that a node has RANKS ranks.
+# and has a link to the log, slurm-<job id>.log. A dry run checks what the job would; it believes that a node has RANKS ranks.
 set -euo pipefail
 
 ROOT=${SLURM_SUBMIT_DIR:-$(cd "$(dirname "${BASH_SOURCE[1]}")/.." && pwd)}
@@ -55,6 +55,7 @@ place() {
     own=$(value_of hydra.run.dir "$@")
     if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
         find_share "$@"
+        say "shard $SHARD of $SHARDS, counted from 0"
         for argument in "${WORK[@]}"; do
             case $argument in hydra.run.dir=* | task.shards=*) ;; *) others+=("$argument") ;; esac
         done
@@ -99,9 +100,13 @@ command_line() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HYDRA_FULL_ERROR=1
     [ -n "${SCRATCH:-}" ] && export TMPDIR="$SCRATCH" TRITON_CACHE_DIR="$SCRATCH/triton" TORCHINDUCTOR_CACHE_DIR="$SCRATCH/inductor"
     WORLD=$((nodes * per_node))
+    [ -z "${SLURM_JOB_ID:-}" ] || [ "${SLURM_CPUS_PER_TASK:-1}" -ge "$per_node" ] ||
+        say "$per_node ranks of a node share ${SLURM_CPUS_PER_TASK:-1} cores: sbatch --cpus-per-task=$per_node, or more, is faster"
     local common=(--nodes "$nodes" --kill-on-bad-exit=1 --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}")
     case ${LAUNCH:-torchrun} in
         torchrun)
+            # the agents of a job that went well warn of each other's end, in pages
+            export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR} TORCH_LOGS=${TORCH_LOGS:--distributed}
             [ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 "${common[@]}")
             # `on_signal` signals every process of the step: the agent shall let its ranks end
             [ -n "${SLURM_JOB_ID:-}" ] && step+=(bash -c 'trap "" USR1; exec "$@"' agent)
@@ -118,19 +123,22 @@ command_line() {
 
 # What the job would refuse: its settings and files, and ranks that do not fit.
 check_settings() {
+    local own
+    own=$(value_of hydra.run.dir "${WORK[@]}")
     if [ ! -x "$BIN/python" ]; then
         echo "not checked, for there is no $BIN/python: run 'make install', or set BIN to your environment's bin" >&2
         return
     fi
-    "$BIN/python" -c 'import sys; from lopa_dist.sweep import main; main(int(sys.argv[1]), sys.argv[2:])' "$WORLD" "${WORK[@]}"
+    "$BIN/python" -c 'import sys; from lopa_dist.sweep import main; main(int(sys.argv[1]), sys.argv[2:])' "$WORLD" "${WORK[@]}" &&
+        echo "checked: the job would start, with $WORLD ranks; from sbatch its folder would be ${own:-outputs/slurm-<job id>}"
 }
 
-# The log's name has the job's number, which for a task of an array is another one than that of its folder.
+# A folder has a link to the log of each of its jobs, of which one may have been refused while another ran.
 link_log() {
     local log folder
     log=$(readlink "/proc/$$/fd/1" || true) folder=$(value_of hydra.run.dir "${WORK[@]}")
     if [ -n "${SLURM_JOB_ID:-}" ] && [ -f "$log" ] && [ -n "$folder" ]; then
-        { mkdir -p "$folder" && ln -sfn "$log" "$folder/slurm.log"; } || true
+        { mkdir -p "$folder" && ln -sfn "$log" "$folder/slurm-$SLURM_JOB_ID.log"; } || true
     fi
 }
 
@@ -150,9 +158,45 @@ on_signal() {
     fi
 }
 
+# How many requests of the job are finished.
+finished() { { cat "$(value_of hydra.run.dir "${WORK[@]}")"/journal/*.jsonl 2>/dev/null || true; } | wc -l; }
+
+# Whether a job that is not finished goes back into the queue: if Slurm asked it to stop, which at a preemption with
+# GraceTime only the ranks hear. Not if it was cancelled, and not if it would end at its time limit again and again.
+#
+#   goes_on FINISHED_AT_THE_START
+goes_on() {
+    [ -n "${SLURM_JOB_ID:-}" ] || return 1
+    local job start preempted
+    job=$(scontrol --oneliner show job "$(own_job)" 2>/dev/null || true)
+    start=${job##* StartTime=} preempted=${job##* PreemptTime=}
+    start=${start%% *} preempted=${preempted%% *}
+    # Slurm is ending it: cancelled, or already back in the queue
+    if [[ $job == *" JobState="@(CANCELLED|COMPLETING)* && $job != *" Reason=TimeLimit"* ]]; then
+        say "not finished: cancelled, or requeued by Slurm"
+        return 1
+    fi
+    if [[ $preempted == [0-9]* && ! $preempted < $start ]]; then return 0; fi # of this start, not of an earlier one
+    [ "$ASKED" != 0 ] || return 1
+    if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && [ "$(finished)" = "$1" ]; then
+        say "no request was finished before the time limit, so the job does not go back into the queue: give a longer --time"
+        return 1
+    fi
+}
+
 lopa_launch() {
-    local given=("$@") all=() argument status=0 before
-    for argument in "${given[@]}"; do if [ "$argument" = --dry-run ]; then DRY=1; else all+=("$argument"); fi; done
+    local given=("$@") all=() argument status=0 before had
+    for argument in "${given[@]}"; do
+        case $argument in
+            --) all+=("$argument") ;; # between the script's and the user's
+            --dry-run) DRY=1 ;;
+            -*)
+                echo "$argument: after the script come --dry-run and settings, as KEY=VALUE; sbatch's options go before it" >&2
+                exit 2
+                ;;
+            *) all+=("$argument") ;;
+        esac
+    done
     choose_work "${all[@]}"
     place "${all[@]}"
     command_line
@@ -165,7 +209,7 @@ lopa_launch() {
     fi
     [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
     link_log
-    ASKED=0 CHILD=
+    had=$(finished) ASKED=0 CHILD=
     trap on_signal USR1 TERM
     "${COMMAND[@]}" &
     CHILD=$!
@@ -176,7 +220,7 @@ lopa_launch() {
         wait "$CHILD" || status=$?
     done
     trap - USR1 TERM
-    if [ "$ASKED" != 0 ] && [ "$status" != 0 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
+    if [ "$status" != 0 ] && goes_on "$had"; then
         say "not finished: back into the queue"
         scontrol requeue "$(own_job)" && sleep 60 # Slurm ends this shell
     fi

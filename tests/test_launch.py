@@ -57,6 +57,7 @@ def test_a_dry_run_refuses_what_the_job_would(given: list[str], said: str) -> No
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode != 0) == bool(said), ran.stderr
     assert said in ran.stderr
+    assert ("the job would start, with 2 ranks" in ran.stdout) == (not said)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -65,6 +66,21 @@ def test_a_job_that_was_submitted_elsewhere_says_where_to_submit_it(script: Path
     ran = started(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
     assert ran.returncode == 1
     assert "run sbatch in the checkout of lopa_dist" in ran.stderr
+
+
+@pytest.mark.parametrize("given", ["--dryrun", "--task.input=p.jsonl", "--time=1:00:00", "-p"])
+def test_an_option_after_the_script_is_refused_before_a_rank_starts(tmp_path: Path, given: str) -> None:
+    ran = dry_run(SCRIPTS[0], tmp_path, given)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"{given}: after the script come --dry-run and settings, as KEY=VALUE")
+
+
+@pytest.mark.parametrize(("cores", "said"), [("2", "8 ranks of a node share 2 cores"), ("8", "")])
+def test_ranks_that_share_cores_are_told(tmp_path: Path, cores: str, said: str) -> None:
+    job = {"SLURM_JOB_ID": "9", "SLURM_CPUS_PER_TASK": cores, "SLURM_SUBMIT_DIR": str(ROOT), "RANKS": "8"}
+    ran = dry_run(SCRIPTS[0], tmp_path, **job)
+    assert ("sbatch --cpus-per-task=8" in ran.stdout) == bool(said), ran.stdout
+    assert said in ran.stdout
 
 
 def test_scripts_ask_slurm_for_the_same() -> None:
@@ -119,6 +135,8 @@ def test_a_task_of_an_array_has_a_shard_and_a_folder(
     ran = dry_run(SCRIPTS[-1], tmp_path, *given, **task_of(array, number), SLURM_SUBMIT_DIR=str(ROOT))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.rstrip().endswith(share)
+    shard, shards = (word.split("=")[1] for word in share.split()[:2])
+    assert f"shard {shard} of {shards}, counted from 0" in ran.stdout
     assert ran.stdout.count("hydra.run.dir=") == ran.stdout.count("task.shards=") == 1
 
 
@@ -139,29 +157,95 @@ def test_an_array_that_is_not_the_whole_input_is_refused(
     assert said in ran.stderr
 
 
-@pytest.mark.parametrize(("array", "name"), [(task_of("0-3", 2), "7_2"), ({"SLURM_JOB_ID": "9"}, "9")])
-def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array: dict[str, str], name: str) -> None:
-    """One task of an array has the array's number as its job's: to requeue that would requeue them all."""
-    said = tmp_path / "said"
+def cluster(folder: Path, job: str, step: str) -> dict[str, str]:
+    """The environment of a batch script whose Slurm writes what it is asked for into `folder`/said.
+
+    Args:
+        job: what `scontrol show job` says.
+        step: what srun runs.
+    """
     programs = {
-        "srun": f"sleep 30 & trap 'kill $!; exit 75' USR1; echo $$ >{tmp_path}/step; wait",
-        "scancel": f'echo "scancel $*" >>{said}; kill -USR1 "$(cat {tmp_path}/step)"',
-        "scontrol": f'[ "$1" != requeue ] || echo "scontrol $*" >>{said}; exit 1',
+        "srun": step,
+        "scancel": f'echo "scancel $*" >>{folder}/said; kill -USR1 "$(cat {folder}/step)"',
+        "scontrol": f'[ "$1" = requeue ] || {{ echo "{job}"; exit; }}; echo "scontrol $*" >>{folder}/said; exit 1',
     }
     for program, does in programs.items():
-        (tmp_path / program).write_text(f"#!/bin/bash\n{does}\n")
-        (tmp_path / program).chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BIN": str(Path(sys.executable).parent)}
+        (folder / program).write_text(f"#!/bin/bash\n{does}\n")
+        (folder / program).chmod(0o755)
+    (folder / "said").touch()
+    return {
+        **OUTSIDE, "PATH": f"{folder}:{os.environ['PATH']}", "BIN": str(Path(sys.executable).parent),
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }  # fmt: skip
+
+
+def signalled(environment: dict[str, str], folder: Path) -> tuple[str, list[str]]:
+    """What a job prints, and what it asks of Slurm, if it gets USR1 while its step runs."""
     job = subprocess.Popen(
-        ["bash", str(SCRIPTS[0]), "task.limit=1"],
-        env=OUTSIDE | array | path | {"SLURM_SUBMIT_DIR": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+        ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={folder}/run"],
+        env=environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    while job.poll() is None and not (tmp_path / "step").exists():
+    while job.poll() is None and not (folder / "step").exists():
         time.sleep(0.02)
     job.send_signal(signal.SIGUSR1)
     printed, _ = job.communicate(timeout=30)
     assert job.returncode == 75, printed
-    assert said.read_text().splitlines() == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+    return printed, (folder / "said").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("array", "name"), [(task_of("0-3", 2), "7_2"), ({"SLURM_JOB_ID": "9"}, "9")])
+def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array: dict[str, str], name: str) -> None:
+    """One task of an array has the array's number as its job's: to requeue that would requeue them all."""
+    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING PreemptTime=None ", until_signalled(tmp_path)) | array
+    _, said = signalled(environment, tmp_path)
+    assert said == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+
+
+def until_signalled(folder: Path) -> str:
+    """A step that runs until USR1."""
+    return f"sleep 30 & trap 'kill $!; exit 75' USR1; echo $$ >{folder}/step; wait"
+
+
+@pytest.mark.parametrize(
+    ("state", "again"),
+    [
+        ("CANCELLED Reason=None", False),
+        ("COMPLETING Reason=None", False),
+        ("COMPLETING Reason=TimeLimit", True),
+    ],
+)
+def test_a_job_that_was_cancelled_stays_so(tmp_path: Path, state: str, again: bool) -> None:
+    """Slurm would take it back into the queue."""
+    environment = cluster(tmp_path, f"JobId=9 JobState={state} Dependency=(null)", until_signalled(tmp_path))
+    printed, said = signalled(environment | {"SLURM_JOB_ID": "9"}, tmp_path)
+    assert said == ["scancel --signal=USR1 9.0", *(["scontrol requeue 9"] if again else [])]
+    assert ("cancelled, or requeued by Slurm" in printed) == (not again)
+
+
+@pytest.mark.parametrize(("finished", "again"), [(0, False), (1, True)])
+def test_a_job_whose_time_limit_is_too_short_ends(tmp_path: Path, finished: int, again: bool) -> None:
+    """At the second time that it finished no request."""
+    (tmp_path / "run" / "journal").mkdir(parents=True)
+    (tmp_path / "run" / "journal" / "001-0.jsonl").write_text("{}\n")
+    step = f"printf '%.0s{{}}\n' $(seq {finished}) >{tmp_path}/run/journal/002-0.jsonl; " * finished
+    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING ", step + until_signalled(tmp_path))
+    printed, said = signalled(environment | {"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "1"}, tmp_path)
+    assert ("scontrol requeue 9" in said) == again
+    assert ("give a longer --time" in printed) == (not again)
+
+
+@pytest.mark.parametrize(
+    ("preempted", "requeued"),
+    [("2026-11-23T06:35:59", ["scontrol requeue 9"]), ("2026-11-23T06:00:00", []), ("None", [])],
+)
+def test_a_job_that_is_preempted_goes_back_into_the_queue(tmp_path: Path, preempted: str, requeued: list[str]) -> None:
+    """Slurm signals its ranks alone. A preemption before this start says nothing."""
+    job = f"JobId=9 JobState=RUNNING StartTime=2026-11-23T06:35:20 PreemptTime={preempted} SuspendTime=None"
+    environment = cluster(tmp_path, job, "exit 75") | {"SLURM_JOB_ID": "9"}
+    command = ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={tmp_path}/run"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 75, ran.stdout
+    assert (tmp_path / "said").read_text().splitlines() == requeued
 
 
 def test_a_sweep_of_which_a_job_fails_ends_with_a_table_and_its_status(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.kernels.dispatch import KERNELS
 from lopa_dist.kernels.preflight import Widths, faults, refused
+from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.models.transformer import Transformer
 
@@ -53,6 +54,7 @@ def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> 
     optional = {
         "attention": tile_rows is not None,
         "vgemm": options.reproducible or "int8" in kinds,
+        "experts": any(isinstance(m, SparseMLP) and m.kind == "int8" for m in model.modules()),
         "fp8": "fp8" in kinds,
     }
     return tuple(name for name in KERNELS if optional.get(name, True))

@@ -14,7 +14,8 @@ from torch import Tensor
 
 TRITON = find_spec("triton") is not None  # it comes with torch's CUDA builds for Linux; CPU builds lack it
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}  # of every launch: Triton's default is to change, and with it bits
-KERNELS = ("attention", "rotation", "norm", "swiglu", "head", "vgemm", "fp8")  # primitives that have a Triton form
+# primitives that have a Triton form
+KERNELS = ("attention", "rotation", "norm", "swiglu", "head", "vgemm", "experts", "fp8")
 _by_torch: ContextVar[frozenset[str]] = ContextVar("_by_torch", default=frozenset())
 
 

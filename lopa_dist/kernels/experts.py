@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lopa_dist.kernels.dispatch import fused
+from lopa_dist.kernels.quantized import FP8, fp8_linear, grouped_fp8_product, int8_linear, quantize_rows
 from lopa_dist.ragged import ROW_TILE
 
 
@@ -44,20 +46,47 @@ def grouped(chosen: Tensor, experts: int) -> Groups:
     return Groups(place.view_as(chosen), choice, ends.int())
 
 
-def expert_linear(x: Tensor, weight: Tensor, groups: Groups) -> Tensor:
+def expert_linear(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None = None) -> Tensor:
     """Each group's rows times its expert's weight: ``x [P, K], weight [E, N, K]`` -> ``[P, N]``.
 
-    On a GPU this is torch's grouped product, and rows behind the last group are undefined.
+    On a GPU this is torch's grouped product, or Triton's of int8 weights. Rows behind the last group are undefined
+    there.
+
+    Args:
+        x: grouped rows.
+        weight: in x's dtype, or quantised by `kernels.quantized`, expert by expert.
+        groups: of the rows.
+        scale: ``[E, N]`` of a quantised weight.
     """
     if x.is_cuda:
-        return F.grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
+        return on_gpu(x, weight, groups.ends, scale)
     out = x.new_empty(len(x), weight.shape[1])
     begin = 0
-    for one, end in zip(weight, groups.ends.tolist(), strict=True):
+    for number, end in enumerate(groups.ends.tolist()):
         if end > begin:
-            torch.mm(x[begin:end], one.T, out=out[begin:end])
+            rows, own = x[begin:end], weight[number]
+            if scale is None:
+                torch.mm(rows, own.T, out=out[begin:end])
+            else:
+                linear = int8_linear if weight.dtype == torch.int8 else fp8_linear
+                out[begin:end] = linear(rows, own, scale[number])
         begin = end
     return out
+
+
+def on_gpu(x: Tensor, weight: Tensor, ends: Tensor, scale: Tensor | None) -> Tensor:
+    """As `expert_linear`, without a wait for the groups' sizes."""
+    if scale is None:
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    if weight.dtype == FP8:
+        rows, row_scale = quantize_rows(x)
+        return grouped_fp8_product(rows, row_scale, weight, scale, ends).to(x.dtype)
+    if fused(x, "experts"):
+        from lopa_dist.kernels import experts_triton
+
+        return experts_triton.expert_linear(x, weight, scale, ends)
+    wide = (weight.to(x.dtype) * scale[..., None]).to(x.dtype)
+    return F.grouped_mm(x, wide.transpose(1, 2), offs=ends)
 
 
 def weighted_sum(x: Tensor, groups: Groups, weights: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ from torch import Tensor
 from lopa_dist.kernels import record_head, rope, rows, virtual_gemm
 from lopa_dist.kernels.dispatch import KERNELS, TRITON, by_torch, on_device
 from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta
-from lopa_dist.kernels.quantized import FP8, quantize_int8, quantize_rows_plain
+from lopa_dist.kernels.quantized import FP8, int8_linear, quantize_int8, quantize_rows_plain
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.kernels.tiles import Capacity, Split, tile
+from lopa_dist.ragged import ROW_TILE
 
 log = logging.getLogger("lopa_dist")
 
@@ -261,6 +262,20 @@ def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[
         yield found[:REAL], wanted[:REAL]
 
 
+def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
+    """A product of int8 weights with rows in groups of their experts."""
+    from lopa_dist.kernels import experts_triton
+
+    x = normal(4 * ROW_TILE, widths.hidden, seed=13, dtype=dtype, device=device)
+    weight = normal(3 * 2 * widths.head_dim, widths.hidden, seed=14, dtype=dtype, device=device)
+    eight, scale = (part.unflatten(0, (3, -1)) for part in quantize_int8(weight))
+    ends = torch.tensor([ROW_TILE, ROW_TILE, 3 * ROW_TILE], dtype=torch.int32, device=device)
+    found = experts_triton.expert_linear(x, eight, scale, ends)
+    for expert, own in ((0, slice(0, ROW_TILE)), (2, slice(ROW_TILE, 3 * ROW_TILE))):
+        with by_torch(frozenset({"vgemm"})):
+            yield found[own], int8_linear(x[own], eight[expert], scale[expert])
+
+
 def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
     """Rows in eight bits, multiplied with their scales again: a number that is rounded the other way is 1/16 off."""
     from lopa_dist.kernels import rows_triton
@@ -283,5 +298,6 @@ TRIALS: dict[str, Trial] = {
     "swiglu": swiglu,
     "head": head,
     "vgemm": vgemm,
+    "experts": experts,
     "fp8": fp8,
 }

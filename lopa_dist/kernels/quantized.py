@@ -101,6 +101,13 @@ def fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, 
     )
 
 
+def grouped_fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, ends: Tensor) -> Tensor:
+    """The library's product of fp8 rows ``[P, K]`` in groups that end at `ends` with weights ``[E, N, K]``: bf16."""
+    return torch._scaled_grouped_mm(
+        rows, weight.transpose(1, 2), row_scale, scale, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=False
+    )
+
+
 def int8_linear(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, rows: Tensor | None = None
 ) -> Tensor:
@@ -122,10 +129,15 @@ def check_finite(weight: Tensor, where: str) -> None:
         )
 
 
-def check_fp8(device: torch.device, shape: Sequence[int]) -> None:
-    """Raise a ValueError where a GPU, or a weight's shape on it, does not allow an fp8 product."""
-    if torch.cuda.get_device_capability(device) < (8, 9):
-        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+def check_fp8(device: torch.device, shape: Sequence[int], grouped: bool = False) -> None:
+    """Raise a ValueError where a GPU, or a weight's shape on it, does not allow an fp8 product, or a `grouped` one."""
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    if grouped and capability < (9, 0):
+        raise ValueError(
+            f"fp8 on {name}: the library's product with experts needs compute capability 9.0 (Hopper), this GPU has "
+            f"{capability[0]}.{capability[1]}; use int8 weights or bf16"
+        )
+    if capability < (8, 9):
         raise ValueError(
             f"fp8 on {name}: its products need compute capability 8.9 (Ada) or 9.0 (Hopper), this GPU has "
             f"{capability[0]}.{capability[1]}; use int8 weights or bf16"

@@ -15,7 +15,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config, with_masks
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
-from lopa_dist.models.quantize import check, quantize
+from lopa_dist.models.quantize import as_held, check, hold_experts, quantize
 from lopa_dist.models.tokenizer import end_of_text, special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -96,6 +96,9 @@ def load_model(
     comm = tensor or Solo()
     tensor_parallel.split(model, comm)
     check(model, quantization, device)
+    if quantization != "none":
+        hold_experts(model, quantization)
+    held = {name: tensor.shape for name, tensor in model.state_dict().items()}
     loaded: dict[str, torch.Tensor] = {}
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped
@@ -110,10 +113,10 @@ def load_model(
                     weight = weight.clone()  # else the part would keep the whole
                 place = wanted[one]
                 if place.at:
-                    if place.parameter not in loaded:
-                        shape = model.get_parameter(place.parameter).shape
-                        loaded[place.parameter] = torch.empty(shape, dtype=dtype, device=device)
-                    loaded[place.parameter][place.at] = weight
+                    for parameter, part in as_held(place.parameter, weight.to(dtype), quantization):
+                        if parameter not in loaded:
+                            loaded[parameter] = torch.empty(held[parameter], dtype=part.dtype, device=device)
+                        loaded[parameter][place.at] = part
                 else:
                     loaded[place.parameter] = weight.to(torch.float32 if one.endswith("expert_bias") else dtype)
     model.load_state_dict(loaded, strict=False, assign=True)

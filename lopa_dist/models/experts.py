@@ -73,6 +73,11 @@ class SparseMLP(nn.Module):
         self.gate = Gate(hidden_size, experts)
         self.gate_up = nn.Parameter(torch.zeros(experts.count, 2, experts.size, hidden_size))  # the gates first
         self.down = nn.Parameter(torch.zeros(experts.count, hidden_size, experts.size))
+        self.kind = "none"  # of quantisation; else each output channel of each expert has a scale
+        self.gate_up_scale: Tensor | None
+        self.down_scale: Tensor | None
+        self.register_buffer("gate_up_scale", None)  # [E, 2, size]
+        self.register_buffer("down_scale", None)  # [E, d]
         self.gather: Callable[[Tensor], Tensor] | None = None  # what tensor ranks have of the last dimension
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,12 +85,21 @@ class SparseMLP(nn.Module):
         chosen, weights = self.gate(x)
         groups = grouped(chosen, self.experts.count)
         rows = x.index_select(0, groups.choice // self.experts.chosen)
-        hidden = swiglu(expert_linear(rows, self.gate_up.flatten(1, 2), groups))
+        scale = None if self.gate_up_scale is None else self.gate_up_scale.flatten(1)
+        hidden = swiglu(expert_linear(rows, self.gate_up.flatten(1, 2), groups, scale))
         if self.gather is not None:
             hidden = self.gather(hidden[groups.place.flatten()])[groups.choice]
-        out = weighted_sum(expert_linear(hidden, self.down, groups), groups, weights)
+        out = weighted_sum(expert_linear(hidden, self.down, groups, self.down_scale), groups, weights)
         out = out if self.gather is None else self.gather(out)
         return out if self.shared_experts is None else out + self.shared_experts(x)
+
+    def hold(self, kind: str, dtype: torch.dtype) -> None:
+        """Make room for weights that are quantised as `kind`, in numbers of `dtype`, in place of the present ones."""
+        self.kind = kind
+        for name in ("gate_up", "down"):
+            weight = getattr(self, name)
+            setattr(self, name, nn.Parameter(torch.empty_like(weight, dtype=dtype), requires_grad=False))
+            setattr(self, f"{name}_scale", weight.new_empty(weight.shape[:-1], dtype=torch.float32))
 
     def keep(self, inner: slice, outer: slice, gather: Callable[[Tensor], Tensor]) -> None:
         """Keep a tensor rank's part of every expert: of its inner rows, and of its outputs."""

@@ -1,8 +1,9 @@
 """Quantised weights: the layers' projections in fp8 or int8, put in place of the loaded ones.
 
 Every output channel has a scale of its own, so that a tensor rank, which has some of the channels, quantises to the
-same numbers as one that has them all. The embedding, the norms and the LM head stay as they are: the head decides
-between tokens, and it is 7 % of Dream-7B.
+same numbers as one that has them all. Experts' weights are quantised as they are loaded (`hold_experts`), since in full
+they may not fit. The embedding, the norms, the routers and the LM head stay as they are: the head decides between
+tokens, and it is 7 % of Dream-7B.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from lopa_dist.kernels.quantized import check_fp8, fp8_linear, int8_linear, quantize_fp8, quantize_int8
+from lopa_dist.kernels.quantized import FP8, check_fp8, fp8_linear, int8_linear, quantize_fp8, quantize_int8
+from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of, attach_joined
 from lopa_dist.models.transformer import Layer, Transformer
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]
 KINDS: dict[str, Quantizer] = {"fp8": quantize_fp8, "int8": quantize_int8}
+STORED = {"fp8": FP8, "int8": torch.int8}
 
 
 class QuantizedLinear(nn.Module):
@@ -61,18 +64,39 @@ def quantize(model: Transformer, kind: str) -> None:
 
 def check(model: Transformer, kind: str, device: torch.device) -> None:
     """Raise a ValueError unless a device can multiply with a model's projections in this form."""
-    if kind != "none" and model.config.experts is not None:
-        raise ValueError(f"model.quantization={kind}: experts' weights are not quantised; leave it at none")
     if kind == "fp8" and device.type == "cuda":
         for _, _, linear in linears(model):
             check_fp8(device, linear.weight.shape)
+        for mlp in mixtures(model):
+            for weight in (mlp.gate_up[0, 0], mlp.down[0]):
+                check_fp8(device, weight.shape, grouped=True)
+
+
+def mixtures(model: Transformer) -> Iterator[SparseMLP]:
+    """The layers' mixtures of experts."""
+    return (module for module in model.modules() if isinstance(module, SparseMLP))
+
+
+def hold_experts(model: Transformer, kind: str) -> None:
+    """Make room for quantised experts' weights, of a model that has none yet."""
+    for mlp in mixtures(model):
+        mlp.hold(kind, STORED[kind])
+
+
+def as_held(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, Tensor]]:
+    """Return what is held of an expert's weight, by the names of the parameters that it is a part of."""
+    if kind == "none":
+        return [(parameter, weight)]
+    eight, scale = KINDS[kind](weight)
+    return [(parameter, eight), (f"{parameter}_scale", scale)]
 
 
 def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """The layers' projections that are not quantised: the module each belongs to, and its name there."""
     for layer in model.model.layers:
         assert isinstance(layer, Layer)
-        for block in (layer.self_attn, layer.mlp):
+        blocks = [layer.self_attn, layer.mlp, getattr(layer.mlp, "shared_experts", None)]
+        for block in filter(None, blocks):
             for name, linear in list(block.named_children()):
                 if isinstance(linear, nn.Linear):
                     yield block, name, linear

@@ -9,10 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lopa_dist.kernels.experts import expert_linear, grouped, weighted_sum
+from lopa_dist.kernels.experts import expert_linear, grouped, on_gpu, weighted_sum
+from lopa_dist.kernels.quantized import (
+    FP8,
+    fp8_linear,
+    grouped_fp8_product,
+    int8_linear,
+    quantize_fp8,
+    quantize_int8,
+    quantize_rows,
+)
 from lopa_dist.ragged import padded
+from tests.kernels.cross_compile import Variant, compile_all
+from tests.kernels.forms import plain
 
 COUNT, CHOSEN, IN, OUT = 9, 3, 40, 24
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GENERATOR = torch.Generator().manual_seed(0)
 WEIGHT = torch.randn(COUNT, OUT, IN, generator=GENERATOR)
 ROWS = torch.randn(200, IN, generator=GENERATOR)
@@ -20,34 +32,51 @@ SCORES = torch.rand(200, COUNT, generator=GENERATOR)
 SHARES, CHOICES = SCORES.topk(CHOSEN, -1)
 
 
-def products(rows: Tensor, weight: Tensor = WEIGHT) -> Tensor:
+def by_expert(kind: str) -> tuple[Tensor, Tensor | None]:
+    """The weight as `kind`, and its scales."""
+    if kind == "none":
+        return WEIGHT, None
+    eight, scale = (quantize_int8 if kind == "int8" else quantize_fp8)(WEIGHT.flatten(0, 1))
+    return eight.view(WEIGHT.shape), scale.view(COUNT, OUT)
+
+
+HELD = {kind: by_expert(kind) for kind in ("none", "int8", "fp8")}
+
+
+def products(rows: Tensor, kind: str = "none") -> Tensor:
     """What the experts of these rows of `ROWS` give."""
+    weight, scale = HELD[kind]
     groups = grouped(CHOICES[rows], len(weight))
-    out = expert_linear(ROWS[rows][groups.choice // CHOSEN], weight, groups)
+    out = expert_linear(ROWS[rows][groups.choice // CHOSEN], weight, groups, scale)
     return weighted_sum(out, groups, SHARES[rows])
 
 
-def loop(rows: Tensor) -> Tensor:
+def loop(rows: Tensor, kind: str) -> Tensor:
+    """By linears of one expert and one row."""
+    weight, scale = HELD[kind]
+    linear = {"int8": int8_linear, "fp8": fp8_linear}.get(kind)
     out = torch.zeros(len(rows), OUT)
     for number, row in enumerate(rows.tolist()):
         for expert, share in zip(CHOICES[row].tolist(), SHARES[row], strict=True):
-            out[number] += share * (WEIGHT[expert] @ ROWS[row])
+            x = ROWS[row : row + 1]
+            out[number] += share * (linear(x, weight[expert], scale[expert]) if linear else x @ weight[expert].T)[0]
     return out
 
 
-@pytest.mark.parametrize("count", [1, 5, 16, 200])
-def test_it_is_the_loop_over_experts(count: int) -> None:
+@pytest.mark.parametrize("kind", HELD)
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_it_is_the_loop_over_experts(count: int, kind: str) -> None:
     rows = torch.arange(count)
-    assert (products(rows) - loop(rows)).abs().max() <= 1e-5
+    assert (products(rows, kind) - loop(rows, kind)).abs().max() <= 1e-5
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 199), min_size=1, max_size=70), st.integers(0, 199))
-def test_a_rows_bits_depend_on_itself_alone(others: list[int], row: int) -> None:
+@given(st.lists(st.integers(0, 199), min_size=1, max_size=70), st.integers(0, 199), st.sampled_from([*HELD]))
+def test_a_rows_bits_depend_on_itself_alone(others: list[int], row: int, kind: str) -> None:
     """Among any other rows, at any place, with its expert's group small or large."""
-    alone = products(torch.tensor([row]))[0]
-    among = products(torch.tensor([*others, row]))[-1]
-    first = products(torch.tensor([row, *others]))[0]
+    alone = products(torch.tensor([row]), kind)[0]
+    among = products(torch.tensor([*others, row]), kind)[-1]
+    first = products(torch.tensor([row, *others]), kind)[0]
     assert torch.equal(among, alone)
     assert torch.equal(first, alone)
 
@@ -79,3 +108,64 @@ def test_the_grouped_product_of_a_gpu_takes_the_same_groups() -> None:
     longer = torch.cat([x, x.new_zeros(64, 32)])
     found = F.grouped_mm(longer, weight.transpose(1, 2), offs=groups.ends)[: len(x)]
     assert (found.float() - wanted.float()).abs().max() <= 0.05 * wanted.float().abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [1, 50])
+def test_int8_on_a_gpu(count: int, dtype: torch.dtype) -> None:
+    """Triton's kernel, interpreted where there is no GPU: right, blind to what is behind, a row's bits its own."""
+    from lopa_dist.kernels import experts_triton
+
+    weight, scale = (part.to(DEVICE) for part in HELD["int8"])
+    groups = grouped(CHOICES[:count], COUNT)
+    x = ROWS[:count].to(dtype)[groups.choice // CHOSEN]
+    wanted = expert_linear(x, *HELD["int8"][:1], groups, HELD["int8"][1])
+    behind = torch.full((32, IN), torch.nan, dtype=dtype)
+    found = experts_triton.expert_linear(torch.cat([x, behind]).to(DEVICE), weight, scale, groups.ends.to(DEVICE)).cpu()
+    steps = 8 * torch.finfo(dtype).eps
+    assert torch.allclose(found[: len(x)].float(), wanted.float(), rtol=steps, atol=steps * IN**0.5)
+    if count > 1:
+        few = grouped(CHOICES[7:9], COUNT)
+        part = ROWS[7:9].to(dtype)[few.choice // CHOSEN].to(DEVICE)
+        alone = experts_triton.expert_linear(part, weight, scale, few.ends.to(DEVICE)).cpu()
+        assert torch.equal(alone[few.place], found[groups.place[7:9]])
+
+
+def test_without_triton_int8_experts_are_widened_on_a_gpu() -> None:
+    """In torch's own products, which know no int8."""
+    groups = grouped(CHOICES[:50], COUNT)
+    weight, scale = quantize_int8(torch.randn(COUNT * 16, 32, generator=GENERATOR))
+    weight, scale = weight.view(COUNT, 16, 32), scale.view(COUNT, 16)
+    x = torch.randn(150, 32, generator=GENERATOR).bfloat16()[groups.choice]
+    found = plain(on_gpu, x, weight, groups.ends, scale)
+    wanted = expert_linear(x, weight, groups, scale)
+    assert (found.float() - wanted.float()).abs().max() <= 0.05 * wanted.float().abs().max()
+
+
+def test_the_librarys_fp8_product_takes_the_groups_as_they_are() -> None:
+    """Without a GPU its shapes and layouts are checked, not its numbers."""
+    groups = grouped(CHOICES[:50], COUNT)
+    x = torch.randn(len(groups.choice), 32).bfloat16()
+    weight, scale = torch.empty(COUNT, 48, 32).to(FP8), torch.ones(COUNT, 48)
+    given = (*quantize_rows(x), weight, scale, groups.ends)
+    device = "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else "meta"
+    out = grouped_fp8_product(*(part.to(device) for part in given))
+    assert (out.shape, out.dtype) == ((len(x), 48), torch.bfloat16)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_cross_compiled(arch: int) -> None:
+    """LLaDA2-mini's sizes: tensor cores and no spills."""
+    types = {"x": "*bf16", "weight": "*i8", "scale": "*fp32", "out": "*bf16", "expert": "*i32", "rows": "*i32"}
+    sizes = {"BM": 16, "BN": 64, "BK": 128, "PRECISION": "tf32"}
+    variants = [
+        Variant(
+            "lopa_dist.kernels.experts_triton:expert_kernel", types, {"N": n, "K": k} | sizes, tuple(types), arch,
+            {"num_warps": 4, "num_stages": 4},
+        )
+        for n, k in ((2 * 512, 2048), (2048, 512))
+    ]  # fmt: skip
+    for kernel in compile_all(variants):
+        print(arch, kernel.registers, kernel.stack, kernel.shared)
+        assert kernel.stack <= 96
+        assert ("wgmma" if arch == 90 else "mma.sync") in kernel.ptx

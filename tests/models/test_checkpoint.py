@@ -17,7 +17,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lopa_dist.models.checkpoint import load_model, read_config
+from lopa_dist.models.checkpoint import load_model, places, read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import check_drafts
 from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
@@ -478,14 +478,20 @@ import sys, torch
 from pathlib import Path
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
+from lopa_dist.parallel.communicator import Solo
 def peak():
     with open("/proc/self/status") as lines:
         status = dict(line.split(":", 1) for line in lines)
     return int(status["VmHWM"].split()[0]) * 1024
-load_model(EMBEDDED, torch.float32, torch.device("cpu"))  # what torch and others take when they are first used
+_, folder, ranks, kind = sys.argv
+tensor = Solo()
+tensor.size = int(ranks)  # the first of them: loading exchanges nothing
+# what torch and others take when they are first used
+load_model(EMBEDDED, torch.float32, torch.device("cpu"), quantization=kind)
 before = peak()
-model = load_model(Path(sys.argv[1]), torch.float16, torch.device("cpu"))
-print(peak() - before, sum(p.numel() * p.element_size() for p in model.parameters()))
+model = load_model(Path(folder), torch.float16, torch.device("cpu"), None, tensor, kind)
+held = [*model.parameters(), *model.buffers()]
+print(peak() - before, sum(one.numel() * one.element_size() for one in held))
 """
 
 
@@ -503,11 +509,35 @@ def test_loading_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) ->
     small_checkpoints.write(tmp_path, kind, weights, shards=4)
     stored = sum(file.stat().st_size for file in tmp_path.glob("*-of-*.safetensors"))
     assert stored > 250e6
-    command = [sys.executable, "-c", LOAD, str(tmp_path)]
-    taken, size = map(int, subprocess.check_output(command, text=True).split())
+    taken, size = taken_and_held(tmp_path)
     assert size == pytest.approx(stored, rel=0.01)
     assert taken > 0.9 * stored  # else nothing was measured
     assert taken < 1.2 * stored
+
+
+def taken_and_held(folder: Path, ranks: int = 1, kind: str = "none") -> tuple[int, int]:
+    """Bytes that loading took at most, and of the weights then, in a process of its own."""
+    command = [sys.executable, "-c", LOAD, str(folder), str(ranks), kind]
+    taken, size = map(int, subprocess.check_output(command, text=True).split())
+    return taken, size
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+def test_a_rank_never_holds_its_quantised_experts_in_full(tmp_path: Path) -> None:
+    """300 MB of experts, of which a rank of two keeps half, in eight bits a quarter."""
+    kind = small_checkpoints.MOE_KINDS["rnd1"]
+    sizes = {"hidden_size": 768, "num_hidden_layers": 4, "num_experts": 64, "moe_intermediate_size": 256}
+    kind = replace(kind, config=kind.config | sizes)
+    small_checkpoints.write(tmp_path, kind, {})
+    with torch.device("meta"):
+        shapes = {name: place.shape for name, place in places(Transformer(read_config(tmp_path))).items()}
+    weights = {name: torch.full(tuple(shape), 0.5, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    small_checkpoints.write(tmp_path, kind, weights, shards=4)
+    stored = sum(file.stat().st_size for file in tmp_path.glob("*-of-*.safetensors"))
+    assert stored > 290e6
+    taken, held = taken_and_held(tmp_path, 2, "int8")
+    assert held == pytest.approx(stored / 4, rel=0.05)
+    assert 0.8 * held < taken < 0.45 * stored
 
 
 def test_nothing_is_drawn_for_weights_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from lopa_dist.models.config import Experts
 from lopa_dist.models.experts import Gate, SparseMLP
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.quantize import KINDS
 from lopa_dist.models.tensor_parallel import check
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
@@ -70,9 +71,10 @@ def test_engines_form_is_the_modules_and_parts_change_nothing(folder: Path, monk
     assert torch.equal(rows_of(model), found)
 
 
-def test_a_rows_bits_do_not_depend_on_the_others(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["none", *KINDS])
+def test_a_rows_bits_do_not_depend_on_the_others(folder: Path, kind: str) -> None:
     """Where no row sees another one, only the experts could mix them."""
-    model = load_model(folder, torch.float32, CPU)
+    model = load_model(folder, torch.float32, CPU, quantization=kind)
     every = rows_of(copy.deepcopy(model))
     assert torch.equal(rows_of(copy.deepcopy(model), TOKENS[:16]), every[:16])
     other = TOKENS.clone()
@@ -112,9 +114,36 @@ def test_adapters_are_merged_into_experts(folder: Path, tmp_path: Path) -> None:
         assert changed.tolist() == [[5, 1]]
 
 
-def test_quantised_experts_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"model\.quantization=int8: experts' weights are not quantised"):
-        load_model(folder, torch.float32, CPU, quantization="int8")
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_experts(folder: Path, kind: str) -> None:
+    """Each output channel of each expert on its own, a byte a number, as they are loaded; also on tensor ranks."""
+    plain, model = (load_model(folder, torch.float32, CPU, quantization=one) for one in ("none", kind))
+    for ours, wide in zip(model.model.layers, plain.model.layers, strict=True):
+        for name in ("gate_up", "down"):
+            eight, scale, wanted = (getattr(mlp, name) for mlp, name in
+                                    ((ours.mlp, name), (ours.mlp, f"{name}_scale"), (wide.mlp, name)))  # fmt: skip
+            assert eight.element_size() == 1
+            by_rows, scales = KINDS[kind](wanted.flatten(0, -2))
+            assert torch.equal(eight.float(), by_rows.view_as(eight).float())
+            assert torch.equal(scale, scales.view_as(scale))
+        assert ours.mlp.gate.weight.dtype == torch.float32
+    whole, near = rows_of(copy.deepcopy(model)), rows_of(plain)
+    error = (whole - near).norm() / near.norm()
+    assert 0 < error < (0.03 if kind == "int8" else 0.15)
+
+    def work(comm: Communicator, tensor: Communicator) -> Tensor:
+        return rows_of(load_model(folder, torch.float32, CPU, None, tensor, kind), ranks=2)
+
+    for rows in on_mesh(1, 2, work):
+        assert (rows - whole).abs().max() <= (1e-5 if kind == "int8" else 1e-2)  # a bit more may be another fp8 number
+
+
+def test_a_quantised_expert_with_nan_is_named(tmp_path: Path) -> None:
+    kind = MOE_KINDS["sdar_moe"]
+    weights = weights_of(kind, reference(kind))
+    weights["model.layers.1.mlp.experts.6.up_proj.weight"][3, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"row 3 of a weight of shape .* holds NaN or infinity"):
+        load_model(write(tmp_path, kind, weights), torch.float32, CPU, quantization="int8")
 
 
 def test_an_experts_missing_weight_is_named(tmp_path: Path) -> None:

@@ -137,3 +137,25 @@ def test_a_collective_that_never_raises_names_the_lost_rank_and_keeps_what_was_d
 def test_mpirun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
     with watched(tmp_path, "mpirun", 2, ["1", "4", how], {"branch": 2}, "lopa-dist: rank 1"):
         pass
+
+
+NOT_JOINED = """
+import atexit, time
+from lopa_dist.jobs.run import job
+from lopa_dist.parallel.launcher import LaunchError
+def run(*_):
+    raise LaunchError("rank 0 could not join the others")
+job.run = run
+atexit.register(time.sleep, 100)  # as MPI's end, which waits for all ranks
+from lopa_dist.__main__ import main
+main()
+"""
+
+
+def test_a_rank_that_cannot_be_joined_leaves_at_once(tmp_path: Path) -> None:
+    ranks = {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_JOINED, f"hydra.run.dir={tmp_path}"], env={**os.environ, **ranks}, timeout=60,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "lopa-dist: rank 0 could not join the others")

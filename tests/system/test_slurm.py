@@ -50,7 +50,7 @@ def test_sbatch_on_two_nodes(cluster: dict[str, str], one_process: list[str], tm
         state = subprocess.run(ask, env=cluster, capture_output=True, text=True, check=True).stdout.strip()
     assert state == "COMPLETED", log.read_text()[-3000:]
     assert "the embedded model runs on its own word problems" in log.read_text()
-    assert (tmp_path / "run" / "slurm.log").resolve() == log.resolve()
+    assert (tmp_path / "run" / f"slurm-{job}.log").resolve() == log.resolve()
     assert "12 requests: accuracy " in log.read_text().splitlines()[-1]
     assert texts(tmp_path / "run") == one_process[:12]
     world = json.loads((tmp_path / "run" / "report.json").read_text())["world"]
@@ -157,7 +157,8 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
 
 
 def test_scancel_leaves_no_process_and_two_jobs_share_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
-    long = ["task.limit=2000", *SLOW[1:]]
+    """Nor does the job come back, though its ranks have ended in order before Slurm kills them."""
+    long = ["task.limit=2000", *SLOW[1:], "job.grace_s=0"]
     folders = [tmp_path / "a", tmp_path / "b"]
     jobs = [
         submit(cluster, tmp_path / f"log-{f.name}", "--nodelist=n1", "launch/gsm8k.sh", *long, f"hydra.run.dir={f}")
@@ -172,6 +173,7 @@ def test_scancel_leaves_no_process_and_two_jobs_share_a_node(cluster: dict[str, 
     while any(map(running, folders)) and time.monotonic() < end:
         time.sleep(0.2)
     assert not any(map(running, folders))
+    assert [wait_until_done(cluster, job) for job in jobs] == [{"CANCELLED"}] * 2
 
 
 def test_a_sweep_through_slurm_ends_with_one_plot(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -186,6 +188,9 @@ def test_a_sweep_through_slurm_ends_with_one_plot(cluster: dict[str, str], tmp_p
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     reports = sorted((tmp_path / "sweep").glob("*/report.json"))
     assert len(reports) == 4
+    [asked] = (tmp_path / "sweep").glob(".submitit/*/*_submission.sh")
+    assert "#SBATCH --job-name=lopa-sweep\n" in asked.read_text()
+    assert len([*(tmp_path / "sweep").glob(".submitit/*/*_log.out")]) == 4
     assert (tmp_path / "sweep" / "pareto.pdf").stat().st_size > 5_000
     stamps = {path: path.stat().st_mtime_ns for path in reports}
     reports[1].unlink()

@@ -39,6 +39,7 @@ from lopa_dist.kernels.preflight import Widths, faults
 from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import find, local
+from lopa_dist.models.quantize import linears, mixtures
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.launcher import detect
@@ -248,8 +249,24 @@ def model(machine: Machine) -> Finding:
 
 def parameters(shape: ModelConfig) -> int:
     """Return how many weights a model has, from its configuration alone."""
+    return weight_bytes(shape, "none", 1)
+
+
+def weight_bytes(shape: ModelConfig, kind: str, element: int) -> int:
+    """Return the bytes of a model's weights, from its configuration alone.
+
+    Args:
+        shape: the configuration.
+        kind: `model.quantization`.
+        element: bytes of a number that is not quantised.
+    """
     with torch.device("meta"):
-        return sum(weight.numel() for weight in Transformer(shape).parameters())
+        model = Transformer(shape)
+    eight: set[int] = set()
+    if kind != "none":
+        eight = {id(linear.weight) for _, _, linear in linears(model)}
+        eight |= {id(weight) for mlp in mixtures(model) for weight in (mlp.gate_up, mlp.down)}
+    return sum(weight.numel() * (1 if id(weight) in eight else element) for weight in model.parameters())
 
 
 def room(machine: Machine) -> Finding:
@@ -259,7 +276,7 @@ def room(machine: Machine) -> Finding:
     config = resolve(machine.config, machine.shape, machine.device)
     free = memory.free_bytes(machine.device) or available()
     element = DTYPES[choose_dtype(config.model, machine.device)].itemsize
-    weights = parameters(machine.shape) * (1 if config.model.quantization != "none" else element)
+    weights = weight_bytes(machine.shape, config.model.quantization, element)
     left = free - weights
     what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
     if left <= 0:

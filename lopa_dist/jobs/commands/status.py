@@ -11,8 +11,9 @@ from rich.table import Table
 
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
 from lopa_dist.jobs.show.report import read_report
-from lopa_dist.jobs.show.run_state import RunState, runs_below
+from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
 
+LONGEST = 10_000  # characters of a line
 MOST = 20  # runs that are all shown; of more, those that are not complete
 
 
@@ -35,6 +36,9 @@ def status(folders: Sequence[Path], console: Console) -> None:
             table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(escape, row))
+        if not console.is_terminal:  # lines of a file are as long as they need to be
+            wide = console.measure(table, options=console.options.update(max_width=LONGEST))
+            console.width = max(console.width, wide.maximum)
         console.print(table)
     for place, some in arrays.items():
         for line in told_of_array(place, some) if place else told_of_runs(some):
@@ -68,7 +72,17 @@ def told_of_runs(runs: Sequence[RunState]) -> list[str]:
     stopped = [run for run in runs if run.state in ("stopped", "open")]
     complete = sum(run.state == "complete" for run in runs)
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
-    return [*lines, *(f"{run.folder} goes on with:\n{go_on(run)}" for run in stopped)]
+    lines += [f"{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}" for run in stopped]
+    waiting = [run for run in runs if run.state == "not begun"]
+    return [
+        *lines,
+        *(f"{run.folder} has not begun: if squeue does not list it, {LOGS} in it says why" for run in waiting),
+    ]
+
+
+def unless_queued(runs: Sequence[RunState]) -> str:
+    """A warning before a command that starts a job anew: what waits in Slurm's queue needs none."""
+    return ", unless squeue lists it," if any(run.record and run.record.submission for run in runs) else ""
 
 
 def told_of_array(folder: Path, runs: Sequence[RunState]) -> list[str]:
@@ -90,14 +104,19 @@ def rest(runs: Sequence[RunState]) -> list[str]:
     complete = {run.shard[0] for run in runs if run.state == "complete"}
     running = {run.shard[0] for run in runs if run.state == "running"} - complete
     absent = missing(runs)
-    stopped = sorted({run.shard[0] for run in runs} - complete - running)
+    waiting = {run.shard[0] for run in runs if run.state == "not begun"} - complete - running
+    stopped = {run.shard[0] for run in runs} - complete - running - waiting
     lines = [f"{len(complete)} of {shards} shards are complete"]
     if running:
         lines.append(some(running, "runs", "run"))
-    kinds = ((absent, "is missing", "are missing"), (stopped, "was stopped", "were stopped"))
+    kinds = (
+        (absent, "is missing", "are missing"),
+        (waiting, "has not begun", "have not begun"),
+        (stopped, "was stopped", "were stopped"),
+    )
     if parts := [some(*kind) for kind in kinds if kind[0]]:
-        again = shards_again(runs, sorted([*absent, *stopped]))
-        lines.append(f"{' and '.join(parts)}; run the rest with:\n{again}")
+        again = shards_again(runs, sorted([*absent, *waiting, *stopped]))
+        lines.append(f"{' and '.join(parts)}; run the rest{unless_queued(runs)} with:\n{again}")
     return lines
 
 

@@ -16,7 +16,8 @@ from lopa_dist.jobs.run.one_job import NAME as LOCK
 from lopa_dist.jobs.run.one_job import at_work
 from lopa_dist.jobs.show.report import read_report
 
-MARKS = (LOCK, "journal/settings.json", "report.json")  # files of a run folder
+LOGS = "slurm-*.log"  # links to the logs of a batch script's jobs, which it makes before the ranks start
+MARKS = (LOCK, "journal/settings.json", "report.json", LOGS)  # files of a run folder
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class RunState:
     Attributes:
         folder: of the run.
         shard: its number, from 0 on, and of how many; (0, 1) for a whole input.
-        state: complete, running, stopped, or open where the file system does not say whether it runs.
+        state: complete, running, stopped, "not begun" if a job of a batch script has not taken the folder, or open
+            where the file system does not say whether it runs.
         expected: requests; None where none was read yet.
         done: finished requests, those with errors included.
         errors: requests that ended with an error.
-        tokens_per_s: of the last attempt that finished a request, from the beginning of its generation on; 0 before.
+        tokens_per_s: of a complete run as in its report; else of the last attempt that finished a request, from the
+            beginning of its generation on; 0 before.
         record: of the last attempt; None where the version of lopa_dist that ran it wrote none.
     """
 
@@ -66,7 +69,7 @@ def runs_below(folder: Path) -> list[RunState]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's, and not one that shards were merged into."""
-    if (folder / LOCK).exists() or (folder / "journal" / "settings.json").exists():
+    if (folder / LOCK).exists() or (folder / "journal" / "settings.json").exists() or any(folder.glob(LOGS)):
         return True
     return (folder / "report.json").exists() and "world" in read_report(folder / "report.json")
 
@@ -89,7 +92,11 @@ def state_of(folder: Path) -> RunState:
     if report and not busy and (record is None or report.get("attempts") == record.number or done == expected):
         expected, done, errors = report.get("expected", expected), report["requests"], report["errors"]
     complete = bool(report) and done == expected
-    state = "running" if busy else "complete" if complete else "stopped" if busy is False else "open"
+    if complete and not busy:
+        tokens_per_s = report["tokens_per_s"]["job"]
+    begun = (folder / LOCK).exists() or journal.is_dir() or bool(report)
+    ended = "complete" if complete else "not begun" if not begun else "stopped" if busy is False else "open"
+    state = "running" if busy else ended
     return RunState(folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, record)
 
 

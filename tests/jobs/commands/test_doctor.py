@@ -89,7 +89,7 @@ def test_kernels_that_fail_slow_a_job_and_end_one_that_insists(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     asked = []
     monkeypatch.setattr(program, "faults", lambda *given: asked.append(given) or {})
-    assert program.kernels(machine(gpu=True)) == Finding(State.FINE, "6 compile here and agree with torch")
+    assert program.kernels(machine(gpu=True)) == Finding(State.FINE, "7 compile here and agree with torch")
     assert "fp8" not in asked[0][3], "this GPU has none"
     monkeypatch.setattr(program, "faults", lambda *_: {"head": Fault("wrong numbers", "report it")})
     assert program.kernels(machine(gpu=True)) == Finding(

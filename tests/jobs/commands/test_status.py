@@ -37,7 +37,7 @@ TYPED = [
 
 def said(*folders: Path) -> str:
     out = io.StringIO()
-    status(folders, Console(file=out, width=200))
+    status(folders, Console(file=out, width=80))
     return out.getvalue()
 
 
@@ -122,9 +122,43 @@ def test_a_batch_script_s_array_is_continued_by_one(
     words = f"{shlex.join(TYPED)} task.shards=4 hydra.run.dir=outputs/slurm-7"
     folder = Path("outputs/slurm-7")
     assert said(folder).splitlines()[-1] == f"LAUNCH=srun sbatch --array=1-2 --nodes=2 launch/job.sh {words}"
+    assert said(folder).splitlines()[-2].endswith("run the rest, unless squeue lists it, with:")
     by_torchrun = replace(record, launcher="torchrun", ranks=16, submission=Submission(2, 8, 4))
     by_torchrun.write(folder / "shard-0" / "journal")
     assert said(folder).splitlines()[-1].startswith("sbatch --array=1-2 --nodes=2 --gpus-per-node=8 launch/job.sh ")
+
+
+def test_a_job_of_slurm_that_was_refused_is_shown(array: Path, tmp_path: Path) -> None:
+    """Its folder has nothing but the settings that were typed and the link to the log."""
+    shutil.copytree(array / "shard-3", tmp_path / "shard-3")
+    for name in ("shard-1", "whole"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "slurm-7.log").symlink_to(tmp_path / "log")
+    (tmp_path / "log").touch()
+    (tmp_path / "shard-1" / ".hydra").mkdir()
+    (tmp_path / "shard-1" / ".hydra" / "overrides.yaml").write_text("- task.shard=1\n- task.shards=4\n")
+    text = said(tmp_path)
+    assert [row[:4] for row in cells(text)[:2]] == [
+        [f"{tmp_path}/shard-1", "not begun", "0", "?"],
+        [f"{tmp_path}/shard-3", "complete", "2", "0"],
+    ]
+    assert "shards 0,2 are missing and shard 1 has not begun; run the rest" in text
+    assert f"{tmp_path}/whole has not begun: if squeue does not list it, slurm-*.log in it says why\n" in text
+
+
+def test_a_name_of_a_folder_is_not_broken_in_a_file(array: Path, tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    shutil.copytree(array / "shard-3", folder)
+    assert cells(said(folder))[0][0] == str(folder)
+
+
+def test_a_complete_run_has_the_speed_of_its_report(array: Path, tmp_path: Path) -> None:
+    """Which counts all attempts."""
+    shutil.copytree(array / "shard-3", tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report["tokens_per_s"]["job"] = 1234.4
+    (tmp_path / "run" / "report.json").write_text(json.dumps(report))
+    assert cells(said(tmp_path / "run"))[0][5] == "1,234"
 
 
 def test_a_job_that_runs_is_known_by_its_lock(array: Path, tmp_path: Path) -> None:

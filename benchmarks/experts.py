@@ -1,0 +1,116 @@
+"""Mixtures of experts: the weights that a forward reads by its rows, counted; and a layer's time against plain loops.
+
+    python -m benchmarks.experts                    # both; seconds and a minute
+    python -m benchmarks.experts --part bytes
+
+Bytes: routers of the published sizes with random weights choose for random rows. So rows choose independently; rows of
+one text choose alike, and touch fewer experts. Time: processor time on one thread, the best of several runs in turn, of
+this package's layer, of a loop over all experts in which each takes the rows that chose it, and of one in which each
+takes all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from lopa_dist.models.config import Experts
+from lopa_dist.models.experts import Gate, SparseMLP
+
+HIDDEN = 2048
+ROUTERS = {
+    "LLaDA2.0-mini": (Experts(256, 8, 512, "grouped_sigmoid", True, 2.5, 8, 4), 19),
+    "SDAR-30B-A3B, RND1": (Experts(128, 8, 768, "softmax", True), 48),
+}
+"""Experts, and how many layers have them."""
+ROWS = (1, 4, 6, 10, 16, 32, 38, 50, 62, 128, 256, 512)
+DRAWS = 20
+WIDTHS = ((256, 128), (1024, 512))  # hidden size and an expert's
+COUNT, CHOSEN = 64, 8
+
+
+def touched(experts: Experts, rows: int, draws: int = DRAWS, hidden: int = HIDDEN) -> float:
+    """Return how many experts the rows of a forward choose, on average over random routers."""
+    draw, found = torch.Generator().manual_seed(rows), 0
+    for _ in range(draws):
+        gate = Gate(hidden, experts).requires_grad_(False)
+        gate.weight.normal_(std=hidden**-0.5, generator=draw)
+        chosen, _ = gate(torch.randn(rows, hidden, generator=draw))
+        found += len(chosen.unique())
+    return found / draws
+
+
+def bytes_table() -> Table:
+    """Experts and gigabytes of their weights that a forward touches, in bf16."""
+    table = Table("rows", *(f"{name}: experts" for name in ROUTERS), *(f"{name}: GB" for name in ROUTERS))
+    for rows in ROWS:
+        counts = [touched(experts, rows) for experts, _ in ROUTERS.values()]
+        sizes = [
+            count * 3 * experts.size * HIDDEN * 2 * layers / 1e9
+            for count, (experts, layers) in zip(counts, ROUTERS.values(), strict=True)
+        ]
+        table.add_row(str(rows), *(f"{count:.0f}" for count in counts), *(f"{size:.1f}" for size in sizes))
+    return table
+
+
+def chosen_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
+    """The loop over experts, each with the rows that chose it."""
+    chosen, weights = mlp.gate(x)
+    out = torch.zeros_like(x)
+    for number in range(mlp.experts.count):
+        rows, place = (chosen == number).nonzero(as_tuple=True)
+        gate, up = F.linear(x[rows], mlp.gate_up[number].flatten(0, 1)).chunk(2, -1)
+        out.index_add_(0, rows, F.linear(F.silu(gate) * up, mlp.down[number]) * weights[rows, place, None])
+    return out
+
+
+def all_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
+    """The loop over experts, each with all rows."""
+    chosen, weights = mlp.gate(x)
+    shares, out = torch.zeros(len(x), mlp.experts.count).scatter_(1, chosen, weights), torch.zeros_like(x)
+    for number in range(mlp.experts.count):
+        gate, up = F.linear(x, mlp.gate_up[number].flatten(0, 1)).chunk(2, -1)
+        out += F.linear(F.silu(gate) * up, mlp.down[number]) * shares[:, number, None]
+    return out
+
+
+@torch.inference_mode()
+def time_table() -> Table:
+    """Milliseconds of a layer."""
+    table = Table("hidden x expert", "rows", "this package", "loop, chosen rows", "loop, all rows")
+    for hidden, size in WIDTHS:
+        mlp = SparseMLP(hidden, Experts(COUNT, CHOSEN, size, "softmax", True)).requires_grad_(False)
+        for weight in mlp.parameters():
+            weight.normal_(std=hidden**-0.5)
+        ways: list[Callable[[Tensor], Tensor]] = [mlp, partial(chosen_rows, mlp), partial(all_rows, mlp)]
+        for rows in (1, 16, 512):
+            x, best = torch.randn(rows, hidden), [float("inf")] * len(ways)
+            for _ in range(7 if rows == 512 else 25):
+                for number, way in enumerate(ways):
+                    began = time.process_time()
+                    way(x)
+                    best[number] = min(best[number], time.process_time() - began)
+            table.add_row(f"{hidden} x {size}", str(rows), *(f"{1000 * one:.2f}" for one in best))
+    return table
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("bytes", "time"), action="append")
+    parts = parser.parse_args().part or ["bytes", "time"]
+    torch.set_num_threads(1)
+    for part in parts:
+        Console().print(bytes_table() if part == "bytes" else time_table())
+
+
+if __name__ == "__main__":
+    main()
