@@ -26,7 +26,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.rows.draft_rows import rows_of_branch
+from lopa_dist.rows.sizes import rows_of_branch
 from lopa_dist.tasks.arithmetic import Arithmetic
 
 SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures

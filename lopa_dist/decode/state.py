@@ -102,7 +102,7 @@ class HostState(NamedTuple):
     suffix: Ints  # given tokens from position `limit` on, which the answer leads to
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
-    first_masked: Ints  # 1 if position `complete` is masked
+    first_masked: Ints  # 1 if the window's first position, `complete`, is masked
     drafts: Ints  # the most drafts that the next forward may accept, along the deepest branch (verify=agreement)
     ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
@@ -145,7 +145,7 @@ class State:
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
     chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
-    paths: Tensor  # [4, S, K] of each branch its depth, parent, last token and number of drafts (`tree`)
+    paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
     boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
@@ -160,6 +160,8 @@ class State:
         self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
+        # [S, K] each: choices in a branch's path, the branch that verifies the last one, its token, drafts behind it
+        self.path_depth, self.path_parent, self.path_token, self.path_drafts = self.paths
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
         self._window: Window | None = None
 
@@ -235,19 +237,20 @@ class State:
         # what leads to a suffix is seen as a whole from the start
         first_block = np.minimum(self.config.block_size, last_end(self.config, limit))
         end = tail if self.config.causal else np.where(suffix > 0, limit, first_block)
-        begin = dict.fromkeys(HostState._fields, 0 * slots) | {
+        zeros, ones = np.zeros_like(slots), np.ones_like(slots)
+        fields = dict.fromkeys(HostState._fields, zeros) | {
             "prompt": before,
-            "committed": 0 * slots - 1,
-            "complete": tail if self.config.causal else 0 * slots,
+            "committed": -ones,
+            "complete": tail if self.config.causal else zeros,
             "end": end,
             "limit": limit,
             "known": tail,
             "suffix": suffix,
             "masked": end - tail,
-            "branches": 0 * slots + 1,
+            "branches": ones,
             "first_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
         }
-        integers = np.stack([*begin.values()])
+        integers = np.stack([*fields.values()])
         canvas = np.full((len(admitted), columns), mask_id)
         for row, one, at in zip(canvas, admitted, self.origin - before, strict=True):
             row[at : at + len(one.prompt)] = one.prompt
@@ -310,7 +313,7 @@ class State:
         return (parts & (has & (has.cumsum(2) == 1))[..., None]).view_as(masked)
 
     def take(self, slots: Ints) -> State:
-        """Return a copy of some slots, for a step in which the others wait."""
+        """Return a copy of some slots, for a step that runs only these; the others wait for rows of a later step."""
         at = to_device(slots, self.canvas.device)
         parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
         return replace(

@@ -54,8 +54,8 @@ def by_agreement(state: State, records: Records) -> Winner:
     position, draft, predicted, sure = (
         x.view(slots, branches, m) for x in (*state.chain, records.drafts.token, records.drafts.probability)
     )
-    depth, _, _, drafts = state.paths
-    valid = (number < drafts[..., None]) & ~sure.isnan()  # rows of drafts may overflow
+    depth = state.path_depth
+    valid = (number < state.path_drafts[..., None]) & ~sure.isnan()  # rows of drafts may overflow
     accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
     branch, accepted_with = depth.new_zeros(slots), None
     if config.branches:
@@ -89,10 +89,10 @@ def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
         accepted: ``[S, K]`` of each branch's drafts, if the walk comes to it.
     """
     _, branches, m = predicted.shape
-    depth, parent, token, _ = state.paths
+    depth, parent = state.path_depth, state.path_parent
     # the parent's draft in whose place the path has its last token
     at = (depth - 1 - depth.gather(1, parent)).clamp(min=0)
-    says = predicted.flatten(1).gather(1, parent * m + at) == token
+    says = predicted.flatten(1).gather(1, parent * m + at) == state.path_token
     number = arange(branches, depth.device)
     reached = says & (accepted.gather(1, parent) >= at) & (number < state.branches[:, None]) | (number == 0)
     for _ in range((branches - 1).bit_length()):  # is its parent reached, the parent's parent, and so on to the anchor
@@ -110,7 +110,7 @@ def of_path(state: State, sure: Tensor, branch: Tensor) -> Tensor:
         branch: ``[S]``.
     """
     slots, number = arange(state.slots, branch.device), arange(state.config.max_edits, branch.device)
-    depth, parent, _, _ = state.paths
+    depth, parent = state.path_depth, state.path_parent
     found = sure.new_zeros(state.slots, len(number))
     for _ in range(state.config.branches):  # from a branch to the one that verified the end of its path
         before = parent[slots, branch]
@@ -138,7 +138,7 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     m = config.drafts
     count = count.clamp(max=n).masked_fill(state.done != 0, 0)
     branches = torch.ones_like(count)
-    depth = state.paths[0]
+    depth = state.path_depth
     if config.branches:
         branches = choose_paths(state, records, rank, made, count)
 
@@ -146,8 +146,8 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
     state.chain.copy_(made.gather(2, order.expand(2, -1, -1)))
-    torch.clamp(count[:, None] - depth, 0, m, out=state.paths[3])
-    deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.paths[3], 0)
+    torch.clamp(count[:, None] - depth, 0, m, out=state.path_drafts)
+    deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.path_drafts, 0)
     state.drafts.copy_(deepest.amax(1))
     if m > 1 and state.vocabulary.shift:
         state.chain_context.copy_(contexts(state))
@@ -176,11 +176,10 @@ def choose_paths(state: State, records: Records, rank: Tensor, made: Tensor, cou
     state.edits[0, :, 1 : k + 1, :length] = torch.where(arange(length, rank.device) <= last, position[:, None], -1)
     state.edits[1, :, 1 : k + 1, :length] = tokens
 
-    depth, parent, last_token, _ = state.paths
-    depth.zero_()
-    depth[:, 1 : k + 1] = paths.last + 1
-    parent[:, 1 : k + 1] = parents(paths, m, length)
-    last_token[:, 1 : k + 1] = tokens.gather(2, last)[..., 0]
+    state.path_depth.zero_()
+    state.path_depth[:, 1 : k + 1] = paths.last + 1
+    state.path_parent[:, 1 : k + 1] = parents(paths, m, length)
+    state.path_token[:, 1 : k + 1] = tokens.gather(2, last)[..., 0]
     return paths.found + 1
 
 
@@ -284,7 +283,8 @@ def contexts(state: State) -> Tensor:
     before, number = position - 1, arange(m, position.device)[:, None]
     written = state.canvas.gather(1, (before + state.origin).clamp_(min=0).flatten(1))
     if state.config.branches:
-        place = torch.where(state.edit_position < 0, -2, state.edit_position)  # before no position
+        # no edit: -2, as a place that is before no position
+        place = state.edit_position.masked_fill(state.edit_position < 0, -2)
         position, token = torch.cat([place, position], 2), torch.cat([state.edit_token, token], 2)
     length = position.shape[2]
     earlier = arange(length, position.device) < length - m + number

@@ -35,8 +35,7 @@ from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch
-from lopa_dist.rows.draft_rows import rows_of_branch
-from lopa_dist.rows.sizes import most_rows
+from lopa_dist.rows.sizes import most_rows, rows_of_branch
 
 log = logging.getLogger("lopa_dist")
 

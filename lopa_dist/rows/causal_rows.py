@@ -35,7 +35,7 @@ from torch import Tensor
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, padded, ragged_arange, together
 from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch
-from lopa_dist.rows.prefill import Prefill, SharedPrefixes
+from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,52 @@ def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
     return int((host.prompt - prefixes.length)[waiting].sum() + prefixes.length[waiting & computed].sum())
 
 
+@dataclass
+class Segments:
+    """The segments of a forward on one rank: prompts, then chains, groups of masks, and the other branches (paths).
+
+    [G] is a segment. Places are counted from the prompt's first token.
+    """
+
+    sequence: Ints  # [G]
+    branch: Ints  # [G] -1 for prompts
+    first: Ints  # [G] place of its first row
+    rows: Ints  # [G]
+    chains: int  # number of the first chain
+    groups: int  # number of the first group
+    paths: int  # number of the first path
+
+
+def segments_on_rank(
+    host: HostState, lookahead: Lookahead, prefill: Prefill | None, masks: Ints, path_rows: Ints, own: Ints
+) -> Segments:
+    """Return the segments of a forward.
+
+    Args:
+        host, lookahead: of the step.
+        prefill: the segments of prompts.
+        masks, path_rows: from `row_counts`.
+        own: the branches beside the chain that run on this rank.
+    """
+    prompt = prefill.sequence if prefill else np.empty(0, np.int64)
+    running = np.flatnonzero(host.branches > 0)
+    of_group, depth = np.nonzero(masks)
+    number, of_path = np.nonzero((own[:, None] < host.branches) & (path_rows > 0))
+    pending = host.prompt + host.complete - 1  # [S] its place
+    first = [pending[running], pending[of_group] + depth + (0 if lookahead.blocks else 1), pending[of_path] + 1]
+    rows = [host.drafts[running] + 1, masks[of_group, depth] + lookahead.lead, path_rows[of_path]]
+    if prefill:
+        first.insert(0, prefill.first + host.prompt[prompt])
+        rows.insert(0, prefill.behind - prefill.first)
+    chains, groups = len(prompt), len(prompt) + len(running)
+    paths = groups + len(of_group)
+    return Segments(
+        sequence=np.concatenate([prompt, running, of_group, of_path]),
+        branch=np.concatenate([np.full(chains, -1), np.zeros(paths - chains, np.int64), own[number]]),
+        first=np.concatenate(first), rows=np.concatenate(rows), chains=chains, groups=groups, paths=paths,
+    )  # fmt: skip
+
+
 def layout(
     state: State,
     host: HostState,
@@ -112,56 +158,38 @@ def layout(
         rank, ranks: of the branch group.
     """
     masks, common_rows, path_rows = row_counts(host, lookahead)
-    running = np.flatnonzero(host.branches > 0)
-    waiting = (host.committed < 0) & (host.branches > 0)
-    length = prefixes.length if prefixes else np.zeros_like(host.prompt)
-    source = prefixes.source if prefixes else np.full_like(host.prompt, -1)
-    slots = np.arange(len(host.prompt))
-    prefix, suffix = np.flatnonzero(waiting & (source == slots)), np.flatnonzero(waiting & (host.prompt > length))
-    of_group, group_depth = np.nonzero(masks)
-    own = np.arange(rank, state.config.branches, ranks)  # paths
-    local, of_path = np.nonzero((own[:, None] < host.branches - 1) & (path_rows > 0))
-    pending = host.prompt + host.complete - 1  # [S] its place, counted from the prompt's first token
-
-    # segments: prefixes of prompts, the rests of prompts, chains, groups of masks, the other branches
-    sequence = np.concatenate([prefix, suffix, running, of_group, of_path])
-    begin_of_group = pending[of_group] + group_depth + (0 if lookahead.blocks else 1)
-    first = np.concatenate([0 * prefix, length[suffix], pending[running], begin_of_group, pending[of_path] + 1])
-    rows = np.concatenate([
-        length[prefix], (host.prompt - length)[suffix], host.drafts[running] + 1,
-        masks[of_group, group_depth] + lookahead.lead, path_rows[of_path],
-    ])  # fmt: skip
+    prefill = prefill_segments(state.config, host, prefixes)
+    own = 1 + np.arange(rank, state.config.branches, ranks)
+    segments = segments_on_rank(host, lookahead, prefill, masks, path_rows, own)
+    sequence, branch, first, rows = segments.sequence, segments.branch, segments.first, segments.rows
     start = rows.cumsum() - rows
-    branch = np.concatenate([np.full(len(prefix) + len(suffix), -1), 0 * running, 0 * of_group, own[local] + 1])
-    prompts, chains = len(prefix) + len(suffix), len(prefix) + len(suffix) + len(running)
     place = first.repeat(rows) + ragged_arange(rows)
-    groups = chains + len(of_group)
-    tokens_end, paths_begin, total = int(rows[:chains].sum()), int(rows[:groups].sum()), int(rows.sum())
-    begin = int(rows[:prompts].sum())
-    behind = np.where(np.arange(len(rows)) < chains, first + rows, first)  # cached tokens that a segment sees
+    # the first rows of chains, groups and paths
+    chains_at, groups_at, paths_at = (int(rows[:n].sum()) for n in (segments.chains, segments.groups, segments.paths))
+    total = int(rows.sum())
+    shared = np.where(np.arange(len(rows)) < segments.groups, first + rows, first)  # cached tokens that a segment sees
     seen = place + 1
-    seen[tokens_end:] = behind.repeat(rows)[tokens_end:]
+    seen[groups_at:] = shared.repeat(rows)[groups_at:]
     hi = np.zeros(total, np.int64)
-    hi[tokens_end:] = ragged_arange(rows[chains:]) + 1
-    of_row, heads, predicted = sequence.repeat(rows), np.arange(begin, total), place + 1
-    written = np.arange(tokens_end)  # rows of tokens that stand in the canvas
+    hi[groups_at:] = ragged_arange(rows[segments.groups :]) + 1
+    of_row, heads, predicted = sequence.repeat(rows), np.arange(chains_at, total), place + 1
+    written = np.arange(groups_at)  # rows of tokens that stand in the canvas
     if lookahead.blocks:
-        copies, masked = start[chains:groups], slice(tokens_end, paths_begin)
-        hi[masked] = rows[chains:groups].repeat(rows[chains:groups])
+        groups = slice(segments.groups, segments.paths)
+        copies, masked = start[groups], slice(groups_at, paths_at)
+        hi[masked] = rows[groups].repeat(rows[groups])
         predicted[masked] -= 1
-        heads = np.delete(heads, (copies[:, None] + np.arange(lookahead.lead)).ravel() - begin)
+        heads = np.delete(heads, (copies[:, None] + np.arange(lookahead.lead)).ravel() - chains_at)
         written = np.append(written, copies)
-    copies, counted = written[tokens_end:], masks[of_group, group_depth]
+    copies = written[groups_at:]
 
-    common = len(heads) - (total - paths_begin)
-    columns, width = path_columns(host, path_rows, of_path)
-    of_path_row, local_row, number = (
-        of_path.repeat(rows[groups:]),
-        local.repeat(rows[groups:]),
-        ragged_arange(rows[groups:]),
-    )
-    is_draft = number < host.drafts[of_path_row]
-    of_chain = (of_path_row * state.config.max_branches + own[local_row] + 1) * state.config.max_drafts + number
+    # paths: a row is a draft, or one of the masks behind the drafts
+    of_path, path_branch = of_row[paths_at:], branch.repeat(rows)[paths_at:]
+    number = ragged_arange(rows[segments.paths :])
+    is_draft = number < host.drafts[of_path]
+    of_chain = (of_path * state.config.max_branches + path_branch) * state.config.max_drafts + number
+    common = len(heads) - (total - paths_at)
+    columns, width = path_columns(host, path_rows, of_path, number)
 
     # to the device in one transfer
     cells = np.zeros(padded(max(total, 1)), np.int64)
@@ -170,40 +198,38 @@ def layout(
     positions[:total] = place
     depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
     head_sequence = of_row[heads]
+    of_group, group_depth = np.nonzero(masks)
+    counted = masks[of_group, group_depth]
     branching = np.flatnonzero(path_rows)
     drafts, behind_last = host.drafts[branching], (path_rows - host.drafts)[branching]
     on = together(
         state.canvas.device, cells=cells, positions=positions, head_rows=heads, head_sequence=head_sequence,
         predicted=(predicted - host.prompt[of_row])[heads], copies=copies,
-        tokens=of_row[begin:tokens_end] * depths + ragged_arange(rows[prompts:chains]),
+        tokens=of_row[chains_at:groups_at] * depths + ragged_arange(rows[segments.chains : segments.groups]),
         masks=((of_group * depths + group_depth) * group).repeat(counted) + ragged_arange(counted),
         path_tokens=(branching * depths + 1).repeat(drafts) + ragged_arange(drafts),
         path_masks=((branching * depths + drafts) * group).repeat(behind_last) + ragged_arange(behind_last),
-        slots=np.append(np.arange(common), common + local_row * width + columns),
-        drafted=paths_begin + np.flatnonzero(is_draft), of_chain=of_chain[is_draft],
+        slots=np.append(np.arange(common), common + (path_branch - 1) // ranks * width + columns),
+        drafted=paths_at + np.flatnonzero(is_draft), of_chain=of_chain[is_draft],
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["cells"])
     copied = tokens.index_select(0, on["copies"]) if lookahead.blocks else None
-    tokens[tokens_end:total] = state.vocabulary.mask_id
+    tokens[groups_at:total] = state.vocabulary.mask_id
     if copied is not None:
         tokens.index_copy_(0, on["copies"], copied)
     if len(of_path):
         tokens.index_copy_(0, on["drafted"], state.chain[1].view(-1).index_select(0, on["of_chain"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
-    none = np.full(len(slots), -1)
-    prefill = Prefill(
-        sequence[:prompts], first[:prompts], behind[:prompts], len(prefix), waiting, prefix_row=none, suffix_row=none
-    )
     return ForwardBatch(
         sequence=sequence, branch=branch, start=start, rows=rows,
-        shared=behind, first=first - host.prompt[sequence], hi=hi, depth=np.zeros(total, np.int64), tail=None,
-        begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if prompts else None,
+        shared=shared, first=first - host.prompt[sequence], hi=hi, depth=np.zeros(total, np.int64), tail=None,
+        begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if segments.chains else None,
         tokens=tokens, positions=on["positions"], head_rows=on["head_rows"],
         head_slots=on["slots"], head_sequence=head_sequence, head_keys=keys, local_branches=1,
         columns=common + -(-state.config.branches // ranks) * width, where=on["tokens"], width=depths, of_commit=None,
         drafts=None,
-        seen=seen, place=np.where(np.arange(total) < tokens_end, place, -1),
+        seen=seen, place=np.where(np.arange(total) < groups_at, place, -1),
         causal=CausalRows(
             on["tokens"], on["masks"], depths, group, common_rows * ranks + path_rows * (host.branches - 1), common,
             on["path_tokens"], on["path_masks"],
@@ -211,7 +237,7 @@ def layout(
     )  # fmt: skip
 
 
-def path_columns(host: HostState, path_rows: Ints, of_path: Ints) -> tuple[Ints, int]:
+def path_columns(host: HostState, path_rows: Ints, sequence: Ints, number: Ints) -> tuple[Ints, int]:
     """Return each path row's column among the columns of its path, and how many columns one path has.
 
     A path has a column for each draft of all sequences, then for each mask behind them.
@@ -219,12 +245,10 @@ def path_columns(host: HostState, path_rows: Ints, of_path: Ints) -> tuple[Ints,
     Args:
         host: of the step.
         path_rows: ``[S]`` rows of each path of a sequence; 0: it has none.
-        of_path: sequence of each path of this rank.
+        sequence, number: of each row of the paths on this rank: its sequence, and its number in the path.
     """
     branching = path_rows > 0
     drafts, masks = host.drafts * branching, (path_rows - host.drafts) * branching
-    number = ragged_arange(path_rows[of_path])
-    sequence = of_path.repeat(path_rows[of_path])
     mask = drafts.sum() + (masks.cumsum() - masks)[sequence] + number - drafts[sequence]
     column = np.where(number < drafts[sequence], (drafts.cumsum() - drafts)[sequence] + number, mask)
     return column, int(path_rows.sum())

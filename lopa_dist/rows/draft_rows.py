@@ -33,9 +33,9 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State
-from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, to_device
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 from lopa_dist.rows.forward_batch import DraftRows
-from lopa_dist.rows.structure import Structure
+from lopa_dist.rows.structure import RowsBehind, Structure, block_begins
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -43,94 +43,81 @@ def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
     return np.maximum(np.minimum(host.drafts, config.drafts) - 1, 0) * (host.branches > 0)
 
 
-def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Ints) -> Ints:
-    """Return how many rows a branch of each sequence has in a forward, ``[S]``, its drafts' rows included.
+def draft_rows(config: DecodeConfig, host: HostState) -> RowsBehind:
+    """Return the rows of drafts: of each branch its token rows, then as many verification rows.
 
-    Args:
-        config: `drafts` is read.
-        host: as laid out for the forward.
-        begin, stop: ``[S]`` what its window spans, from `row_span`.
+    What they hold follows from the drafts, so it is filled in on the device (`place_drafts`).
     """
-    return stop - begin + 2 * drafts_with_rows(config, host)
+    extra = drafts_with_rows(config, host)
+    number, t = ragged_arange(2 * extra), extra.repeat(2 * extra)
+    depth = number % t + 1
+    return RowsBehind(
+        count=2 * extra, reported=extra, own=depth, depth=depth, until=np.full_like(depth, UNBOUNDED),
+        position=host.complete.repeat(2 * extra),
+    )  # fmt: skip
 
 
-def add_draft_rows(state: State, host: HostState, structure: Structure, origin: Ints, extra: Ints, ranks: int) -> None:
-    """Set what rows of drafts see and predict, as described above.
+def add_indices(state: State, host: HostState, structure: Structure) -> None:
+    """Set `Structure.sees_from`, and what the device needs to fill in rows of drafts; nothing if there are none.
+
+    [D] is a draft with a token row; it stands, too, for the draft behind it, which has a verification row.
 
     Args:
         state, host: of this step.
-        structure: of the windows' rows, with rows for drafts behind them; changed in place.
-        origin: ``[S]`` what positions are counted from.
-        extra: ``[S]`` from `drafts_with_rows`.
-        ranks: of the branch group.
+        structure: of all rows; changed in place.
     """
     config, m = state.config, state.config.drafts
+    extra = drafts_with_rows(config, host)
+    if not extra.any():
+        return
     sequence, branch = structure.sequence, np.maximum(structure.branch, 0)
     t = extra[sequence] * (structure.branch >= 0)  # [G] token rows, and as many verification rows
-    of, number = np.arange(len(t)).repeat(t), ragged_arange(t)  # [D] segment of each, and its number in it
-    depth = number + 1
-    token_row = (structure.start + structure.rows - 2 * t)[of] + number
-    check_row = token_row + t[of]
-    until = np.full(len(structure.depth), UNBOUNDED)
-    # a prediction that no draft can change needs no row (`DraftRows.begin`)
-    begin = structure.begin
-    if config.window_attention == "block_causal":
-        begin = np.maximum(begin, host.complete - origin)
-        block_end = (host.complete - origin)[sequence] + config.block_size
-        until[structure.row_position[: len(until)] >= block_end.repeat(structure.rows)] = 1
-    elif config.prompt_attention != "joint":
-        begin = np.maximum(begin, -origin)
-    for row in token_row, check_row:
-        structure.depth[row] = depth
-        structure.hi[row] = (structure.rows - 2 * t)[of] + depth
-        until[row] = UNBOUNDED
-    structure.draft_begin = begin
+    is_token = ragged_arange(2 * t) < t.repeat(2 * t)
+    row = np.flatnonzero(structure.depth)
+    token_row, check_row = row[is_token], row[~is_token]  # [D]
+    segment, depth = np.arange(len(t)).repeat(t), structure.depth[token_row]  # [D]
 
-    # what is reported of the verification rows
-    reported = structure.reported[of]
-    column = structure.wanted + (extra.cumsum() - extra)[sequence[of]] + number
-    slot = (branch[of] // ranks * structure.columns + column)[reported]
-    structure.head_sequence = np.append(structure.head_sequence, sequence[of][reported])
-    cell = (sequence * config.max_chain + branch * m)[of] + number
-    structure.arrays |= {
-        "slot": np.append(structure.arrays["slot"], slot),
-        "chain": np.append(cell, cell + 1),  # in `State.chain`, of drafts with token rows, then with verification rows
-        "draft_rows": np.append(token_row, check_row),
-        "draft_sequence": sequence[np.append(of, of)],
-        "draft_segment": of,
-        "depth": depth,
-        "until": until,
-        "reported": np.flatnonzero(reported),
-        "check_head": check_row[reported],
-        "where": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),
+    # a prediction that no draft can change needs no row
+    block = host.complete - block_begins(config, host)
+    structure.sees_from = structure.begin
+    if config.window_attention == "block_causal":
+        structure.sees_from = np.maximum(structure.begin, block)
+        block_end = (block + config.block_size)[sequence].repeat(structure.rows)
+        later = structure.row_position[: len(block_end)] >= block_end
+        structure.until[later & (structure.depth == 0)] = 1
+    elif config.prompt_attention != "joint":
+        structure.sees_from = np.maximum(structure.begin, -block_begins(config, host))
+
+    cell = (sequence * config.max_chain + branch * m)[segment] + depth - 1
+    structure.indices |= {
+        "chain_cell": np.append(cell, cell + 1),  # [2 D] in `State.chain`, of token rows, then of verification rows
+        "draft_row": np.append(token_row, check_row),  # [2 D]
+        "draft_sequence": np.tile(sequence[segment], 2),  # [2 D]
+        "draft_segment": segment,  # [D]
+        "draft_depth": depth,  # [D]
+        "until": structure.until,  # [R] without the masks that drafts replace
+        "draft_cell": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),  # `DraftRows.cell`
     }
 
 
-def place_drafts(state: State, on: dict[str, Tensor], tokens: Tensor, positions: Tensor) -> DraftRows:
+def place_drafts(state: State, index: dict[str, Tensor], tokens: Tensor, positions: Tensor) -> DraftRows:
     """Fill in the rows of drafts.
 
     Args:
         state: of this step.
-        on: the arrays of `add_draft_rows` and `layout` on the device.
+        index: of `Structure.indices` and `layout`, on the device.
         tokens, positions: ``[R']`` of all rows; changed in place.
     """
-    shift, count = int(state.vocabulary.shift), len(on["depth"])
-    position, token = state.chain.flatten(1).index_select(1, on["chain"])  # [2 D]
+    shift, count = int(state.vocabulary.shift), len(index["draft_depth"])
+    position, token = state.chain.flatten(1).index_select(1, index["chain_cell"])  # [2 D]
     if shift:
-        context = state.chain_context.view(-1).index_select(0, on["chain"][count:])
+        context = state.chain_context.view(-1).index_select(0, index["chain_cell"][count:])
     else:
         context = torch.full_like(token[count:], state.vocabulary.mask_id)
-    tokens.index_copy_(0, on["draft_rows"], torch.cat([token[:count], context]))
-    place = position + state.prompt.index_select(0, on["draft_sequence"])
+    tokens.index_copy_(0, index["draft_row"], torch.cat([token[:count], context]))
+    place = position + state.prompt.index_select(0, index["draft_sequence"])
     place[count:] -= shift
-    positions.index_copy_(0, on["draft_rows"], place.clamp_(min=0))
-    masks = on["offset"].index_select(0, on["draft_segment"]) + position[:count]
-    return DraftRows(on["until"].index_copy(0, masks, on["depth"]), on["where"], on["draft_begin"])
-
-
-def draft_keys(state: State, structure: Structure, on: dict[str, Tensor]) -> Tensor:
-    """Return the keys of the random numbers of the verification rows that this rank reports."""
-    checks = on["chain"][len(on["depth"]) :]
-    position = state.chain[0].view(-1).index_select(0, checks)[on["reported"]]
-    sequence = structure.head_sequence[len(structure.head_sequence) - len(position) :]
-    return state.noise_keys(to_device(sequence, position.device), position)
+    positions.index_copy_(0, index["draft_row"], place.clamp_(min=0))
+    masks = index["row_minus_position"].index_select(0, index["draft_segment"]) + position[:count]
+    until = index["until"].index_copy(0, masks, index["draft_depth"])
+    return DraftRows(until, index["draft_cell"], index["sees_from"])

@@ -17,8 +17,8 @@ class DraftRows:
     """The rows that verify drafts (`rows.draft_rows`)."""
 
     until: Tensor  # [R] the depth from which on rows of a segment do not see this row of it
-    where: Tensor  # [n] cell of each verification record: (m - 1) x sequence + the draft's number in its branch
-    begin: Tensor  # [S] position of the first row that sees drafts; rows before it predict the same with and without
+    cell: Tensor  # [n] of each verification record: (m - 1) x sequence + the draft's number in its branch
+    sees_from: Tensor  # [S] position of the first row that sees drafts; those before predict the same without drafts
 
 
 @dataclass

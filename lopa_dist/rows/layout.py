@@ -6,23 +6,29 @@ What depends on token values (ids, masked positions, edits) stays on the device 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State, wanted_count
-from lopa_dist.ragged import Ints, to_device, together
-from lopa_dist.rows.draft_rows import add_draft_rows, draft_keys, drafts_with_rows, place_drafts
+from lopa_dist.ragged import to_device, together
+from lopa_dist.rows.draft_rows import add_indices, draft_rows, place_drafts
 from lopa_dist.rows.forward_batch import ForwardBatch
 from lopa_dist.rows.prefill import SharedPrefixes
-from lopa_dist.rows.structure import Structure, origins, window_structure
+from lopa_dist.rows.structure import RowsBehind, Structure, block_begins, make_structure
 
 FEW = 4  # structures are cached for at most this many sequences in flight: with more, they hardly ever repeat
 MOST_KEPT = 1024  # structures; when there are more, all are dropped
 
+KINDS: tuple[Callable[[DecodeConfig, HostState], RowsBehind], ...] = (draft_rows,)
+"""The kinds of rows that stand behind windows, in this order. `sizes.branch_rows` bounds their number.
+
+Rows of drafts stand last: they see the rows before them, unless these have an `until` of 1.
+"""
 
 Structures: TypeAlias = dict[tuple[object, ...], Structure]
 """Structures of earlier steps, by what they follow from."""
@@ -47,30 +53,30 @@ def layout(
         prefixes: what prompts share; None if they share nothing.
         structures: of earlier steps with the same slots; gets this one's. None: none is looked up.
     """
-    device, origin = state.canvas.device, origins(state.config, host)
-    structure = find_structure(state, host, rank, ranks, prefixes, {} if structures is None else structures, origin)
-    sequence, first = structure.sequence, structure.first + origin[structure.sequence]
+    device, block_begin = state.canvas.device, block_begins(state.config, host)
+    structure = find_structure(state, host, rank, ranks, prefixes, {} if structures is None else structures)
+    sequence, first = structure.sequence, structure.first + block_begin[structure.sequence]
+    begin, stop = structure.begin + block_begin, structure.stop + block_begin
     shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
     tail = None
     if state.config.stores_kv_behind:
-        behind = structure.behind + origin[sequence]
-        tail = host.prompt[sequence] + behind, (host.limit + host.suffix)[sequence] - behind
+        tail = (host.prompt + stop)[sequence], (host.limit + host.suffix - stop)[sequence]
 
     # to the device in one transfer: what depends on where the windows are
-    at = structure.row_sequence
+    at, cell = structure.row_sequence, np.arange(state.slots) * state.canvas.shape[1] + state.origin
     moved = {
-        "cells": structure.row_cell + origin[at],
-        "positions": structure.row_position + (origin + host.prompt)[at],
-        "offset": structure.start - first,  # a position's row = this + the position
+        "cells": structure.row_position + (block_begin + cell)[at],
+        "positions": structure.row_position + (block_begin + host.prompt)[at],
+        "row_minus_position": structure.start - first,
     }
-    if structure.draft_begin is not None:
-        moved["draft_begin"] = structure.draft_begin + origin
-    on = structure.on | together(device, **moved)
-    cells, positions = on["cells"], on["positions"]
+    if structure.sees_from is not None:
+        moved["sees_from"] = structure.sees_from + block_begin
+    index = structure.on_device | together(device, **moved)
+    cells, positions = index["cells"], index["positions"]
     padded = len(cells) - 1
     tokens = state.canvas.view(-1).index_select(0, cells)
-    edited, token = state.edits.flatten(1, 2).index_select(1, on["edits"])  # [G, E] positions, tokens
-    row = edited + on["offset"][:, None]
+    edited, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] positions, tokens
+    row = edited + index["row_minus_position"][:, None]
     row = torch.where(edited >= 0, row, padded)
     tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
@@ -78,23 +84,26 @@ def layout(
     nowhere = state.slots * structure.width
     wanted = state.wanted(structure.width).view(-1)
     where = torch.nonzero_static(wanted, size=structure.wanted, fill_value=nowhere)[:, 0]
-    found = where.index_select(0, on["entry"])
-    head_rows = (on["base"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
-    keys, drafts = None, None
+    found = where.index_select(0, index["number"])
+    head_rows = (index["row_minus_cell"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
+    drafts = None if structure.sees_from is None else place_drafts(state, index, tokens, positions)
+    rows_behind = index["rows_behind"]
+    if len(rows_behind):
+        head_rows = torch.cat([head_rows, rows_behind])
+    keys = None
     if state.sampled.any():
-        heads = to_device(structure.head_sequence[: len(found)], device)
-        keys = state.noise_keys(heads, state.complete[heads] + found % structure.width)
-    if structure.draft_begin is not None:
-        drafts = place_drafts(state, on, tokens, positions)
-        head_rows = torch.cat([head_rows, on["check_head"]])
-        keys = None if keys is None else torch.cat([keys, draft_keys(state, structure, on)])
+        of_head = to_device(structure.head_sequence, device)
+        of_window, of_behind = of_head[: len(found)], of_head[len(found) :]
+        predicted = positions[rows_behind] - state.prompt[of_behind] + int(state.vocabulary.shift)
+        predicted = torch.cat([state.complete[of_window] + found % structure.width, predicted])
+        keys = state.noise_keys(of_head, predicted)
     return ForwardBatch(
         sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
-        first=first, hi=structure.hi, depth=structure.depth, tail=tail, begin=structure.begin + origin,
-        stop=structure.stop + origin, prefill=structure.prefill, tokens=tokens, positions=positions,
-        head_rows=head_rows, head_slots=on["slot"], head_sequence=structure.head_sequence, head_keys=keys,
+        first=first, hi=structure.hi, depth=structure.depth, tail=tail, begin=begin,
+        stop=stop, prefill=structure.prefill, tokens=tokens, positions=positions,
+        head_rows=head_rows, head_slots=index["head_slot"], head_sequence=structure.head_sequence, head_keys=keys,
         local_branches=-(-state.config.max_branches // ranks), columns=structure.columns, where=where,
-        width=structure.width, of_commit=on.get("of_commit"), drafts=drafts,
+        width=structure.width, of_commit=index.get("of_commit"), drafts=drafts,
     )  # fmt: skip
 
 
@@ -105,28 +114,25 @@ def find_structure(
     ranks: int,
     prefixes: SharedPrefixes | None,
     structures: Structures,
-    origin: Ints,
 ) -> Structure:
-    """Return the structure of a forward, its arrays on the device: from the cache, or made now.
+    """Return the structure of a forward, its indices on the device: from the cache, or made now.
 
     With one sequence in flight most steps find theirs there, which saves host time that the device would wait for.
 
     Args:
         state, host, rank, ranks, prefixes, structures: as of `layout`.
-        origin: `origins`.
     """
     config = state.config
     keeps = config.keeps_kv and state.slots <= FEW
     key = (rank, ranks, *shapes(config, host)) if keeps else ()
     if key in structures:
         return structures[key]
-    extra = drafts_with_rows(config, host)
-    made = window_structure(state, host, rank, ranks, prefixes, origin, extra)
-    if extra.any():
-        add_draft_rows(state, host, made, origin, extra, ranks)
-    made.on = together(state.canvas.device, **made.arrays)
+    behind = [rows for kind in KINDS if (rows := kind(config, host)).count.any()]
+    made = make_structure(state, host, rank, ranks, prefixes, behind)
+    add_indices(state, host, made)
+    made.on_device = together(state.canvas.device, **made.indices)
     if made.of_commit.any():
-        made.on["of_commit"] = to_device(made.of_commit, state.canvas.device)
+        made.on_device["of_commit"] = to_device(made.of_commit, state.canvas.device)
     if keeps and not made.prefill:  # the length of a prompt seldom comes again
         if len(structures) >= MOST_KEPT:
             structures.clear()
@@ -135,18 +141,17 @@ def find_structure(
 
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of each sequence that determine a structure, from its origin; () if it does not run."""
-    drafted = drafts_with_rows(config, host)
+    """Yield the numbers of each sequence that determine a structure, `KINDS` too; () if the sequence does not run."""
     fields = "branches", "first_masked", "committed", "complete", "end", "limit", "suffix"
     for drafts, wanted, branches, first, committed, complete, end, limit, suffix in zip(
-        drafted.tolist(),
+        np.minimum(host.drafts, config.drafts).tolist(),
         wanted_count(config, host).tolist(),
         *(getattr(host, field).tolist() for field in fields),
         strict=True,
     ):
-        origin = complete - complete % config.block_size
-        last = limit - origin if config.canvas == "whole" else 0
-        known = committed > 0, committed - origin, complete - origin, end - origin, last, suffix
+        begin = complete - complete % config.block_size  # see `block_begins`
+        last = limit - begin if config.canvas == "whole" else 0
+        known = committed > 0, committed - begin, complete - begin, end - begin, last, suffix
         yield (branches, drafts, wanted, first, *known) if branches else ()
 
 
@@ -161,21 +166,21 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
         gathered: ``[ranks, local_branches, columns, n]`` int32: token, bits of probability and confidence, and so on
             (`Records`).
     """
-    branches, masked = state.config.max_branches, len(batch.where)
+    branches = state.config.max_branches
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
     cells = state.slots * batch.width
     dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `layout`
-    dense.index_copy_(2, batch.where, parts[:, :, :masked])
+    dense.index_copy_(2, batch.where, parts[:, :, : len(batch.where)])
     packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
     if batch.of_commit is not None:
         first = packed[..., 0]
         torch.where(batch.of_commit[:, None], state.boundary.packed[..., None], first, out=first)
     if not state.config.drafts:
         return Records(packed)
-    return Records(packed, unpack_drafts(state, batch, packed, parts[:, :, masked:]))
+    return Records(packed, unpack_drafts(state, batch, packed, parts))
 
 
-def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: Tensor) -> Records:
+def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, parts: Tensor) -> Records:
     """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
     The first draft of a branch takes the branch's own record. So do drafts whose predicting row cannot be changed by
@@ -184,7 +189,7 @@ def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: T
     Args:
         state, batch: of this step.
         packed: ``[size, S, K, W]`` the branches' records.
-        verified: ``[size, K, n]`` records of the verification rows of all sequences.
+        parts: ``[size, K, columns]`` all records; those of verification rows come last.
     """
     m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
     position = state.chain[0].view(slots, -1, m)  # [S, K, m]
@@ -192,9 +197,10 @@ def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, verified: T
     size = len(packed)
     drafts = packed.gather(3, offset.expand(size, -1, -1, -1))
     if batch.drafts is not None:
+        verified = parts[:, :, -len(batch.drafts.cell) :]
         dense = verified.new_zeros(size, verified.shape[1], slots * (m - 1))
-        dense.index_copy_(2, batch.drafts.where, verified)
+        dense.index_copy_(2, batch.drafts.cell, verified)
         rows = dense.view(size, -1, slots, m - 1).transpose(1, 2)  # [size, S, K, m - 1]
-        has_row = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.begin[:, None, None]
+        has_row = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.sees_from[:, None, None]
         drafts[..., 1:] = torch.where(has_row, rows, drafts[..., 1:])
     return Records(drafts.flatten(2))

@@ -59,7 +59,7 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
     return Prefill(
         sequence=np.append(prefixes, suffixes),
         first=np.append(-host.prompt[prefixes], behind_prefix[suffixes]),
-        behind=np.append(behind_prefix[prefixes], 0 * suffixes),
+        behind=np.append(behind_prefix[prefixes], np.zeros_like(suffixes)),
         num_prefixes=len(prefixes),
         waiting=waiting,
         prefix_row=np.full_like(slots, -1),

@@ -6,7 +6,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.causal_rows import Lookahead, rows_on_rank
-from lopa_dist.rows.draft_rows import rows_of_branch
+from lopa_dist.rows.layout import KINDS
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import row_span
 
@@ -84,6 +84,16 @@ def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: 
     window = config.block_size * (window_blocks(config) + 1) if config.keeps_kv else longest
     each = max(longest, branches * branch_rows(config, window))
     return min(sequences * each, max(limit, each))
+
+
+def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Ints) -> Ints:
+    """Return how many rows a branch of each sequence has in a forward, ``[S]``, those behind its window included.
+
+    Args:
+        config, host: as laid out for the forward.
+        begin, stop: ``[S]`` what its window spans, from `row_span`.
+    """
+    return stop - begin + sum(kind(config, host).count for kind in KINDS)
 
 
 def rows_in_step(

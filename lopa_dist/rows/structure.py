@@ -1,11 +1,12 @@
 """Which rows a forward has, and what they predict: its ragged structure, computed on the host in numpy.
 
-All of it follows from a few integers of every sequence. Positions are counted from each sequence's `origins`, so later
-steps, other blocks and other requests have the same structure, and `layout` caches it.
+All of it follows from a few integers of every sequence. Positions are counted from the block in which a sequence's
+window begins, so later steps, other blocks and other requests have the same structure, and `layout` caches it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,16 +15,35 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State, wanted_count
-from lopa_dist.ragged import Ints, padded, ragged_arange
+from lopa_dist.ragged import UNBOUNDED, Ints, padded, ragged_arange
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
+
+
+@dataclass
+class RowsBehind:
+    """Rows of one kind, which stand in every branch behind the window's rows, in the order of `layout.KINDS`.
+
+    A row sees the rows of its segment that stand before its kind, and the first `own` rows of its kind. Of these, it
+    sees only rows whose `until` is above its `depth`.
+
+    All branches of a sequence have the same rows, so they have equal shapes, on whichever rank they run. [n] is a row
+    of one branch of each sequence.
+    """
+
+    count: Ints  # [S] rows in each branch of a sequence
+    reported: Ints  # [S] how many of these report what they predict: the last ones
+    own: Ints  # [n]
+    depth: Ints  # [n] drafts that a row takes as filled; 0 for all rows but those of drafts
+    until: Ints  # [n] the depth from which on rows do not see this row
+    position: Ints  # [n] whose token in the canvas a row takes, if the device fills in no other
 
 
 @dataclass
 class Structure:
     """The rows of one forward on one rank.
 
-    [S] a sequence, [G] a segment, [R] a packed row, [R'] with padding and one more row for unused edits,
-    [H] a prediction, [D] a draft with rows of its own (`draft_rows`).
+    [S] a sequence, [G] a segment, [R] a packed row, [P] with padding and one more row for unused edits,
+    [h] a prediction of a window, [H] any prediction.
     """
 
     sequence: Ints  # [G] as in `ForwardBatch`, like the fields up to `prefill`
@@ -36,110 +56,170 @@ class Structure:
     columns: int
     width: int
     prefill: Prefill | None
-    reported: NDArray[np.bool_]  # [G] whether this rank reports its predictions
+    until: Ints  # [R] the depth from which on rows do not see this row
     wanted: int  # positions of all sequences that are predicted: masked ones, with `tau_edit` filled ones, too
     of_commit: NDArray[np.bool_]  # [S] see `record_of_commit`
-    # positions and cells, counted from the sequence's origin
+    # positions, counted from the sequence's `block_begins`
     first: Ints  # [G] position of a segment's first row
-    behind: Ints  # [G] position behind its last row, without rows of drafts
     begin: Ints  # [S] position of the first row of a sequence's windows
     stop: Ints  # [S] position behind their last row
-    row_sequence: Ints  # [R']
-    row_position: Ints  # [R'] any value for rows of drafts, which the device fills in
-    row_cell: Ints  # [R'] its cell in `State.canvas`
-    # indices for the device:
-    #   edits: each segment's cell in `State.edits`
-    #   entry: which of all predicted positions each prediction of a window is for
-    #   base: predicting row = base + the predicted position's cell in the dense records [S, width]
-    #   slot: of all predictions, as `ForwardBatch.head_slots`
-    arrays: dict[str, Ints]  # on the host
-    on: dict[str, Tensor] = field(default_factory=dict)
-    draft_begin: Ints | None = None  # [S] as `DraftRows.begin`, from the origin; None: no draft has rows of its own
+    row_sequence: Ints  # [P]
+    row_position: Ints  # [P]
+    # what the device needs, by name:
+    #   edit_cell [G]: of a segment's branch in `State.edits`
+    #   number [h]: which of all wanted positions is predicted
+    #   row_minus_cell [h]: the predicting row minus the predicted position's cell in the dense records [S, width]
+    #   rows_behind [H - h]: the predicting rows behind windows
+    #   head_slot [H]: as `ForwardBatch.head_slots`
+    # and, where drafts have rows, those of `draft_rows.add_indices`
+    indices: dict[str, Ints]
+    on_device: dict[str, Tensor] = field(default_factory=dict)  # the same
+    sees_from: Ints | None = None  # [S] as in `DraftRows`, from `block_begins`; None: no draft has rows of its own
 
 
-def origins(config: DecodeConfig, host: HostState) -> Ints:
+def block_begins(config: DecodeConfig, host: HostState) -> Ints:
     """Return the beginning of the block in which each sequence's window begins, ``[S]``."""
     return host.complete - host.complete % config.block_size
 
 
-def window_structure(
+def make_structure(
     state: State,
     host: HostState,
     rank: int,
     ranks: int,
     prefixes: SharedPrefixes | None,
-    origin: Ints,
-    extra: Ints,
+    behind: Sequence[RowsBehind],
 ) -> Structure:
-    """Return the structure of a forward, in which rows of drafts are left to `draft_rows.add_draft_rows`.
+    """Return the structure of a forward.
 
     Args:
         state, host, rank, ranks, prefixes: as of `layout`.
-        origin: ``[S]`` from `origins`.
-        extra: ``[S]`` drafts of each branch of a sequence that have rows of their own, from `drafts_with_rows`.
+        behind: the rows behind windows, a kind after the other.
     """
-    config = state.config
+    config, block_begin = state.config, block_begins(state.config, host)
 
     # segments
-    sequence, branch, mine = window_segments(state, host, rank, ranks)
+    sequence, branch, reports = window_segments(state, host, rank, ranks)
     begin, stop = row_span(state, host, prefixes)
-    first, behind = begin[sequence], stop[sequence]
+    first, span = begin[sequence], (stop - begin)[sequence]
     prefill = prefill_segments(config, host, prefixes)
     if prefill:
-        none = np.zeros_like(prefill.sequence)
-        sequence, branch = np.append(prefill.sequence, sequence), np.append(none - 1, branch)
-        first, behind = np.append(prefill.first, first), np.append(prefill.behind, behind)
-        mine = np.append(none > 0, mine)
-    span = behind - first
-    rows = span + 2 * extra[sequence] * (branch >= 0)
+        sequence = np.append(prefill.sequence, sequence)
+        branch = np.append(np.full_like(prefill.sequence, -1), branch)
+        reports = np.append(np.zeros_like(prefill.sequence, bool), reports)
+        first, span = np.append(prefill.first, first), np.append(prefill.behind - prefill.first, span)
+    rows = span + sum(kind.count[sequence] for kind in behind) * (branch >= 0)
     start = rows.cumsum() - rows
+    if prefill:
+        note_rows(prefill, start, prefixes)
 
-    # a segment's rows in the order of positions; then its drafts' rows, which repeat the last one until filled in
+    # a segment's rows in the order of positions; those behind windows are set in `add_rows_behind`
     total = int(rows.sum())
-    position = first.repeat(rows) + np.minimum(ragged_arange(rows), span.repeat(rows) - 1)
-    row_sequence, row_position, row_cell = np.zeros((3, padded(max(total, 1)) + 1), np.int64)
+    position = first.repeat(rows) + ragged_arange(rows)
+    row_sequence, row_position = np.zeros((2, padded(max(total, 1)) + 1), np.int64)
     row_sequence[:total] = sequence.repeat(rows)
-    row_position[:total] = position - origin[sequence].repeat(rows)
-    cells = sequence * state.canvas.shape[1] + state.origin
-    row_cell[:total] = row_position[:total] + cells.repeat(rows)
+    row_position[:total] = position - block_begin[sequence].repeat(rows)
 
-    # predicted positions, one record per branch each; a head row's record goes to its `slot`
-    positions = wanted_count(config, host) * (host.branches > 0)
+    # predicted positions, one record per branch each
+    wanted = wanted_count(config, host) * (host.branches > 0)  # [S]
     longest = int(((host.end - host.complete) * (host.branches > 0)).max(initial=1))
-    width = -(-longest // config.block_size) * config.block_size
-    amount = int(positions.sum())
-    wanted = positions[sequence] * mine
-    heads = wanted.cumsum() - wanted  # each segment's first
-    entry = np.arange(wanted.sum()) + (positions.cumsum() - positions)[sequence].repeat(wanted) - heads.repeat(wanted)
-    columns = amount + int(extra.sum())
-    slot = entry + (branch // ranks * columns).repeat(wanted)
+    structure = Structure(
+        sequence=sequence, branch=branch, start=start, rows=rows, hi=own_columns(config, position, first, span, rows),
+        depth=np.zeros(total, np.int64), until=np.full(total, UNBOUNDED), head_sequence=sequence[:0],
+        columns=int(wanted.sum() + sum(kind.reported.sum() for kind in behind)),
+        width=-(-longest // config.block_size) * config.block_size,
+        prefill=prefill, wanted=int(wanted.sum()), of_commit=record_of_commit(state, host),
+        first=first - block_begin[sequence], begin=begin - block_begin, stop=stop - block_begin,
+        row_sequence=row_sequence, row_position=row_position,
+        indices={"edit_cell": sequence * config.max_branches + np.maximum(branch, 0)},
+    )  # fmt: skip
+    predict_windows(state, host, structure, prefixes, wanted, wanted[sequence] * reports, ranks)
+    add_rows_behind(structure, behind, span, reports, block_begin, ranks)
+    return structure
+
+
+def predict_windows(
+    state: State,
+    host: HostState,
+    structure: Structure,
+    prefixes: SharedPrefixes | None,
+    wanted: Ints,
+    reported: Ints,
+    ranks: int,
+) -> None:
+    """Set which rows predict the wanted positions of the windows, and where each prediction goes.
+
+    Args:
+        state, host, prefixes, ranks: as of `layout`.
+        structure: of the rows; changed in place.
+        wanted: ``[S]`` predicted positions of each branch of a sequence.
+        reported: ``[G]`` predictions of each segment that this rank reports.
+    """
+    sequence, prefill, width = structure.sequence, structure.prefill, structure.width
+    first_head = reported.cumsum() - reported  # [G]
+    number = np.arange(reported.sum()) + ((wanted.cumsum() - wanted)[sequence] - first_head).repeat(reported)
 
     # the row that predicts a position: its own or, with the shift, the one before
     shift = int(state.vocabulary.shift)
-    base = host.complete[sequence] + start - first - shift
-    if prefill:
-        note_rows(prefill, start, prefixes)
-    bases = (base - sequence * width).repeat(wanted)
+    base = host.complete[sequence] + structure.start - (structure.first + block_begins(state.config, host)[sequence])
+    base -= shift
+    row_minus_cell = (base - sequence * width).repeat(reported)
     if shift:
-        ahead = np.flatnonzero(wanted * host.first_masked[sequence])
+        ahead = np.flatnonzero(reported * host.first_masked[sequence])
         # The row before the window predicts its first position. If that row is not in this forward, any row will do:
         # `unpack` puts the stored record in its place. In a prefill it is the prompt's last row.
-        boundary = np.maximum(base, start)
-        if prefill and prefill_apart(config):
+        boundary = np.maximum(base, structure.start)
+        if prefill and prefill_apart(state.config):
             answers = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
             boundary = np.where(answers, last_rows(prefill, host, prefixes)[sequence], boundary)
-        bases[heads[ahead]] = (boundary - sequence * width)[ahead]
+        row_minus_cell[first_head[ahead]] = (boundary - sequence * width)[ahead]
+    structure.head_sequence = sequence.repeat(reported)
+    structure.indices |= {
+        "number": number,
+        "row_minus_cell": row_minus_cell,
+        "rows_behind": number[:0],
+        "head_slot": number + (structure.branch // ranks * structure.columns).repeat(reported),
+    }
 
-    edits = sequence * config.max_branches + np.maximum(branch, 0)
-    return Structure(
-        sequence=sequence, branch=branch, start=start, rows=rows, hi=own_columns(config, position, first, span, rows),
-        depth=np.zeros(total, np.int64), head_sequence=sequence.repeat(wanted), columns=columns, width=width,
-        prefill=prefill, reported=mine, wanted=amount, of_commit=record_of_commit(state, host),
-        first=first - origin[sequence], behind=behind - origin[sequence],
-        begin=begin - origin, stop=stop - origin, row_sequence=row_sequence, row_position=row_position,
-        row_cell=row_cell,
-        arrays={"edits": edits, "entry": entry, "base": bases, "slot": slot},
-    )  # fmt: skip
+
+def add_rows_behind(
+    structure: Structure,
+    behind: Sequence[RowsBehind],
+    span: Ints,
+    reports: NDArray[np.bool_],
+    block_begin: Ints,
+    ranks: int,
+) -> None:
+    """Set what the rows behind windows see, and where their predictions go.
+
+    Args:
+        structure: of the windows' rows, with room for these rows; changed in place.
+        behind: as of `make_structure`.
+        span: ``[G]`` rows of each segment without these.
+        reports: ``[G]`` whether this rank reports a segment's predictions.
+        block_begin: ``[S]`` from `block_begins`.
+        ranks: of the branch group.
+    """
+    sequence, branch, indices = structure.sequence, structure.branch, structure.indices
+    column = structure.wanted
+    for kind in behind:
+        rows = kind.count[sequence] * (branch >= 0)  # [G]
+        number = ragged_arange(rows)
+        row = (structure.start + span).repeat(rows) + number
+        of = (kind.count.cumsum() - kind.count)[sequence].repeat(rows) + number  # among the [n] of `kind`
+        structure.hi[row] = span.repeat(rows) + kind.own[of]
+        structure.depth[row], structure.until[row] = kind.depth[of], kind.until[of]
+        of_row = sequence.repeat(rows)
+        structure.row_position[row] = kind.position[of] - block_begin[of_row]
+
+        silent = np.where(reports, (kind.count - kind.reported)[sequence], rows)  # [G] rows that report nothing
+        head = np.flatnonzero(number >= silent.repeat(rows))
+        # a branch's last row reports to the last column of its sequence
+        slot = branch // ranks * structure.columns + column + (kind.reported.cumsum() - kind.count)[sequence]
+        structure.head_sequence = np.append(structure.head_sequence, of_row[head])
+        indices["rows_behind"] = np.append(indices["rows_behind"], row[head])
+        indices["head_slot"] = np.append(indices["head_slot"], (slot.repeat(rows) + number)[head])
+        column, span = column + int(kind.reported.sum()), span + rows
 
 
 def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:

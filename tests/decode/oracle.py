@@ -174,7 +174,7 @@ class Oracle:
 
         # 1, 2. Verify: which branch wins, and which tokens it brings.
         if self.config.verify == "agreement":
-            self.accepted_with = self._with_fewer(seen, verified or {})
+            self.accepted_with = self._with_fewer(seen, verified or {})  # with fewer branches: for the report
             winner, brought = self._longest_agreement(seen, verified or {})
         else:  # Ties: the lookahead of smallest index, the anchor last.
             self.last_scores = [self._score(record) for record in seen]
@@ -197,12 +197,12 @@ class Oracle:
         for pos, token in filled.items():
             self._write(pos, token)
 
-        # 5. Activate: after the edits, before the fill.
+        # 5. Activate the block behind one that is nearly full: after the edits, before the fill.
         blocks = self._blocks()
         self._activate()
 
         # 6. Fill from the winner's records. All choices are made before anything is written.
-        chosen = self._choose_fill(record, forced=not (self.chain and brought))  # unless a draft is filled
+        chosen = self._choose_fill(record, forced=not (self.chain and brought))  # what drafts bring is enough
         first = self.complete  # where the cache now ends
         if self.config.boundary == "fill" and self.config.shift and committing and self.masked(first):
             chosen = [first]  # Fast-dLLM: the forward that fills the cache decides the next token, and nothing else

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ MASK, EOS, SIZE = 999, 998, 4
 
 
 @st.composite
-def drafted(draw: st.DrawFn) -> tuple[State, int]:
+def drafted(draw: st.DrawFn, among: Sequence[str] = CONTEXTS) -> tuple[State, int]:
     """One to three sequences behind their prefill, with chains of drafts anywhere that they may be; and the ranks."""
     config = DecodeConfig(
         verify="agreement",
@@ -26,7 +28,7 @@ def drafted(draw: st.DrawFn) -> tuple[State, int]:
         branches=draw(st.integers(0, 2)),
         block_size=SIZE,
         max_new_tokens=16,
-        context=draw(st.sampled_from(CONTEXTS)),
+        context=draw(st.sampled_from(among)),
     )
     slots = draw(st.integers(1, 3))
     state = State.empty(config, Vocabulary(MASK, (EOS,), draw(st.booleans())), slots, 9, torch.device("cpu"))

@@ -1,0 +1,87 @@
+"""A further kind of rows behind the windows is one function: all others hold, see and predict what they did before."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from lopa_dist.decode import DecodeConfig, HostState, State
+from lopa_dist.ragged import UNBOUNDED
+from lopa_dist.rows import ForwardBatch, layout, sizes, unpack
+from lopa_dist.rows.draft_rows import draft_rows
+from lopa_dist.rows.sizes import rows_of_branch
+from lopa_dist.rows.structure import RowsBehind
+from tests.rows.test_draft_rows import MASK, drafted
+
+layouts = import_module("lopa_dist.rows.layout")  # the module, which the function of that name hides
+
+
+def next_mask(config: DecodeConfig, host: HostState) -> RowsBehind:
+    """One row behind each window: the mask behind its last block, which sees the window and itself."""
+    count = (host.branches > 0).astype(int)
+    one = np.ones(count.sum(), int)
+    return RowsBehind(count, count, own=one, depth=0 * one, until=one, position=host.end[host.branches > 0])
+
+
+def rows_of(batch: ForwardBatch, g: int, skip: int | None) -> list[tuple[int, int, int, list[int]]]:
+    """Each row of a segment without the one at `skip`: token, position, depth, and which of the others it sees."""
+    start, rows = int(batch.start[g]), int(batch.rows[g])
+    until = np.full(rows, UNBOUNDED) if batch.drafts is None else batch.drafts.until.numpy()[start : start + rows]
+    others = [number for number in range(rows) if number != skip]
+    found = []
+    for number in others:
+        row = start + number
+        sees = (np.arange(rows) < batch.hi[row]) & (batch.depth[row] < until)
+        assert skip is None or not sees[skip]
+        seen = np.flatnonzero(sees[others]).tolist()
+        found.append((int(batch.tokens[row]), int(batch.positions[row]), int(batch.depth[row]), seen))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=drafted(["d2f", "d2f_causal"]))
+def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
+    state, ranks = case
+    if state.complete[0] == 0:
+        state.committed[0] = -1  # its prompt runs in the same forward
+    host = state.to_host()
+    before = [layout(state, host, rank, ranks) for rank in range(ranks)]
+    rows_before = rows_of_branch(state.config, host, before[0].begin, before[0].stop)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in layouts, sizes:
+            patch.setattr(module, "KINDS", (next_mask, draft_rows))
+        after = [layout(state, host, rank, ranks) for rank in range(ranks)]
+        rows_after = rows_of_branch(state.config, host, after[0].begin, after[0].stop)
+    assert (rows_after - rows_before == (host.branches > 0)).all()
+    running = np.flatnonzero(host.branches > 0)
+    wanted = len(before[0].where)
+    for rank, (one, two) in enumerate(zip(before, after, strict=True)):
+        assert two.columns == one.columns + len(running)
+        slots = dict(zip(two.head_rows.tolist(), two.head_slots.tolist(), strict=True))
+        for g in range(len(one.rows)):
+            slot, branch = int(one.sequence[g]), int(one.branch[g])
+            if branch < 0:
+                assert rows_of(one, g, None) == rows_of(two, g, None)
+                continue
+            width = int(host.end[slot] - one.first[g])
+            assert rows_of(one, g, None) == rows_of(two, g, width)
+            row = int(two.start[g]) + width
+            assert int(two.tokens[row]) == MASK
+            assert int(two.positions[row]) == host.prompt[slot] + host.end[slot]
+            assert two.hi[row] == width + 1
+            column = wanted + running.tolist().index(slot)
+            mine = branch % ranks == rank  # otherwise its rows run here for the K/V alone
+            assert slots.get(row) == (branch // ranks * two.columns + column if mine else None)
+
+    shape = (ranks, after[0].local_branches, after[0].columns, state.config.record_size)
+    gathered = torch.arange(int(np.prod(shape)), dtype=torch.int32).view(shape)
+    without = torch.cat([gathered[:, :, :wanted], gathered[:, :, wanted + len(running) :]], 2)
+    found, expected = unpack(state, after[0], gathered), unpack(state, before[0], without)
+    assert torch.equal(found.packed, expected.packed)
+    assert found.drafts is not None
+    assert expected.drafts is not None
+    assert torch.equal(found.drafts.packed, expected.drafts.packed)
