@@ -23,7 +23,8 @@ from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import EMBEDDED, revision
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch_line import items_of
-from lopa_dist.tasks.task import Item, Origin, RequestSampling
+from lopa_dist.tasks.response_format import ResponseFormat
+from lopa_dist.tasks.task import Continuation, Item, Origin, RequestSampling
 from tests.jobs.run.test_job import config
 
 ITEM = Item("a", prompt="Ann has 3 books .", reference="3", origin=Origin(1, "a"))
@@ -41,6 +42,9 @@ OTHERS: dict[str, Any] = {  # of each field of an item, another value
     "origin": Origin(1, "a", sample=1),
     "metadata": {"day": "Monday"},
     "token_steps": True,
+    "suffix": "left .",
+    "response_format": ResponseFormat(),
+    "continuations": (Continuation("3", "3"),),
 }
 
 
@@ -91,11 +95,11 @@ def test_a_changed_line_is_another_input_and_other_requests(
 
 
 # settings without an effect on texts and verdicts, or whose effect is in other ones' values or in the requests
-NO_EFFECT = ("logging.", "job.", "parallel.", "task.shard", "task.shards", "task.limit")
+NO_EFFECT = ("logging.", "job.", "parallel.", "task.shard", "task.shards", "task.limit", "task.output")
 RESOLVED = {"model.path", "model.lora", "model.dtype", "model.device", "model.pattern"}  # as weights, dtype, decode
 REQUESTS = {
     "task.input", "task.harness", "task.column", "task.fewshot", "task.fewshot_input", "task.fewshot_as_multiturn",
-    "task.split", "task.problem_seed", "task.samples",
+    "task.split", "task.problem_seed", "task.samples", "task.tries",
 }  # fmt: skip
 SCHEDULE = {
     "engine.max_sequences", "engine.max_rows", "engine.kv_tokens", "engine.attention", "engine.graphs",
@@ -119,7 +123,7 @@ def changed(value: Any, choices: tuple[Any, ...]) -> Any:
     return 3
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", KEYS)  # a job that goes on takes another task.score, and judges again
 def test_every_other_key_refuses_a_resume_and_a_merge(key: str) -> None:
     made = composed(["task=humaneval", "task.allow_code_execution=true", "model.dtype=fp32"])
     builder: Any = SimpleNamespace(revision="r", adapter_revision=None, dtype="fp32")
