@@ -130,6 +130,11 @@ def summary(report: dict[str, Any], folder: Path) -> float:
         raise UserError(f"no request could run; the first error: {first}")
     if first:
         log.info("the first error: %s", first)
+    if report.get("accuracy") == 0 and report["task"].get("score") == "exact":
+        log.info(
+            "no whole answer equals its reference; task.score=FILE.py:FUNCTION reads answers from texts "
+            "(docs/inputs.md#own-problems); with the same hydra.run.dir none is generated again"
+        )
     if unjudged:
         log.info("the first that was not judged: %s", first_of(folder, "unjudged"))
     return float(report["tpf"])

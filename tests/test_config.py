@@ -469,6 +469,10 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | {"unjudged": 1}, tmp_path)
     assert caplog.messages[-1] == "the first that was not judged: KeyError: 'answer'"
+    exact = {"accuracy": 0.0, "accuracy_interval": [0.0, 0.5], "judged": 3, "task": {"score": "exact"}}
+    with caplog.at_level("INFO", "lopa_dist"):
+        cli.summary(report | exact, tmp_path)
+    assert caplog.messages[-1].startswith("no whole answer equals its reference; task.score=FILE.py:FUNCTION")
     with pytest.raises(cli.UserError, match=r"^no request could run; the first error: line 2: bad$"):
         cli.summary(report | {"requests": 2}, tmp_path)
 

@@ -12,8 +12,9 @@ import torch
 
 from lopa_dist.config import Config, TaskConfig, check_files
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
-from lopa_dist.own_code import load
+from lopa_dist.own_code import load, module_of
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.batch import Batch
@@ -101,6 +102,44 @@ def test_answers_are_judged_by_the_file_s_own_references(files: Path) -> None:
     found = lines(files / "own")
     assert [line["correct"] for line in found] == right
     assert found[0]["extracted"] == texts[0].split()[-1]
+
+
+def test_finished_answers_are_judged_anew_and_not_generated(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rule was added, mended, fails no longer or is left out, and where a line's reference was corrected."""
+    score = f"{files}/score.py:last_number"
+    whole, texts = job(files, "whole", score=score)
+    kept = {key: whole[key] for key in ("completion_tokens", "forwards")}
+    rules = {"broken": SCORE.replace("text, fields", "text"), "wrong": SCORE.replace("found[-1:] ==", "found[-1:] !=")}
+
+    def again(rule: str | None, source: str = SCORE) -> dict[str, Any]:
+        (files / "score.py").write_text(source)
+        load.cache_clear()
+        module_of.cache_clear()
+        report, found = job(files, "later", score=rule)
+        assert found == texts
+        return report
+
+    again(None)
+    monkeypatch.setattr(Engine, "generate", lambda *_: iter(()))
+    for rule, source, unjudged, accuracy in (
+        (score, rules["broken"], 6, None),
+        (score, rules["wrong"], 0, 1 - whole["accuracy"]),
+        (score, SCORE, 0, whole["accuracy"]),
+        (None, SCORE, 0, None),
+        (score, SCORE, 0, whole["accuracy"]),
+    ):
+        report = again(rule, source)
+        assert (report.get("unjudged", 0), report.get("accuracy")) == (unjudged, accuracy)
+        assert {key: report[key] for key in kept} == kept
+    assert lines(files / "later") == [one | {"latency_s": two["latency_s"]} for one, two in
+                                      zip(lines(files / "whole"), lines(files / "later"), strict=True)]  # fmt: skip
+    given = (files / "in.jsonl").read_text().splitlines()
+    given[2] = json.dumps(json.loads(given[2]) | {"expected": "nothing"})
+    (files / "in.jsonl").write_text("\n".join(given))
+    again(score)
+    assert [line["correct"] for line in lines(files / "later")] == [
+        line["correct"] and index != 2 for index, line in enumerate(lines(files / "whole"))
+    ]
 
 
 def test_exact_answers(files: Path) -> None:

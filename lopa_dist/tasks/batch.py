@@ -84,13 +84,13 @@ class Batch:
         return item if wanted is None else replace(item, response_format=replace(wanted, tries=self.tries))
 
     def judged(self, item: Item, number: int) -> Item:
-        """The item with what it is judged by, or with an error where that is missing."""
+        """The item, or one with an error where what it is judged by is missing."""
         fields = item.metadata or {}
         if self.rule == "exact" and "reference" not in fields and not item.error:
             there = ", ".join(fields) or "nothing else"
             reason = f"task.score=exact needs a field reference; besides the prompt there is {there}"
             return replace(item, error=f"line {number}: {reason}")
-        return replace(item, reference=fields)
+        return item
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:
         """The items, or one with an error if an id was used before: the line's own, or one of its samples'."""
@@ -117,7 +117,7 @@ class Batch:
         """
         if self.rule is None:
             return None
-        found = self.judge(text, item.reference)
+        found = self.judge(text, item.metadata or {})
         right, extracted = found if isinstance(found, tuple) and len(found) == 2 else (found, text.strip())
         if right not in (True, False):
             raise CannotJudge(

@@ -123,7 +123,7 @@ def changed(value: Any, choices: tuple[Any, ...]) -> Any:
     return 3
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", KEYS)  # a job that goes on takes another task.score, and judges again
 def test_every_other_key_refuses_a_resume_and_a_merge(key: str) -> None:
     made = composed(["task=humaneval", "task.allow_code_execution=true", "model.dtype=fp32"])
     builder: Any = SimpleNamespace(revision="r", adapter_revision=None, dtype="fp32")

@@ -6,6 +6,7 @@ import base64
 import json
 import zlib
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from lopa_dist.config import Config, TaskConfig
 from lopa_dist.jobs.run.attempt_record import AttemptRecord
 from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.jobs.run.journal import FORMAT, Journal
+from lopa_dist.jobs.run.journal import FORMAT, Journal, Writer, read
+from lopa_dist.jobs.run.rejudge import rejudge
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.own_code import digest, is_own
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
+from lopa_dist.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Attempt:
         done: by a request's index, 1 if an earlier attempt finished it.
         crashes: by a request's index, how often the process ended while it ran (at most 255).
         changes: what differs from the first attempt's settings, where failed requests are run again.
+        rejudged: answers of earlier attempts that this one judged again; on rank 0.
     """
 
     journal: Journal
@@ -41,10 +45,17 @@ class Attempt:
     done: bytearray
     crashes: bytearray
     changes: list[str]
+    rejudged: int = 0
 
 
 def begin_attempt(
-    config: Config, folder: Path, builder: EngineBuilder, job_input: JobInput, input_hash: str, group: Group
+    config: Config,
+    folder: Path,
+    builder: EngineBuilder,
+    task: Task,
+    job_input: JobInput,
+    input_hash: str,
+    group: Group,
 ) -> Attempt:
     """Return the attempt that begins now, on every rank of `group`, when all agree on what is to be done.
 
@@ -52,6 +63,7 @@ def begin_attempt(
         config: without any ``auto``.
         folder: the run folder.
         builder: of the model.
+        task: judges answers of earlier attempts by today's `task.score`.
         job_input: of the job; on rank 0 with the ids of its requests.
         input_hash: of all items, as this rank read them.
 
@@ -60,13 +72,17 @@ def begin_attempt(
     """
     group.store.agree("job", work(config, builder) | {"the input's hash": input_hash})
     journal, number, done, crashed, changes = Journal(folder), 1, bytearray(), bytearray(), list[str]()
+    rejudged = 0
     settings = journal_settings(config, builder)
     if group.world.rank == 0:
         start, retry = Start.read(), config.job.retry == "errors"
         changes = journal.open(settings, config.job.resume, start, retry)
         number = journal.next_attempt()
         since = journal.retried_from(retry, number, start)
-        done, errors = journal.done(job_input.ids, since if retry else 0)
+        rules = settings.get("score"), read(journal.folder / "settings.json").get("score")
+        if any(rules):
+            rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)
+        done, errors = journal.done(job_input.ids, since if retry else 0, unjudged=any(rules))
         if config.job.crashes is not None:
             crashed = crashes(journal.folder, job_input.ids, done, since)
         aside = sum(count >= (config.job.crashes or 256) for count in crashed)
@@ -77,7 +93,7 @@ def begin_attempt(
     crashed = unpack_flags(group.store.broadcast("crashes", pack_flags(crashed)))
     number = int(group.store.broadcast("attempt", str(number)))
     changes = json.loads(group.store.broadcast("changes", json.dumps(changes)))
-    return Attempt(journal, settings, number, done, crashed, changes)
+    return Attempt(journal, settings, number, done, crashed, changes, rejudged)
 
 
 def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:

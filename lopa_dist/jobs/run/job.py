@@ -33,6 +33,7 @@ from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.run.rejudge import judged_by
 from lopa_dist.jobs.run.results import (
     NOT_NUMBERS,
     Pieces,
@@ -113,7 +114,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
                 for warning in encoder.warnings() if world.rank == 0 else ():
                     log.warning(warning)
                 input_hash = whole_input.digest()
-                attempt = begin_attempt(config, folder, builder, job_input, input_hash, group)
+                attempt = begin_attempt(config, folder, builder, task, job_input, input_hash, group)
                 return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
         except OSError as error:  # on this rank's own disk, perhaps: only here it knows the folder
             if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
@@ -234,6 +235,8 @@ class Job:
             return None  # it is made anew
         if report.get("input") != self.digest() or report["requests"] != len(self.input):
             return None
+        if self.attempt.rejudged or report.get("unjudged"):
+            return None
         self.merge()
         write_errors(self.folder, report["errors"])
         self.write_batch_output()
@@ -263,6 +266,8 @@ class Job:
         )  # fmt: skip
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
+        if self.attempt.rejudged:
+            log.info("%d finished answers were judged anew", self.attempt.rejudged)
         if self.suspects or self.input.aside:
             log.warning(
                 "WARNING: the process ended while requests ran: %d of them run again, one at a time when all others "
@@ -321,6 +326,8 @@ class Job:
                     line["reasoning"] = answer.reasoning
                 if self.attempt.changes:
                     line["retried_with"] = self.attempt.changes
+                if (rule := judged_by(self.attempt.settings, answer.item)) is not None:
+                    entry |= {"judged_by": rule}
                 if verdict.failure:
                     entry |= {"unjudged": True}
                     line |= {"correct": None, "unjudged": verdict.failure}
@@ -378,8 +385,12 @@ class Job:
     def merge(self) -> Merged:
         """Write `results.jsonl` from what all attempts have finished."""
         inputs = self.input
-        lines = inputs.ids, inputs.rejection, self.numbers, inputs.carried, inputs.aside
+        lines = inputs.ids, inputs.rejection, self.numbers, inputs.carried, inputs.aside, self.judged_by
         return merge(self.attempt.journal, self.folder, *lines)
+
+    def judged_by(self, index: int) -> str | None:
+        """What the journal's entry of a request has whose verdict is of today's rule."""
+        return judged_by(self.attempt.settings, self.input.items[index]) if self.config.task.score else None
 
     def write_page(self, report: dict[str, Any]) -> None:
         """Write `report.html`; a job goes on if it cannot."""

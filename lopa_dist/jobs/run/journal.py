@@ -37,7 +37,8 @@ RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
-FAILED, UNJUDGED, JUDGED = range(3)  # how good a request's entry is
+VERDICT_SETTINGS = ("score", "the source of task.score")  # which change no text: answers are judged again
+FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is of another rule
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -105,7 +106,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "settings.json"
         if file.exists():
-            changes = difference(read(file), settings)
+            changes = difference(without_rule(read(file)), without_rule(settings))
             if any(not (retry and change.startswith(MAY_CHANGE)) for change in changes):
                 raise ValueError(
                     f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
@@ -167,17 +168,22 @@ class Journal:
                     if isinstance(entry, dict):
                         yield entry, location
 
-    def done(self, ids: RequestIds, since: int = 0) -> tuple[bytearray, int]:
+    def done(self, ids: RequestIds, since: int = 0, unjudged: bool = False) -> tuple[bytearray, int]:
         """1 for each request whose id has an entry, 0 for the others (and for rejected ones); how many ended in errors.
 
         An answer that could not be judged is not done: another attempt may be able to. Nor is an error of an attempt
         before `since`.
+
+        Args:
+            ids: by input index, the request's id.
+            since: the attempt from which on errors count.
+            unjudged: whether an answer without a verdict is done, too: where its text is judged again by itself.
         """
         done = np.zeros(len(ids), np.uint8)
         failed = set[int]()
         for found in self.found(ids):
             ended = [(index, "figures" in entry, attempt_of(where.part)) for index, entry, where in found
-                     if index >= 0 and "unjudged" not in entry]  # fmt: skip
+                     if index >= 0 and (unjudged or "unjudged" not in entry)]  # fmt: skip
             counted = [(index, well) for index, well, attempt in ended if well or attempt >= since]
             done[[index for index, _ in counted]] = 1
             failed.update(index for index, well in counted if not well)
@@ -237,6 +243,7 @@ def merge(
     numbers: Sequence[int],
     carried: Callable[[int], dict[str, Any]] = lambda index: {},
     aside: Container[int] = (),
+    judged_by: Callable[[int], str | None] = lambda index: None,
 ) -> Merged:
     """Write `results.jsonl` in input order, atomically, from what is done.
 
@@ -248,6 +255,7 @@ def merge(
         numbers: by input index, the place in the whole input, which becomes the line's `index`.
         carried: by input index, what the line has from today's input.
         aside: input indices of requests that were set aside.
+        judged_by: by input index, what an entry has whose verdict is of today's rule.
     """
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
@@ -259,6 +267,8 @@ def merge(
                 replicas.append(entry | {"attempt": attempt_of(where.part)})
             # the first counts; an answer more than an error, and one with a verdict more than one without
             good = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
+            if index >= 0 and good != FAILED and entry.get("judged_by") != judged_by(index):
+                good = STALE
             if index >= 0 and (not length[index] or weak.get(index, JUDGED) < good):
                 weak.pop(index, None)
                 if good != JUDGED:
@@ -273,12 +283,12 @@ def merge(
                 if "figures" not in entry:
                     failed += 1
                     continue
-                attempt = attempt_of(parts[part_of[index]])
+                attempt = entry.get("attempt", attempt_of(parts[part_of[index]]))
                 work.add(entry["work"])
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif ids[index] is None or index in aside:
                 write_line(out, numbers[index], rejected(index) | carried(index))
-    return Merged(figures, work, failed, sum(good == UNJUDGED for good in weak.values()), replicas)
+    return Merged(figures, work, failed, sum(good != FAILED for good in weak.values()), replicas)
 
 
 def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
@@ -296,6 +306,11 @@ def read(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
     return found
+
+
+def without_rule(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that texts depend on."""
+    return {key: value for key, value in settings.items() if key not in VERDICT_SETTINGS}
 
 
 def attempt_of(part: Path) -> int:

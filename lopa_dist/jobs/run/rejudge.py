@@ -1,0 +1,82 @@
+"""Finished answers are judged again where `task.score`, its file, or the fields of their line have changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lopa_dist.jobs.run.job_input import JobInput
+from lopa_dist.jobs.run.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
+from lopa_dist.tasks.task import CannotJudge, Item, Score, Task
+
+OF_A_VERDICT = ("correct", "extracted", "unjudged")  # fields of a line
+
+
+def judged_by(settings: Mapping[str, Any], item: Item) -> str | None:
+    """What tells whether a verdict still counts: a hash of the rule and of what it is given besides the text.
+
+    Args:
+        settings: of the journal.
+        item: an item of task=batch, whose rule may change.
+    """
+    rule = {key: settings[key] for key in VERDICT_SETTINGS if key in settings}
+    if not rule:
+        return None
+    return hashlib.sha256(json.dumps([rule, item.metadata], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput, task: Task, settings: Any) -> int:
+    """Judge all finished answers without a verdict of today's rule; returns how many have one now.
+
+    Nothing is generated: the texts are in the journal. Where the rule still fails, an answer stays without a verdict.
+
+    Args:
+        writer: opens the file that takes the new entries.
+        settings: today's, of the journal.
+
+    Raises:
+        CannotJudge: the rule returns what is no verdict.
+    """
+    has_verdict = bytearray(len(job_input))
+    for found in journal.found(job_input.ids):
+        for index, entry, _ in found:
+            if index >= 0 and "figures" in entry and "unjudged" not in entry:
+                has_verdict[index] |= entry.get("judged_by") == judged_by(settings, job_input.items[index])
+    count, out = 0, None
+    for found in journal.found(job_input.ids):
+        entries = []
+        for index, entry, where in found:
+            if index < 0 or "figures" not in entry or has_verdict[index]:
+                continue
+            has_verdict[index] = 1
+            item = job_input.items[index]
+            again = judged_again(entry, item, task) | {"judged_by": judged_by(settings, item)}
+            if again.get("unjudged") and entry.get("unjudged") and again["judged_by"] == entry.get("judged_by"):
+                continue  # as before
+            entries.append(again | {"attempt": entry.get("attempt", attempt_of(where.part))})
+        if entries:
+            out = out or writer()
+            out.write(*entries)
+            count += len(entries)
+    if out:
+        out.close()
+    return count
+
+
+def judged_again(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
+    """An entry of the journal with the verdict that its text has now."""
+    line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}
+    kept = {key: value for key, value in entry.items() if key != "unjudged"}
+    score: Score | None = None
+    try:
+        score = task.score(item, line["text"])
+    except CannotJudge:
+        raise
+    except Exception as error:  # of the user's code
+        kept["unjudged"] = True
+        line |= {"correct": None, "unjudged": f"{type(error).__name__}: {error}"[:500]}
+    if score is not None:
+        line |= {"correct": score.correct, "extracted": score.extracted}
+    return kept | {"line": line, "figures": entry["figures"] | {"correct": None if score is None else score.correct}}
