@@ -83,6 +83,8 @@ def job(raw: DictConfig) -> Any:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         tell(f"lopa-dist: {error}{go_on}")
         sys.exit(STOPPED)
+    except KeyboardInterrupt:
+        sys.exit(f"lopa-dist: interrupted; go on with {again}" if world.rank == 0 else 1)
     except OSError as error:
         where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
         raise UserError(no_room(error, f"start it again{where}") or str(error)) from error
@@ -123,19 +125,21 @@ def summary(report: dict[str, Any], folder: Path) -> float:
         source, shard, shards = (report["task"][key] for key in ("input", "shard", "shards"))
         share = f"the input has nothing for task.shard={shard} of {shards}"
         raise UserError(f"nothing to run: {share if shards > 1 else f'task.input={source} has no lines'}")
-    first = first_error(folder) if report["errors"] else ""
+    first = first_of(folder, "error") if report["errors"] else ""
     if report["errors"] == report["requests"]:
         raise UserError(f"no request could run; the first error: {first}")
     if first:
         log.info("the first error: %s", first)
+    if unjudged:
+        log.info("the first that was not judged: %s", first_of(folder, "unjudged"))
     return float(report["tpf"])
 
 
-def first_error(folder: Path) -> str:
-    """The message of the first request in `results.jsonl` that could not run."""
+def first_of(folder: Path, key: str) -> str:
+    """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged."""
     with (folder / "results.jsonl").open(encoding="utf-8") as lines:
-        found = (line for text in lines if (line := json.loads(text))["finish_reason"] == "error")
-        return str(next(found, {"error": f"see {folder / 'results.jsonl'}"})["error"])
+        found = (line[key] for text in lines if key in (line := json.loads(text)))
+        return str(next(found, f"see {folder / 'results.jsonl'}"))
 
 
 def hint(arguments: list[str]) -> str:
@@ -205,4 +209,4 @@ def main() -> None:
             f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}{hint(arguments)}"
         )
     except KeyboardInterrupt:
-        sys.exit("lopa-dist: interrupted; finished requests are in the run folder: give it as hydra.run.dir to go on")
+        sys.exit("lopa-dist: interrupted")

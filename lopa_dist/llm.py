@@ -6,12 +6,13 @@ import hashlib
 import json
 import logging
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
@@ -96,6 +97,9 @@ class Output:
     invalid: str = ""  # why the text is not of the format that was asked for
 
 
+SAMPLING_ONLY = {entry.name for entry in fields(SamplingParams)} - {entry.name for entry in fields(DecodeConfig)}
+
+
 class LLM:
     """A diffusion language model, loaded once, that answers batches of prompts.
 
@@ -117,6 +121,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "embedded", *settings: str) -> None:
+        self.named = model, *settings
         self.settings = [*model_settings(model), *settings]
         check_keys(self.settings)
         for setting in settings:
@@ -125,10 +130,13 @@ class LLM:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
         self.world = detect()
-        self.warned = False  # of words that the model does not know
+        self.warned = False  # once is enough
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
         if self.config.parallel.tensor in ("auto", 1):  # else its share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
+
+    def __repr__(self) -> str:
+        return f"LLM({', '.join(map(repr, self.named))})"
 
     def generate(
         self,
@@ -217,9 +225,10 @@ class LLM:
         resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
         encoder = Encoder(resolved, builder.shape, builder.tokenizer)
         requests = encoded(encoder, items)
-        if self.world.rank == 0 and (warning := encoder.warning()) and not self.warned:
+        if self.world.rank == 0 and (warnings := encoder.warnings()) and not self.warned:
             self.warned = True
-            log.warning(warning)
+            for warning in warnings:
+                log.warning(warning)
         with self.joined(config, len(items), config.decode.max_branches) as group:
             return self.answers(config, items, requests, group, progress)
 
@@ -247,10 +256,11 @@ class LLM:
         """
         config, builder = self.configured(decode, overrides), self.builder
         config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
-        if isinstance(continuations, str) or len(continuations) != len(prompts):
+        items = items_of(prompts, None)
+        if isinstance(continuations, str) or len(continuations) != len(items):
             raise ValueError("continuations: give a list with one text for each prompt")
         encoder = Encoder(config, builder.shape, builder.tokenizer)
-        pairs = zip(items_of(prompts, None), continuations, strict=True)
+        pairs = zip(items, continuations, strict=True)
         items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
         given = [request.scored[0][0] for request in encoded(encoder, items)]
         with self.joined(config, max(len(given), self.world.size), 1) as group:
@@ -269,6 +279,17 @@ class LLM:
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """The settings with a call's decode options."""
+        if decode is not None and not isinstance(decode, str | DecodeConfig):
+            what = (
+                "sampling=SamplingParams(...)" if isinstance(decode, SamplingParams) else "single options as drafts=4"
+            )
+            raise ValueError(f"decode is of type {type(decode).__name__}: it is a preset's name; give {what}")
+        for key, value in overrides.items():
+            if key in SAMPLING_ONLY:
+                raise ValueError(f"{key}: give it as sampling=SamplingParams({key}=...)")
+            if not isinstance(value, str | int | float | None):
+                rule = "; a rule of your own is a text, FILE.py:FUNCTION" if key == "fill" else ""
+                raise ValueError(f"{key} is of type {type(value).__name__}: give a text, a number or None{rule}")
         given = [f"decode.{key}={setting(value)}" for key, value in overrides.items()]
         check_keys(given)
         if isinstance(decode, DecodeConfig):
@@ -380,6 +401,9 @@ def model_settings(model: str) -> list[str]:
     """The overrides that choose a model: a preset where there is one of this name, else a checkpoint."""
     if model != "local" and (CONF / "model" / f"{model}.yaml").exists():
         return [f"model={model}"]
+    near = get_close_matches(model.lower(), [file.stem for file in (CONF / "model").glob("*.yaml")], 1, 0.8)
+    if near and not Path(model).exists():  # ids of the hub have a slash
+        raise ValueError(f"model {model!r}: neither a preset nor a folder; did you mean {near[0]}?")
     return ["model=local", f"model.path={quoted(model)}"]
 
 
@@ -392,6 +416,9 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
     """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens."""
     if isinstance(prompts, str):
         raise ValueError("prompts is one text: give a list, also of a single prompt")
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts is of type {type(prompts).__name__}: give a list of texts or chats")
+    prompts = list(prompts)
     if sampling is None or isinstance(sampling, SamplingParams):
         sampling = [sampling or SamplingParams()] * len(prompts)
     if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingParams) for one in sampling):
@@ -400,7 +427,7 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
         raise ValueError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each")
     items = []
     for index, (prompt, asked) in enumerate(zip(prompts, sampling, strict=True)):
-        if isinstance(prompt, Mapping):
+        if isinstance(prompt, Mapping) and "role" in prompt:
             raise ValueError(
                 f"prompts[{index}] is a single message: a chat is a list of them, and prompts one of chats"
             )
@@ -412,7 +439,7 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
                 '{"role": "...", "content": "..."}'
             )
         given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
-        given["stop"] = asked.stop if isinstance(asked.stop, str) else list(asked.stop)
+        given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
         given["prompt" if isinstance(prompt, str) else "messages"] = (
             prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         )

@@ -105,13 +105,21 @@ def paper_settings() -> list[list[str]]:
     return [row.replace("TAU", tau).split() for row in rows for tau in thresholds.split(", ")]
 
 
+@pytest.mark.parametrize(("model", "tokens"), [("embedded", 64), ("causal", 64), ("lists", 144)])
+def test_the_models_of_the_package_keep_their_answers_length_with_any_way_of_decoding(model: str, tokens: int) -> None:
+    """512 tokens behind a prompt would not fit into their 512 positions: every request would be refused."""
+    for preset in (file.stem for file in (cli.CONF / "decode").glob("*.yaml")):
+        assert composed(f"model={model}", f"decode={preset}").decode.max_new_tokens == tokens
+    assert composed(f"model={model}", "decode=lopa", "decode.max_new_tokens=80").decode.max_new_tokens == 80
+
+
 def test_paper_settings() -> None:
     """The paper counts the anchor as a branch: its 4 are k = 3. S13 to S18 are S1 to S6 in another context."""
     settings = paper_settings()
     thresholds = [0.95, 0.9, 0.85, 0.8, 0.75, 0.7]
     assert len(settings) == 18
     for n, line in enumerate(settings):
-        found = resolve_decode(composed(*line).decode, PATTERNS["d2f"])
+        found = resolve_decode(composed("model=d2f_dream_base", *line).decode, PATTERNS["d2f"])
         assert (found.branches, found.drafts, found.verify) == (7 if 6 <= n < 12 else 3, 0, "confidence")
         assert found.tau_conf == found.tau_act == thresholds[n % 6]
         assert (found.tau_add, found.block_size, found.max_new_tokens) == (0.1, 32, 512)
@@ -456,6 +464,11 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert cli.summary(report, tmp_path) == 1.0
     assert "2 with errors (see errors.jsonl)" in caplog.messages[0]
     assert caplog.messages[1] == "the first error: line 2: bad"
+    lines.append({"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with caplog.at_level("INFO", "lopa_dist"):
+        cli.summary(report | {"unjudged": 1}, tmp_path)
+    assert caplog.messages[-1] == "the first that was not judged: KeyError: 'answer'"
     with pytest.raises(cli.UserError, match=r"^no request could run; the first error: line 2: bad$"):
         cli.summary(report | {"requests": 2}, tmp_path)
 

@@ -211,11 +211,24 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"sampling": SamplingParams(temperature=10**400)}, r"prompts\[0\]: temperature=1000"),
         (["x"], {"sampling": SamplingParams(top_k=-(10**5000))}, r"prompts\[0\]: top_k=\(a int\) must be"),
         (["x"], {"decode": DecodeConfig(), "branches": -1}, r"decode.branches=-1: must be at least 0"),
+        (["x"], {"stop": ["."]}, r"stop: give it as sampling=SamplingParams\(stop=\.\.\.\)"),
+        (["x"], {"decode": SamplingParams()}, r"decode is of type SamplingParams: .* give sampling=SamplingParams"),
+        (["x"], {"decode": {"drafts": 4}}, "decode is of type dict: .* give single options as drafts=4"),
+        (["x"], {"fill": len}, "fill is of type builtin_function_or_method: .* is a text, FILE.py:FUNCTION"),
+        (["x"], {"sampling": SamplingParams(stop=5)}, r"prompts\[0\]: stop must be"),  # type: ignore[arg-type]
+        ([{"id": "a", "prompt": "x"}], {}, r"prompts\[0\] is of type dict: a prompt is a text, or a chat"),
+        (5, {}, "prompts is of type int: give a list"),
     ],
 )
 def test_what_is_wrong_with_a_call_is_said(llm: LLM, prompts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(prompts, **options)
+
+
+def test_prompts_may_come_one_by_one(llm: LLM) -> None:
+    given = (prompt for prompt in PROBLEMS[:2])
+    assert [one.prompt for one in llm.generate(given)] == PROBLEMS[:2]  # type: ignore[arg-type]
+    assert repr(llm).startswith("LLM('embedded'")
 
 
 def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +246,7 @@ def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.Monke
         (["embedded", "engine.max_sequence=3"], "did you mean engine.max_sequences"),
         (["embedded", "decode=embeded"], "decode=embeded: no such preset; did you mean embedded? There are causal, "),
         (["./nowhere"], r"model.path=./nowhere: no such folder"),
+        (["embeded"], "model 'embeded': neither a preset nor a folder; did you mean embedded?"),
         (["./no where=b"], r"model.path=./no where=b: no such folder"),
         (["./o'brien/model"], r"model.path=./o'brien/model: no such folder"),
     ],

@@ -27,6 +27,15 @@ def surest(probability, confidence, masked):
 
 def half(probability, confidence, masked):
     return probability > 0.5
+
+def probabilities(probability, confidence, masked):
+    return probability
+
+def first_column(probability, confidence, masked):
+    return probability[:, :1] > 0.5
+
+def nothing(probability, confidence, masked):
+    pass
 """
 SCORE = """
 import re
@@ -68,6 +77,20 @@ def test_a_rule_of_one_s_own_fills(files: Path) -> None:
     load.cache_clear()
     with pytest.raises(ValueError, match=r"the source of decode\.fill was"):
         job(files, "same", branches=0, fill=f"{files}/rules.py:surest")
+
+
+@pytest.mark.parametrize(
+    ("rule", "returned"),
+    [
+        ("probabilities", r"a tensor of shape \[\d+, \d+\] and dtype float32"),
+        ("first_column", r"a tensor of shape \[\d+, 1\] and dtype bool"),
+        ("nothing", "a NoneType"),
+    ],
+)
+def test_a_rule_that_returns_something_else_is_refused(files: Path, rule: str, returned: str) -> None:
+    """A column would be broadcast over the window, and so fill what nobody chose."""
+    with pytest.raises(ValueError, match=rf"decode\.fill=.*:{rule} returned {returned}: return a bool tensor"):
+        job(files, "refused", branches=0, fill=f"{files}/rules.py:{rule}")
 
 
 def test_answers_are_judged_by_the_file_s_own_references(files: Path) -> None:

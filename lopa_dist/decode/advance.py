@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lopa_dist.checks import UserError
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.edit import edits, settled
 from lopa_dist.decode.state import FAILED, Records, State, arange, last_end
@@ -149,7 +150,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     if config.fill is None:
         passed = masked & (records.probability > config.tau_conf)
     else:
-        passed = masked & load(config.fill, "decode.fill")(records.probability, records.confidence, masked)
+        passed = masked & own_rule(config.fill, records, masked)
     ranked = torch.where(masked, records.confidence, -torch.inf)
     if config.force == "block":
         per_block = (slots, width // size, size)
@@ -167,6 +168,24 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         extra = torch.zeros_like(rest).scatter_(1, rank[:, : config.extra_fill], True)
         chosen = chosen | extra & rest
     return chosen
+
+
+def own_rule(name: str, records: Records, masked: Tensor) -> Tensor:
+    """Return what the user's rule `name` chooses of the masked positions, ``[S, W]`` bool.
+
+    Raises:
+        UserError: it returned something else; a tensor of another shape would be broadcast, and fill what nobody chose.
+    """
+    chosen = load(name, "decode.fill")(records.probability, records.confidence, masked)
+    if not isinstance(chosen, Tensor):
+        found = f"a {type(chosen).__name__}"
+    elif chosen.dtype != torch.bool or chosen.shape != masked.shape:
+        found = f"a tensor of shape {list(chosen.shape)} and dtype {str(chosen.dtype).removeprefix('torch.')}"
+    else:
+        return chosen
+    raise UserError(
+        f"decode.fill={name} returned {found}: return a bool tensor of masked's shape, {list(masked.shape)}"
+    )
 
 
 def first_max(x: Tensor) -> Tensor:

@@ -164,17 +164,24 @@ def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
 
 def refuse_unsupported(fields: dict[str, Any]) -> None:
     """Refuse fields of the API that would change the answer."""
+    refused = []
     for key, values in NEUTRAL.items():
         value = fields.get(key)
         if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
-            raise BadLine(f"{key} is not supported; remove it")
+            refused.append(key)
+    if len(refused) == 1:
+        raise BadLine(f"{refused[0]} is not supported; remove it")
+    if refused:
+        raise BadLine(f"{', '.join(refused)} are not supported; remove them")
 
 
 def read_request(request: dict[str, Any]) -> dict[str, Any]:
     """The fields of an item that a request gives, and `samples`."""
     prompt, messages = request.get("prompt"), request.get("messages")
-    if (prompt is None) == (messages is None):
-        raise BadLine("give either prompt or messages")
+    if prompt is None and messages is None:
+        raise BadLine("no prompt or messages in it; if the field of the prompt has another name, give task.column=NAME")
+    if prompt is not None and messages is not None:
+        raise BadLine("give either prompt or messages, not both")
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
         raise BadLine("prompt must be a non-empty string; one line for each prompt")
     if all(key in request for key in LIMITS):

@@ -169,13 +169,17 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
         head = file.readline()
         delimiter = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
+        begins = 1  # the next row, which may have several lines
         try:
             names = next(lines)
+            begins += lines.line_num
             filled = (cells for cells in lines if cells)
             for number, cells in enumerate(filled, 1):
+                begins = lines.line_num + 1
                 yield csv_row(names, cells, number)
         except csv.Error as error:
-            raise ValueError(f"{key}={source}, line {lines.line_num}: cannot be read ({error})") from error
+            reason = "a quote is not closed" if "end of data" in str(error) else error
+            raise ValueError(f"{key}={source}, line {begins}: cannot be read ({reason})") from error
         except StopIteration:
             return
 

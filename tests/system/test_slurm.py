@@ -188,6 +188,9 @@ def test_a_sweep_through_slurm_ends_with_one_plot(cluster: dict[str, str], tmp_p
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     reports = sorted((tmp_path / "sweep").glob("*/report.json"))
     assert len(reports) == 4
+    [asked] = (tmp_path / "sweep").glob(".submitit/*/*_submission.sh")
+    assert "#SBATCH --job-name=lopa-sweep\n" in asked.read_text()
+    assert len([*(tmp_path / "sweep").glob(".submitit/*/*_log.out")]) == 4
     assert (tmp_path / "sweep" / "pareto.pdf").stat().st_size > 5_000
     stamps = {path: path.stat().st_mtime_ns for path in reports}
     reports[1].unlink()

@@ -109,7 +109,7 @@ def test_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     assert str(second.error) == "line 2: not UTF-8; save the table as UTF-8"
     assert third.value == {"id": "3", "prompt": None}
     (tmp_path / "y.csv").write_text('prompt\n"never closed\n')
-    with pytest.raises(ValueError, match=r"y\.csv, line 2: cannot be read \(unexpected end of data\)"):
+    with pytest.raises(ValueError, match=r"y\.csv, line 2: cannot be read \(a quote is not closed\)"):
         list(rows(str(tmp_path / "y.csv")))
     (tmp_path / "empty.csv").write_text("")
     assert list(rows(str(tmp_path / "empty.csv"))) == []

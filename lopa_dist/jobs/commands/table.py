@@ -38,6 +38,8 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     if ending not in (".csv", ".parquet"):
         raise ValueError(f"{key} {out}: name a .csv or a .parquet file")
     if not (folder / "results.jsonl").exists():
+        if (folder / "journal").exists():
+            raise ValueError(f"{folder}: not finished; `lopa-dist status {folder}` says how it goes on")
         raise ValueError(f"{folder}: no results.jsonl; name the folder of a run")
     missing = why_without_prompts(folder)
     kinds: dict[str, set[type]] = {}

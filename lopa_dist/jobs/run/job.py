@@ -110,7 +110,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
                 config = resolve(config, builder.shape, device)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-                if world.rank == 0 and (warning := encoder.warning()):
+                for warning in encoder.warnings() if world.rank == 0 else ():
                     log.warning(warning)
                 input_hash = whole_input.digest()
                 attempt = begin_attempt(config, folder, builder, job_input, input_hash, group)

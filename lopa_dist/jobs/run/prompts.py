@@ -73,6 +73,7 @@ class Encoder:
         self.bytes = {i for word, i in tokenizer.get_vocab().items() if shipped and BYTE.fullmatch(word)}
         self.strange: list[str] = []  # the first words that the model does not know, one of a prompt
         self.strange_prompts = 0
+        self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
@@ -218,8 +219,6 @@ class Encoder:
 
     def request(self, index: int, item: Item, ids: list[int], prefix: int) -> Request | Rejection:
         """A tokenized item, checked against the model."""
-        if self.bytes and not self.bytes.isdisjoint(ids):
-            self.note_strange(ids)
         if not ids:
             return rejected(index, item, "the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
@@ -245,7 +244,12 @@ class Encoder:
             return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
         told = item.token_steps or self.config.logging.token_steps
-        asked = index, array("i", ids), most, self.key(item), self.sampling(item), prefix, told
+        sampling = self.sampling(item)
+        if self.bytes and not self.bytes.isdisjoint(ids):
+            self.note_strange(ids)
+        if item.origin and item.origin.sample and not (sampling or self.config.decode).temperature:
+            self.greedy_samples += 1
+        asked = index, array("i", ids), most, self.key(item), sampling, prefix, told
         return Request(*asked, suffix=suffix)
 
     def suffix(self, item: Item) -> Sequence[int] | str:
@@ -275,16 +279,22 @@ class Encoder:
             )
             self.strange.append(str(self.tokenizer.decode([ids[i] for i in word])).strip())
 
-    def warning(self) -> str:
-        """What to say of prompts with words that a model of the package does not know; empty where there are none."""
-        if not self.strange_prompts:
-            return ""
-        words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
-        return (
-            f"prompts with words that model={self.config.model.path} does not know ({words}): {self.strange_prompts}. "
-            "Its answers to them mean nothing: it is a small model for trying things out. examples/prompts.jsonl has "
-            "prompts that it reads; model=... or model.path=... takes another model"
-        )
+    def warnings(self) -> list[str]:
+        """What to say of the requests so far: words that a model of the package does not know, equal answers."""
+        found = []
+        if self.strange_prompts:
+            words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
+            found.append(
+                f"prompts with words that model={self.config.model.path} does not know ({words}): "
+                f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
+                "examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes another model"
+            )
+        if self.greedy_samples:
+            found.append(
+                f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
+                "equal at temperature 0; set decode.temperature"
+            )
+        return found
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""

@@ -83,6 +83,9 @@ def test_without_its_input_a_table_has_no_prompts(folder: Path, tmp_path: Path) 
 
 
 def test_what_is_no_run_or_no_table_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "stopped" / "journal").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"stopped: not finished; `lopa-dist status .*stopped` says how it goes on"):
+        write_table(tmp_path / "stopped", tmp_path / "x.csv")
     with pytest.raises(ValueError, match=r"no results\.jsonl; name the folder of a run"):
         write_table(tmp_path, tmp_path / "t.csv")
     with pytest.raises(ValueError, match=r"name a \.csv or a \.parquet file"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,28 @@ def test_words_that_the_embedded_model_does_not_know_are_told(
     short = DecodeConfig(max_new_tokens=64)
     encoder = Encoder(Config(decode=short), embedded_model.config, embedded_tokenizer)
     assert not any(isinstance(one, Rejection) for one in encoder.encode_all(0, own))
-    assert encoder.warning() == ""
+    assert encoder.warnings() == []
     strange = [Item(name, f"{name} has {count} pens .") for name, count in (("Sam", 127), ("Tom", 3), ("Sam", 3))]
     encoder.encode_all(0, strange)
-    assert "model=embedded does not know ('127', 'Tom'): 2. Its answers" in encoder.warning()
+    assert "model=embedded does not know ('127', 'Tom'): 2. Its answers" in encoder.warnings()[0]
     other = Encoder(Config(model=ModelOptions(path="my/own"), decode=short), embedded_model.config, embedded_tokenizer)
     other.encode_all(0, strange)
-    assert other.warning() == ""
+    assert other.warnings() == []
+
+
+def test_answers_that_repeat_one_another_are_told(
+    tmp_path: Path, embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    problem, warm = "Sam has 3 books .", {"temperature": 0.7}
+    lines = [{"prompt": problem, "n": 3}, {"prompt": problem, "n": 2} | warm, {"prompt": problem}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    items = list(Batch(str(tmp_path / "in.jsonl")).items())
+    for temperature, told in ((0.0, "2 answers repeat another one to their prompt"), (0.7, "")):
+        decode = DecodeConfig(max_new_tokens=64, temperature=temperature)
+        encoder = Encoder(Config(decode=decode), embedded_model.config, embedded_tokenizer)
+        encoder.encode_all(0, items)
+        assert "".join(encoder.warnings()).startswith(told)
+        assert len(encoder.warnings()) == bool(told)
 
 
 THINKING = (
