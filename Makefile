@@ -1,11 +1,11 @@
-# make demo | test | test-oldest | lint | bench | bench-gpu | train | install | clean
+# make demo | test | test-gpu | test-oldest | lint | bench | bench-gpu | train | install | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-oldest lint bench bench-gpu train clean
+.PHONY: install demo test test-gpu test-oldest lint bench bench-gpu train clean
 .DEFAULT_GOAL := demo
 
 install: $(STAMP)
@@ -22,6 +22,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	@sh scripts/test-packages.sh
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test-gpu: $(STAMP)
+	@$(BIN)/python -m pytest --gpu
 
 test-oldest:
 	@PYTHON=$(PYTHON) sh scripts/test-oldest.sh

@@ -41,8 +41,8 @@ def find(name: str, function: Callable[[], dict[str, Any]]) -> None:
     except Exception as error:
         found = {"ok": False, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-LONGEST:]}
     say(fact=name, seconds=round(time.perf_counter() - began, 3), **found)
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -22,7 +22,7 @@ from lopa_dist.engine.static_runner import split_for
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import ragged_arange
 
@@ -154,7 +154,8 @@ def segments_of(mix: Mix) -> Segments:
 def meta(segments: Segments, config: ModelConfig, mix: Mix, q: Tensor, keys: Tensor, values: Tensor) -> Attend:
     """Ours, with tiles cut as the static runner cuts them."""
     height = tile_rows_for(config.heads // config.kv_heads, mix.window * mix.branches)
-    tiles = tile(segments, height, split_for(len(mix.prefixes), config.kv_heads, q.device))
+    matrix = matrix_rows(height, config.heads // config.kv_heads)
+    tiles = tile(segments, height, split_for(len(mix.prefixes), config.kv_heads, matrix, q.device))
     room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
     plan = MetaPlan(len(q), room, config.heads, config.kv_heads, config.head_dim, height, tiles.scratch, q.device)
     plan.fill(tiles)

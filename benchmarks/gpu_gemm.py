@@ -20,7 +20,6 @@ from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 
 TOY = 64  # rows, the most of toys
-SMALL = 2048  # larger steps are prefills
 REPEATS = 7
 CACHES = 16  # weights of a run are at least so many times the L2 cache, where the model has as many
 
@@ -47,8 +46,8 @@ def rows() -> list[Row]:
 
 
 @torch.inference_mode()
-def run(bench: Bench, table: list[Row], above: int, most: int) -> None:
-    """Measure the buckets of more than `above` and at most `most` rows."""
+def run(bench: Bench, table: list[Row]) -> None:
+    """Measure every bucket."""
     sizes = ladder()
     for number, config in enumerate(MODELS.values()):
         if bench.deadline.over():
@@ -56,7 +55,7 @@ def run(bench: Bench, table: list[Row], above: int, most: int) -> None:
         shape = bench.shape(config)
         weights = make(bench, shape)
         for i, size in enumerate(sizes):
-            if above < size <= most and not (bench.toy and size > TOY):
+            if not (bench.toy and size > TOY):
                 row = table[number * len(sizes) + i]
                 bench.fill(row, partial(measure, bench, shape, weights, size))
 

@@ -51,7 +51,6 @@ from benchmarks.gpu_bench import Bench, Row
 from benchmarks.gpu_model import COLUMNS, WHOLE, WINDOWS, Tables
 from benchmarks.latency_model import Link, Load, Model, step
 from benchmarks.roofline import BF16, MODELS, Bar, Case, Deadline, Machine
-from lopa_dist.engine.buckets import TOP
 from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.quantized import FP8 as FP8_DTYPE
 
@@ -113,8 +112,7 @@ def measure(bench: Bench, tables: Tables) -> None:
     if "projection" in tables:
         project(tables["projection"], tables.get("whole", []))
     if "gemm" in tables:
-        gpu_gemm.run(bench, tables["gemm"], 0, gpu_gemm.SMALL)
-        gpu_gemm.run(bench, tables["gemm"], gpu_gemm.SMALL, TOP)
+        gpu_gemm.run(bench, tables["gemm"])
     for name in MODELS:
         gpu_model.run(bench, name, tables, bars=False)
 

@@ -12,6 +12,7 @@
 #
 #   sbatch --gpus-per-node 8 launch/job.sh model=d2f_dream_base task=math
 #   sbatch --gpus-per-node 8 launch/job.sh model=dream_coder_instruct task=humaneval task.allow_code_execution=true
+#   sbatch --gpus-per-node 8 launch/job.sh --doctor model=d2f_dream_base         whether it would run, on every node
 #   bash launch/job.sh --dry-run [overrides]                                     what would run
 #
 # Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.

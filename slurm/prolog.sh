@@ -1,6 +1,7 @@
 # What every launch script does first: sourced by launch/*.sh, in a batch job, in an allocation or on a plain machine.
 #
-#   lopa_launch TASK_OVERRIDES -- USER_OVERRIDES       one job, on all nodes of the allocation
+#   lopa_launch TASK_OVERRIDES -- USER_OVERRIDES       one job, on all nodes of the allocation; with --doctor among the
+#                                                      overrides, what it would meet there (lopa-dist doctor)
 #
 # Environment: BIN (folder of the programs, default .venv/bin), RANKS (processes a node where there are no GPUs, default 2),
 # LAUNCH=torchrun|srun|mpirun (default torchrun), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
@@ -11,7 +12,7 @@ set -euo pipefail
 ROOT=${SLURM_SUBMIT_DIR:-$(cd "$(dirname "${BASH_SOURCE[1]}")/.." && pwd)}
 cd "$ROOT"
 BIN=${BIN:-.venv/bin}
-DRY=0
+DRY=0 DOCTOR=()
 
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 
@@ -118,7 +119,7 @@ command_line() {
         mpirun) COMMAND=("${MPIRUN:-mpirun}" -n $((nodes * per_node)) "$BIN/python" -m lopa_dist) ;;
         *) echo "LAUNCH=$LAUNCH: must be torchrun, srun or mpirun" >&2; exit 2 ;;
     esac
-    COMMAND+=("${WORK[@]}")
+    COMMAND+=("${DOCTOR[@]}" "${WORK[@]}")
 }
 
 # What the job would refuse: its settings and files, and ranks that do not fit.
@@ -190,15 +191,16 @@ lopa_launch() {
         case $argument in
             --) all+=("$argument") ;; # between the script's and the user's
             --dry-run) DRY=1 ;;
+            --doctor) DOCTOR=(doctor) ;;
             -*)
-                echo "$argument: after the script come --dry-run and settings, as KEY=VALUE; sbatch's options go before it" >&2
+                echo "$argument: after the script come --dry-run, --doctor and settings, as KEY=VALUE; sbatch's options go before it" >&2
                 exit 2
                 ;;
             *) all+=("$argument") ;;
         esac
     done
     choose_work "${all[@]}"
-    place "${all[@]}"
+    [ "${#DOCTOR[@]}" != 0 ] || place "${all[@]}"
     command_line
     if [ "$DRY" = 1 ]; then
         echo "in $ROOT, with OMP_NUM_THREADS=$OMP_NUM_THREADS:"
@@ -208,7 +210,7 @@ lopa_launch() {
         return
     fi
     [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
-    link_log
+    [ "${#DOCTOR[@]}" != 0 ] || link_log
     had=$(finished) ASKED=0 CHILD=
     trap on_signal USR1 TERM
     "${COMMAND[@]}" &

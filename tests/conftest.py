@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from lopa_dist.tasks.sandbox import check
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")  # --hypothesis-profile=default tries other examples at each run
 torch.set_num_threads(1)
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported: that is when Triton reads it
+GPU = "--gpu" in sys.argv
+if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one is imported, which other conftests do
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["TRITON_INTERPRET"] = "1"
 
 SMALL = ModelConfig(
     family="Dream", vocab_size=48, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=48,
@@ -33,9 +36,22 @@ SMALL = ModelConfig(
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--gpu`: the tests for a GPU alone. Without it GPUs are hidden, so that results are a CPU's on every machine."""
+    parser.addoption("--gpu", action="store_true", help="run the tests that are marked gpu, on the GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse `--gpu` where it cannot be."""
+    if config.getoption("gpu") and not torch.cuda.is_available():
+        raise pytest.UsageError("--gpu: torch sees no GPU here" if GPU else "--gpu: in one process only, without -n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """System tests first: their files take longest, and what comes last should be short."""
     items.sort(key=lambda item: item.get_closest_marker("system") is None)
+    if config.getoption("gpu"):
+        items[:] = [item for item in items if item.get_closest_marker("gpu") and not item.get_closest_marker("no_gpu")]
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import first_stages, gpu_first
+from benchmarks import first_kernels, first_ranks, gpu_first
 from benchmarks.first_facts import brief, compared, perform
-from benchmarks.first_stages import STAGES, agreement
+from benchmarks.first_graphs import Graphs
+from benchmarks.first_kernels import compiled
+from benchmarks.first_model import Forward, against
+from benchmarks.first_ranks import agreement
+from benchmarks.first_shapes import models
+from benchmarks.first_stages import STAGES
 from benchmarks.gpu_first import Journal, Stage, run
+from lopa_dist.engine.static_runner import Body, StaticRunner
 from lopa_dist.kernels import rows
 
 CPU = torch.device("cpu")
@@ -26,7 +35,13 @@ def facts(stage: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]
     return lines[1::2]
 
 
-@pytest.mark.parametrize(("stage", "least"), [("environment", 3), ("kernels", 14), ("texts", 3)])
+@pytest.mark.parametrize(
+    ("stage", "least"),
+    [
+        ("environment", 3), ("preflight", 1), ("kernels", 42), ("graphs", 7), ("texts", 4), ("layers", 7), ("ranks", 3),
+        ("sanitizer", 2),
+    ],
+)  # fmt: skip
 def test_a_toy_of_every_stage_finds_all_as_it_should_be(
     stage: str, least: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +54,7 @@ def test_a_toy_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     found = {fact["fact"]: fact for fact in facts("speed", capsys)}
     assert all(fact["ok"] for fact in found.values())
     steps = [fact for name, fact in found.items() if "sequence" in name]
-    assert len(steps) == 3
+    assert len(steps) == 5
     assert all(fact["steps"] > 0 and fact["ms a step"] is None for fact in steps)
     assert "aten::" in found["profile"]["table"]
 
@@ -55,13 +70,115 @@ def test_wrong_numbers_are_found_and_their_place_said(monkeypatch: pytest.Monkey
         made[4:6, 9] += 3
         return made
 
-    shape = first_stages.models(CPU)["Dream-7B"]
-    assert first_stages.gate(CPU, shape, 24)["ok"]
-    monkeypatch.setattr(first_stages, "swiglu", wrong)
-    found = first_stages.gate(CPU, shape, 24)
+    shape = models(CPU)["Dream-7B"]
+    assert first_kernels.gate(CPU, shape, 24)["ok"]
+    monkeypatch.setattr(first_kernels, "swiglu", wrong)
+    found = first_kernels.gate(CPU, shape, 24)
     assert not found["ok"]
     assert found["worst"] in ([4, 9], [5, 9])
     assert (found["wrong rows"], found["wrong columns"]) == ("2: 4-5", "1: 9")
+
+
+@pytest.mark.parametrize("kernel", ["head", "attention", "product"])
+def test_a_kernel_that_is_wrong_in_one_row_is_found(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = models(CPU)["Dream-7B"]
+    given: dict[str, tuple[str, Any]] = {
+        "head": ("record_head", (24, "margin")),
+        "attention": ("attend_tiles", (first_kernels.Case(25, 20, 3, tail=30, drafts=3),)),
+        "product": ("vgemm", (24, "vgemm", True)),
+    }
+    name, arguments = given[kernel]
+    right = getattr(first_kernels, name)
+
+    def wrong(*args: Any, **options: Any) -> torch.Tensor:
+        result = right(*args, **options)
+        result[2] = result[3]
+        return result
+
+    assert getattr(first_kernels, kernel)(CPU, shape, *arguments)["ok"]
+    monkeypatch.setattr(first_kernels, name, wrong)
+    found = getattr(first_kernels, kernel)(CPU, shape, *arguments)
+    assert not found["ok"]
+    assert found["wrong rows"].startswith("1: ")
+
+
+def test_the_first_layer_that_is_wrong_is_named() -> None:
+    def forward(*layers: float) -> Forward:
+        ones = torch.ones(4, 6)
+        return Forward([ones * value for value in layers], torch.arange(4), torch.full((4,), 0.5))
+
+    right = against(lambda: forward(1, 2, 3), lambda: forward(1, 2, 3), 1e-3)
+    assert right["ok"]
+    found = against(lambda: forward(1, 2.5, 9), lambda: forward(1, 2, 3), 1e-3)
+    assert not found["ok"]
+    assert found["first wrong layer"] == 1
+    assert found["layers"] == [0.0, 0.25, 2.0]
+    assert (found["found"], found["wanted"]) == (2.5, 2.0)
+
+
+def test_a_graph_that_reads_what_it_should_not_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runs = Body.run, []
+
+    def races(body: Body, runner: StaticRunner) -> None:
+        run(body, runner)
+        runs.append(body)
+        runner.hidden[0] += len(runs) % 5 == 0
+
+    def reads_pads(body: Body, runner: StaticRunner) -> None:
+        run(body, runner)
+        runner.hidden[0] += runner.pool.keys[0, runner.pool.scratch + 90].sum()
+
+    made = Graphs(CPU)
+    assert made.many(96, 9)["ok"]
+    assert made.pads(96)["ok"]
+    monkeypatch.setattr(Body, "run", races)
+    assert made.many(96, 9)["differ"] in (1, 2)
+    monkeypatch.setattr(Body, "run", reads_pads)
+    assert made.pads(96) == {"ok": False, "NaN": 64}
+
+
+def test_on_a_gpu_the_variants_of_kernels_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_triton = pytest.importorskip("lopa_dist.kernels.rows_triton")
+    variant = SimpleNamespace(n_regs=40, n_spills=0, metadata=SimpleNamespace(shared=1024, num_warps=4))
+    caches = {0: ({"*bf16": variant}, {})}
+    monkeypatch.setattr(rows_triton.swiglu_kernel, "device_caches", caches, raising=False)
+    assert compiled() == [
+        {"kernel": "swiglu_kernel", "registers": 40, "spills": 0, "shared": 1024, "warps": 4, "of": "*bf16"}
+    ]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_sanitizers_words_are_kept(wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that does as it is told: runs the small kernels, and says whether it saw something."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(
+        f"#!{sys.executable}\nimport subprocess, sys\n"
+        "at = sys.argv.index(sys.executable)\n"
+        f"subprocess.run(sys.argv[at:], check=True) if {not wrong} else print('\"fact\"')\n"
+        f"print('========= ERROR SUMMARY: {int(wrong)} errors')\n"
+        f"sys.exit({9 * wrong})\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    found = dict(STAGES["sanitizer"](CPU))["memcheck"]()
+    assert found["ok"] is not wrong
+    assert wrong or found["facts"] >= 42
+    assert found["said"] == f"========= ERROR SUMMARY: {int(wrong)} errors"
+
+
+def test_a_rank_that_dies_is_named_with_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_ranks, "tokens_of", lambda *_: [[1]])
+    monkeypatch.setattr(first_ranks, "load_model", lambda *_: None)
+    monkeypatch.setattr(first_ranks.sys, "executable", "false")
+    with pytest.raises(RuntimeError, match="rank 0: "):
+        first_ranks.two_ranks(CPU)
+
+
+def test_what_no_time_is_left_for_is_said(tmp_path: Path) -> None:
+    journal = run([Stage("crash", 60, BROKEN)], tmp_path, toy=True, total=0)
+    assert [line["error"] for line in journal.lines] == ["no time left"]
+    assert "- crash: the process: no time left" in (tmp_path / "first.md").read_text()
 
 
 def test_answers_agree_by_position() -> None:
@@ -86,14 +203,14 @@ def test_stages_that_break_leave_their_facts_and_the_others(tmp_path: Path) -> N
     lines = [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines()]
     ends = [(line["stage"], line["ended"]) for line in lines if "ended" in line]
     died = ("crash", "died (SIGSEGV)")
-    assert ends == [died, died, ("hang", "time limit"), ("memory", "fine")], "what dies is tried twice"
+    assert ends == [died, ("hang", "time limit"), ("memory", "fine"), died], "what dies is tried again at the end"
     found = [(line["stage"], line["fact"], line["ok"], line["blocking"]) for line in lines if "fact" in line]
     assert found == [
         ("crash", "before", True, False),
-        ("crash", "before", True, True),
         ("hang", "before", True, False),
         ("memory", "too large", False, False),
         ("memory", "after", True, False),
+        ("crash", "before", True, True),
     ]
     errors = (tmp_path / "errors.txt").read_text()
     for title, place in (

@@ -223,13 +223,15 @@ def test_whole_steps_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(gpu_model.StaticRunner, "prepare", spy)
     monkeypatch.setattr(gpu_model, "toy_case", lambda case: case)
     bench, case = Bench(torch.device("cpu"), Deadline(1)), Case(128, 16, 4)
+    torch.manual_seed(0)
     model = gpu_model.random_model(bench.shape(DREAM), bench.device)
     marks: list[int] = []
     monkeypatch.setattr(bench, "laps", lambda run: run(lambda: marks.append(len(seen))))
     gpu_model.measure_whole(bench, model, case, None, Row("whole", "one", {}))
     assert marks == list(range(1, len(seen) + 1)), "a lap a step"
     later = seen[len(seen) // 2 :]
-    assert sum(one == (64, 128) for one in later) >= 0.6 * len(later)
+    fresh = (80, 127)  # with the row before the window, until its first position is filled; padded
+    assert sum(one in ((64, 128), fresh) for one in later) >= 0.8 * len(later)
 
 
 def test_transformers_gets_no_mask_and_sees_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:

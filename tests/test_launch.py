@@ -39,6 +39,14 @@ def test_a_dry_run_prints_the_command(script: Path, tmp_path: Path) -> None:
     assert "model.path=m task.input=p.jsonl" in ran.stdout
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_with_doctor_the_command_asks_whether_the_job_would_run(script: Path, tmp_path: Path) -> None:
+    ran = dry_run(script, tmp_path, "--doctor", SLURM_JOB_ID="17", SLURM_SUBMIT_DIR=str(ROOT))
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"srun --ntasks 1 .*torchrun .* -m lopa_dist doctor (task=\w+ )?model\.path=m task", ran.stdout)
+    assert "hydra.run.dir" not in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -72,7 +80,7 @@ def test_a_job_that_was_submitted_elsewhere_says_where_to_submit_it(script: Path
 def test_an_option_after_the_script_is_refused_before_a_rank_starts(tmp_path: Path, given: str) -> None:
     ran = dry_run(SCRIPTS[0], tmp_path, given)
     assert ran.returncode == 2
-    assert ran.stderr.startswith(f"{given}: after the script come --dry-run and settings, as KEY=VALUE")
+    assert ran.stderr.startswith(f"{given}: after the script come --dry-run, --doctor and settings, as KEY=VALUE")
 
 
 @pytest.mark.parametrize(("cores", "said"), [("2", "8 ranks of a node share 2 cores"), ("8", "")])

@@ -1,13 +1,13 @@
 """The ladder of batch sizes that CUDA graphs are captured for (XY-Serve section 4; virtual padding).
 
-Fine steps add few padded rows: above 128 rows less than a quarter, above 1,024 an eighth. For small batches they are
+Fine steps add few padded rows: above 128 rows less than a quarter, above 512 an eighth. For small batches they are
 free anyway, because a step takes as long as reading the weights. Padded rows write no K/V and no result
-(`static_runner`).
+(`static_runner`). Larger steps than the last run as many rows as they have, without a graph.
 """
 
 from __future__ import annotations
 
-STEPS = ((256, 32), (512, 64), (2048, 128), (8192, 256))
+STEPS = ((256, 32), (1024, 64), (2048, 128))
 """Pairs: a number of rows, and the step between sizes up to it."""
 TOP = STEPS[-1][0]
 

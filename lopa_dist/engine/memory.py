@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.request import Request
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
 
 SHARE = 0.9  # of the free memory
 KEPT = 512 << 20  # bytes reserved for the tables of graphs, the libraries' workspaces and all that is not modelled
+MOST_ROWS = 8192  # of a forward, unless the user says how many, or one sequence has more
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
 SPARE = 8  # slots for each spare maximal request in the K/V space, against fragmentation
 TILE = 128  # tokens of the vocabulary for which the record head stores sums of 28 bytes
@@ -36,6 +36,15 @@ class Plan:
 
 class TooLarge(ValueError):
     """Not even one sequence fits in the free memory."""
+
+
+def short_of_memory(error: torch.OutOfMemoryError) -> torch.OutOfMemoryError:
+    """Return an error of a forward with what to do: the plan leaves room, but not for what it does not know of."""
+    return torch.OutOfMemoryError(
+        f"{error}\nTake fewer rows or sequences (engine.max_rows, engine.max_sequences), model.quantization, or "
+        "parallel.tensor. Memory was planned from what was free when the engine began: if another process on the GPU "
+        "took some since, end it (nvidia-smi lists them)"
+    )
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -109,7 +118,7 @@ def plan(
         free: bytes.
         needs: K/V tokens of the requests, in descending order.
         sequences: that should run at once.
-        limit: `engine.max_rows`; None: as many as fit, up to the largest graph.
+        limit: `engine.max_rows`; None: as many as fit, up to `MOST_ROWS`.
         kv_limit: `engine.kv_tokens`; None: no bound.
         longest: the most rows of one sequence in a forward; it runs alone if they exceed the limit.
 
@@ -124,7 +133,7 @@ def plan(
         scratch = min(count * longest, max(rows, longest))
         return Plan(count, rows, scratch, tokens * of_token + scratch * of_row)
 
-    limits = [limit] if limit is not None else [TOP, TOP // 2, FEW_ROWS]
+    limits = [limit] if limit is not None else [MOST_ROWS, MOST_ROWS // 2, FEW_ROWS]
     for rows in limits:
         if (found := planned(sequences, rows)).bytes <= usable:
             return found

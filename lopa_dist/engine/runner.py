@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.dispatch import by_torch, on_device
 from lopa_dist.kernels.record_head import record_head, record_size
@@ -106,9 +107,12 @@ class Runner:
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
         """Return this rank's records ``[local_branches, columns, 3 or 5]`` int32; zeros where none is wanted."""
-        # Triton launches kernels on the current device, wherever their tensors are
-        with by_torch(self.plain), on_device(self.device):
-            return self.run(prepared)
+        try:
+            # Triton launches kernels on the current device, wherever their tensors are
+            with by_torch(self.plain), on_device(self.device):
+                return self.run(prepared)
+        except torch.OutOfMemoryError as error:
+            raise short_of_memory(error) from error
 
     def run(self, prepared: Prepared) -> Tensor:
         """As `forward`, on the current device."""

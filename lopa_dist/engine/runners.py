@@ -7,10 +7,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kernel_choice import plain_kernels
 from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
@@ -20,7 +20,7 @@ from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import padded
-from lopa_dist.rows.sizes import longest_sequence, stack_rows, usual_forward
+from lopa_dist.rows.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections were merged: once for all engines that use them."""
@@ -111,11 +111,13 @@ class Runners:
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
         longest = longest_sequence(self.config, longest_prompt)
+        limit = self.options.max_rows or MOST_ROWS
         if scratch is None:
-            scratch = usual_forward(self.config, self.branches, sequences, longest, self.options.max_rows or TOP)
+            scratch = usual_forward(self.config, self.branches, sequences, longest, limit)
+        predictions = usual_predictions(self.config, self.branches, sequences)
         groups = self.config.max_drafts + 1 if self.config.causal else 0  # of masks: each is a segment, like a branch
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
-            scratch, not self.options.reproducible, self.options.graphs == "always", self.plain,
+            scratch, predictions, not self.options.reproducible, self.options.graphs == "always", self.plain,
             self.config.second_choices,
         )  # fmt: skip

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.kv_pool import KVPool
+from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import by_torch, on_device, processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
-from lopa_dist.kernels.tiles import Capacity, Split, Tiles, capacity, matrix_rows, tile
+from lopa_dist.kernels.tiles import Capacity, Kept, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints, padded
@@ -35,18 +36,28 @@ from lopa_dist.rows.forward_batch import ForwardBatch
 
 log = logging.getLogger("lopa_dist")
 
-PROGRAMS = 2  # of attention for each multiprocessor: a single wave is filled unevenly
+PROGRAMS = {128: 1}  # of attention that fit on a multiprocessor, by the height of tiles: 2, but for the highest
 PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which has none
 
 
-def split_for(sequences: int, kv_heads: int, device: torch.device) -> Split | None:
+def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
     """Return how stacks are split if each of `sequences` sequences has one; None if its share of the GPU is small.
 
-    The parts of all of them together are `PROGRAMS` for each multiprocessor, which bounds the memory of their results.
+    The programs of all of them together find room at the same time: what is left over would take as long again. That
+    bounds the memory of their results, too. `height` is that of a tile's matrix.
     """
-    programs = PROGRAMS * (processors(device) if device.type == "cuda" else PROCESSORS)
+    programs = PROGRAMS.get(height, 2) * (processors(device) if device.type == "cuda" else PROCESSORS)
     parts = programs // (sequences * kv_heads)
     return Split(parts) if parts > 1 else None
+
+
+TRANSFORMER, HEAD = "transformer", "record head"  # kinds of graphs
+
+
+def probe_first(sizes: list[int]) -> list[int]:
+    """Return ascending sizes in the order in which they are captured: the smallest, then from the largest down."""
+    smallest, *others = sizes
+    return [smallest, *others[::-1]]
 
 
 class CaptureError(RuntimeError):
@@ -197,9 +208,10 @@ class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
     `sequences` and `branches` are the most that a batch has, `longest` the most tokens of a sequence with its prompt;
-    they size the tables of tiles. `rows` are the most that a step usually has. The pool gets scratch for them now,
-    because graphs hold addresses and a pool that grows invalidates them all. Without `stacked`, attention's tiles
-    depend only on their own segment. If a bucket cannot be captured, its kind runs without graphs, unless `insist`.
+    they size the tables of tiles. `rows` are the most that a step usually has, and `predictions` the most that are
+    wanted of them. The pool gets scratch for the rows now, because graphs hold addresses and a pool that grows
+    invalidates them all. Without `stacked`, attention's tiles depend only on their own segment. If a bucket cannot be
+    captured, its kind runs without graphs, unless `insist`.
     """
 
     def __init__(
@@ -213,6 +225,7 @@ class StaticRunner(Runner):
         branches: int,
         longest: int,
         rows: int,
+        predictions: int,
         stacked: bool,
         insist: bool,
         plain: frozenset[str] = frozenset(),
@@ -226,17 +239,18 @@ class StaticRunner(Runner):
         self.low = sequences * 2  # stacks with cached tokens: the rest of a prompt, and all branches
         config = model.config
         self.stacked = stacked
-        self.split = split_for(sequences, config.kv_heads, self.device) if stacked else None
+        self.kept_tiles = Kept()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
+        self.split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
         # shared by all attention plans, which run one after the other
         self.workspace = Workspace.empty(
             self.attention_room(max(TOP, longest)).parts, config.kv_heads, height, config.head_dim, self.device
         )
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
-        self.make_room(TOP)
         most = bucket(rows) or padded(rows)
-        self.usual = min(most, TOP)
+        self.make_room(max(most, TOP))
+        self.usual, self.usual_heads = min(most, TOP), min(bucket(predictions) or TOP, most, TOP)
         pool.reserve(most, most)
         self.address = pool.keys.data_ptr()
         self.forget()
@@ -259,23 +273,37 @@ class StaticRunner(Runner):
         Then come large ones before small ones, which fit in their memory. A graph needs two runs. Without a row that
         counts, these write nothing that is read.
         """
-        smallest, *others = ladder(self.usual)
-        sizes = [smallest, *others[::-1]]
-        heads = [] if self.sampling.filtered else sizes
-        began = time.perf_counter()
-        log.info("compiling kernels and capturing CUDA graphs of %d sizes: the first time takes longest", len(sizes))
-        with by_torch(self.plain), on_device(self.device):
-            for size in sizes:
-                body = self.bodies[size] = Body(size, self)
-                for _ in range(2):
-                    self.replay(body.replay, partial(body.run, self), size, "transformer")
-            for size in heads:
-                head = self.heads[size] = Head(size, self)
-                for _ in range(2):
-                    self.replay(head.replay, partial(head.run, self), size, "record head")
+        sizes = probe_first(ladder(self.usual))
+        heads = [] if self.sampling.filtered else probe_first(ladder(self.usual_heads))
+        log.info(
+            "compiling kernels and capturing CUDA graphs of %d sizes: the first time takes longest",
+            len({*sizes, *heads}),
+        )
+        seconds = [0.0, 0.0]
+        try:
+            with by_torch(self.plain), on_device(self.device):
+                for size in sizes:
+                    body = self.bodies[size] = Body(size, self)
+                    self.make(body.replay, partial(body.run, self), size, TRANSFORMER, seconds)
+                for size in heads:
+                    head = self.heads[size] = Head(size, self)
+                    self.make(head.replay, partial(head.run, self), size, HEAD, seconds)
+        except torch.OutOfMemoryError as error:
+            raise short_of_memory(error) from error
         made = [one.replay for of_kind in (self.bodies, self.heads) for one in of_kind.values()]
         graphs = sum(one.graph is not None for one in made)
-        log.info("captured %d CUDA graphs of %d in %.1f s", graphs, len(made), time.perf_counter() - began)
+        held = torch.cuda.max_memory_reserved(self.device) / 2**30 if self.device.type == "cuda" else 0.0
+        log.info(
+            "captured %d CUDA graphs of %d (first runs %.1f s, captures %.1f s; %.1f GiB reserved by now)",
+            graphs, len(made), *seconds, held,
+        )  # fmt: skip
+
+    def make(self, graph: Replay, function: Callable[[], None], size: int, kind: str, seconds: list[float]) -> None:
+        """Run a bucket's function for the first time, then capture it; add what each takes to `seconds`."""
+        for number in range(2):
+            began = time.perf_counter()
+            self.replay(graph, function, size, kind)
+            seconds[number] += time.perf_counter() - began
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
         """Find the batch's K/V in the pool and cut its attention into tiles."""
@@ -288,18 +316,19 @@ class StaticRunner(Runner):
         if self.room < size:
             self.make_room(size)
         segments = self.segments(batch, slots)
-        tiles = tile(segments, self.tile_rows, self.split, self.stacked)
+        tiles = tile(segments, self.tile_rows, self.split, self.stacked, self.kept_tiles)
         of_drafts = batch.of_drafts() if self.may_overflow else None
         return Prepared(batch, slots, segments, tiles, of_drafts, self.kv_slots(batch, slots))
 
     def run(self, prepared: Prepared) -> Tensor:
         """As `Runner.forward`."""
         batch = prepared.batch
+        if len(batch.rows):  # first of all: the device has nothing to do until then
+            self.body(prepared)
         records = torch.zeros(
             batch.local_branches * batch.columns, self.record_size, dtype=torch.int32, device=self.device
         )
         if len(batch.rows):
-            self.body(prepared)
             if (last := self.last_rows(batch)) is not None:
                 self.prefix_hidden[last[1]] = self.hidden[last[0]]
             if self.request_sampling or self.sampling.filtered:
@@ -314,11 +343,11 @@ class StaticRunner(Runner):
         size = bucket(rows)
         body = self.bodies.get(size or 0) or Body(size or rows, self)
         body.load(prepared)
-        if size is None:  # above the ladder: a large prefill, whose launches cost next to nothing
+        if size is None:  # above the ladder: launches cost next to nothing
             body.run(self)
             return
         self.bodies[size] = body
-        self.replay(body.replay, partial(body.run, self), size, "transformer")
+        self.replay(body.replay, partial(body.run, self), size, TRANSFORMER)
 
     def head(self, batch: ForwardBatch) -> Tensor:
         """Return the records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
@@ -330,7 +359,7 @@ class StaticRunner(Runner):
             head.run(self)
         else:
             self.heads[size] = head
-            self.replay(head.replay, partial(head.run, self), size, "record head")
+            self.replay(head.replay, partial(head.run, self), size, HEAD)
         return head.records[:count]
 
     def replay(self, graph: Replay, function: Callable[[], None], size: int, kind: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS
-from lopa_dist.kernels.tiles import FIELDS, Capacity, Tiles, matrix_rows
+from lopa_dist.kernels.tiles import FIELDS, Capacity, Ints32, Tiles, matrix_rows
 from lopa_dist.ragged import UNBOUNDED, pinned
 
 MERGED_ROWS = 16  # matrix rows that one program of the merge takes
@@ -97,6 +97,7 @@ class MetaPlan:
             raise ValueError(f"{heads} query heads do not share {kv_heads} K/V heads evenly")
         if dim > MOST_DIM:
             raise ValueError(f"meta-attention takes heads of at most {MOST_DIM} numbers, not {dim}: use torch's")
+        self.filled: Ints32 | None = None  # the table that is on the device
         self.height = matrix_rows(tile_rows, heads // kv_heads)
         if self.height > 128:
             raise ValueError(
@@ -119,7 +120,7 @@ class MetaPlan:
             raise ValueError(f"a shared workspace of {found} does not hold parts of {shape}")
 
     def fill(self, tiles: Tiles) -> None:
-        """Send a forward's tiles to the device, in one copy that the host does not wait for.
+        """Send a forward's tiles to the device, in one copy that the host does not wait for, unless they are there.
 
         Raises:
             ValueError: tiles that do not fit, or were made for another pool or tile height.
@@ -133,20 +134,22 @@ class MetaPlan:
                 f"tiles of {tiles.tile_rows} rows with scratch at {tiles.scratch}, in a plan for {self.tile_rows} rows"
                 f" and {self.scratch}"
             )
-        sent = np.zeros(len(self.buffer), np.int32)
-        parts = (
-            np.array(needs[1:3], np.int32),
-            tiles.seen,
-            tiles.lo,
-            tiles.hi,
-            tiles.depth,
-            np.full(len(tiles.hi), UNBOUNDED, np.int32),
-            tiles.table.ravel(),
-            tiles.merges.ravel(),
-        )
-        for span, part in zip(self.spans, parts, strict=True):
-            sent[span.start : span.start + len(part)] = part
-        self.buffer.copy_(pinned(sent, self.buffer.device), non_blocking=True)
+        if tiles.table is not self.filled:
+            sent = np.zeros(len(self.buffer), np.int32)
+            parts = (
+                np.array(needs[1:3], np.int32),
+                tiles.seen,
+                tiles.lo,
+                tiles.hi,
+                tiles.depth,
+                np.full(len(tiles.hi), UNBOUNDED, np.int32),
+                tiles.table.ravel(),
+                tiles.merges.ravel(),
+            )
+            for span, part in zip(self.spans, parts, strict=True):
+                sent[span.start : span.start + len(part)] = part
+            self.buffer.copy_(pinned(sent, self.buffer.device), non_blocking=True)
+            self.filled = tiles.table
         if tiles.until is not None:
             self.until[: len(tiles.until)] = tiles.until
 

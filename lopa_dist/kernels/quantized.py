@@ -64,7 +64,7 @@ def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * (greatest.reciprocal() * FP8_MAX)[:, None]).to(FP8), scale
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast: bool = False) -> Tensor:
     """``x @ weight.T + bias`` in fp8, summed in fp32.
 
     Args:
@@ -72,6 +72,7 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
         weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16, see `check_fp8`.
         scale: ``[N]`` of `quantize_fp8`.
         bias: ``[N]`` or null.
+        fast: of a GPU's product, whether it keeps fewer bits of partial sums.
 
     Returns:
         ``[M, N]`` in x's dtype.
@@ -83,12 +84,14 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
         check_fp8(x.device, weight.shape)
     rows, row_scale = quantize_rows(x)
     if x.is_cuda:
-        return fp8_product(rows, row_scale, weight, scale, bias).to(x.dtype)
+        return fp8_product(rows, row_scale, weight, scale, bias, fast).to(x.dtype)
     product = F.linear(rows.float(), weight.float()) * row_scale[:, None] * scale
     return (product if bias is None else product + bias.float()).to(x.dtype)
 
 
-def fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def fp8_product(
+    rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, fast: bool = False
+) -> Tensor:
     """The library's product of fp8 ``[M, K]`` and ``[N, K]`` with their scales ``[M]`` and ``[N]``: ``[M, N]`` bf16."""
     return torch._scaled_mm(
         rows,
@@ -97,7 +100,7 @@ def fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, 
         scale[None],
         bias=None if bias is None else bias.bfloat16(),
         out_dtype=torch.bfloat16,
-        use_fast_accum=False,  # it keeps fewer bits of partial sums than a CPU
+        use_fast_accum=fast,
     )
 
 

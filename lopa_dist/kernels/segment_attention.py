@@ -43,8 +43,11 @@ class Segments:
 
 
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
-    """The oracle: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``; rows in no segment give 0."""
-    out = torch.zeros_like(q)
+    """The oracle: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``; rows in no segment give 0.
+
+    It computes in fp32, or in fp64 where it is given that.
+    """
+    out, wide = torch.zeros_like(q), torch.promote_types(q.dtype, torch.float32)
     repeat = q.shape[1] // keys.shape[1]
     for g, start in enumerate(segments.start):
         n, shared = int(segments.rows[g]), int(segments.shared[g])
@@ -62,9 +65,9 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
         if segments.seen is not None:
             seen = torch.from_numpy(segments.seen[start : start + n]).to(q.device)[:, None]
             visible = visible & ((column >= 0) | (column + shared + tail < seen))
-        scores = torch.einsum("rhd,chd->hrc", q[start : start + n].float(), k.float()) * q.shape[2] ** -0.5
+        scores = torch.einsum("rhd,chd->hrc", q[start : start + n].to(wide), k.to(wide)) * q.shape[2] ** -0.5
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.float()).to(q.dtype)
+        out[start : start + n] = torch.einsum("hrc,chd->rhd", weights, v.to(wide)).to(q.dtype)
     return out
 
 

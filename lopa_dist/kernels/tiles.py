@@ -8,7 +8,9 @@ Python loop over segments; every layer uses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,9 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
+Found = TypeVar("Found")
 FIELDS = 10  # of a tile in the table
+MOST_KEPT, MOST_KEPT_ROWS = 256, 1024  # tables that are kept, of forwards with at most this many rows: larger ones vary
 # Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
 # 64 rows, do without Hopper's wide matrix instructions. Reckoned, not measured.
 ROW_COST = {128: 1.0, 64: 1.08, 32: 1.6, 16: 3.0}
@@ -67,7 +71,28 @@ class Capacity:
     parts: int
 
 
-def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked: bool = True) -> Tiles:
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut into tiles before anything is known of the cached tokens they see: [T] a tile, [R] a row."""
+
+    lo: Ints32  # [R] as of `Tiles`
+    hi: Ints32  # [R]
+    depth: Ints32  # [R]
+    q0: Ints  # [T] first row
+    rows: Ints  # [T]
+    c0: Ints  # [T] first own column
+    own: Ints  # [T] own columns
+    segment: Ints  # [T] the first of its stack, in packed order
+    siblings: Ints  # [T] tiles of its stack
+
+
+def tile(
+    segments: Segments,
+    tile_rows: int,
+    split: Split | None = None,
+    stacked: bool = True,
+    kept: Kept | None = None,
+) -> Tiles:
     """Cut segments into tiles of at most `tile_rows` rows.
 
     Adjacent segments that see the same cached tokens are one stack: a tile may hold rows of several, and every tile
@@ -84,26 +109,124 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
         split: how low stacks are split along their columns. None: never.
         stacked: False makes every segment a stack of its own: a branch's bits then do not depend on its siblings. So
             they are where rows see a part of the cached tokens (`Segments.seen`).
+        kept: of earlier calls with the same other arguments; written. None: nothing is kept.
 
     Raises:
         ValueError: own K/V that do not lie in packed order.
     """
-    offset = (segments.own_base - segments.start)[segments.rows > 0]
+    if kept is None or len(segments.hi) > MOST_KEPT_ROWS or segments.seen is not None:
+        return tiles_of(segments, tile_rows, split, *stacks(segments, stacked))
+    depth, until = segments.drafts or (None, None)
+    rows = as_bytes(segments.start, segments.rows, segments.hi, depth)
+    view = as_bytes(segments.shared_base, segments.shared, segments.own_base, *(segments.tail or ()))
+
+    def make() -> Tiles:
+        made = tiles_of(segments, tile_rows, split, *stacks(segments, stacked), kept, rows)
+        return made if until is None else replace(made, until=None)
+
+    found = kept.find(kept.tiles, rows + view, make)
+    return found if until is None else replace(found, until=until)
+
+
+def as_bytes(*arrays: Ints | None) -> tuple[bytes, ...]:
+    """Return what tells arrays apart."""
+    return tuple([b"" if array is None else array.tobytes() for array in arrays])
+
+
+class Kept:
+    """Cuts and tiles of earlier forwards. Steps of few sequences often have their rows again, or all of it."""
+
+    def __init__(self) -> None:
+        self.cuts: dict[tuple[bytes, ...], Cut] = {}
+        self.tiles: dict[tuple[bytes, ...], Tiles] = {}
+
+    @staticmethod
+    def find(where: dict[tuple[bytes, ...], Found], key: tuple[bytes, ...], make: Callable[[], Found]) -> Found:
+        """Return what is kept under a key, made now if it is not there."""
+        found = where.get(key)
+        if found is None:
+            if len(where) >= MOST_KEPT:
+                where.clear()
+            found = where[key] = make()
+        return found
+
+
+def tiles_of(
+    segments: Segments,
+    tile_rows: int,
+    split: Split | None,
+    order: Ints,
+    view: Ints,
+    first: Ints,
+    kept: Kept | None = None,
+    rows: tuple[bytes, ...] = (),
+) -> Tiles:
+    """Return the tiles of `tile`.
+
+    Args:
+        segments, tile_rows, split, kept: as of `tile`.
+        order, view, first: of `stacks`.
+        rows: what tells the segments' rows apart.
+    """
+    offset = (segments.own_base - segments.start)[order]
     if (offset != offset[:1]).any():
         raise ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
-    order, view, first = stacks(segments, stacked)
+    if kept is None:
+        made = cut(segments, order, first, tile_rows)
+    else:
+        made = kept.find(kept.cuts, (*rows, first.tobytes()), lambda: cut(segments, order, first, tile_rows))
+    seen = np.full(len(segments.hi), UNBOUNDED, np.int32) if segments.seen is None else segments.seen.astype(np.int32)
+
+    # parts of their columns
+    s0_base, s0, s1_base, s1 = view[:, made.segment]
+    cached = s0 + s1
+    columns = cached + made.own
+    width = least = np.maximum(columns, 1)
+    if split is not None:
+        most = np.where(cached > 0, np.maximum(split.parts // made.siblings, 1), 1)
+        width = -(-least // (most * split.columns)) * split.columns
+    pieces = -(-least // width)
+    of = np.repeat(np.arange(len(pieces)), pieces)
+    number = ragged_arange(pieces)
+    begin = number * width[of]
+    end = np.minimum(begin + width[of], columns[of])
+    ranges = np.array([np.zeros_like(s0), s0, cached, s0, s1, made.own])[:, of]
+    before, length = ranges[:3], ranges[3:]
+    low, high = (np.minimum(np.maximum(at - before, 0), length) for at in (begin, end))
+    in_parts = pieces > 1
+    parts = pieces * in_parts
+    first_part = np.cumsum(parts) - parts
+    longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and meet in the L2 cache
+    table = np.array([
+        made.q0[of], made.rows[of],
+        s0_base[of] + low[0], high[0] - low[0],
+        s1_base[of] + low[1], high[1] - low[1],
+        made.c0[of] + low[2], made.c0[of] + high[2],
+        np.where(in_parts[of], first_part[of] + number, -1), begin,
+    ], np.int32)[:, longest_first]  # fmt: skip
+    until = None if segments.drafts is None else segments.drafts[1]
+    merges = np.stack([made.q0, made.rows, first_part, pieces], axis=1)[in_parts]
+    return Tiles(
+        table.T, seen, made.lo, made.hi, made.depth, until, merges.astype(np.int32), int(parts.sum()),
+        int(offset[0]) if len(offset) else 0, tile_rows,
+    )  # fmt: skip
+
+
+def cut(segments: Segments, order: Ints, first: Ints, tile_rows: int) -> Cut:
+    """Cut the rows of stacks into tiles.
+
+    Args:
+        segments, tile_rows: as of `tile`.
+        order, first: of `stacks`.
+    """
     start, rows = segments.start[order], segments.rows[order]
     own_start = np.repeat(start, rows)
     row = np.arange(len(own_start)) + np.repeat(start - np.cumsum(rows) + rows, rows)
     lo, hi = np.zeros((2, len(segments.hi)), np.int64)
-    depth, until = segments.drafts or (np.zeros_like(hi), None)
-    cached_seen = np.full(len(segments.hi), UNBOUNDED)
-    if segments.seen is not None:
-        cached_seen[row] = segments.seen[row]
+    depth = np.zeros_like(hi) if segments.drafts is None else segments.drafts[0]
     lo[row] = own_start
     hi[row] = segments.hi[row] + own_start
 
-    # tiles of the rows of stacks
     height = np.add.reduceat(rows, first) if len(first) else rows
     count = -(-height // tile_rows)
     stack = np.repeat(np.arange(len(first)), count)
@@ -111,39 +234,9 @@ def tile(segments: Segments, tile_rows: int, split: Split | None = None, stacked
     n = np.minimum(start[first][stack] + height[stack] - q0, tile_rows)
     c0 = lo[q0]  # segments start in ascending order
     c1 = np.maximum.reduceat(hi, q0) if len(q0) else q0  # rows between tiles have hi = 0
-    s0_base, s0, s1_base, s1 = view[:, first][:, stack]
-
-    # parts of their columns
-    columns = s0 + s1 + c1 - c0
-    width = seen = np.maximum(columns, 1)
-    if split is not None:
-        most = np.where(s0 + s1 > 0, np.maximum(split.parts // count[stack], 1), 1)
-        width = -(-seen // (most * split.columns)) * split.columns
-    pieces = -(-seen // width)
-    of = np.repeat(np.arange(len(pieces)), pieces)
-    begin = ragged_arange(pieces) * width[of]
-    end = np.minimum(begin + width[of], columns[of])
-    s0_cut, s1_cut, own_cut = (
-        np.clip(np.stack([begin, end]) - before[of], 0, length[of])
-        for before, length in ((np.zeros_like(s0), s0), (s0, s1), (s0 + s1, c1 - c0))
+    return Cut(
+        lo.astype(np.int32), hi.astype(np.int32), depth.astype(np.int32), q0, n, c0, c1 - c0, first[stack], count[stack]
     )
-    in_parts = pieces > 1
-    parts = pieces * in_parts
-    first_part = np.cumsum(parts) - parts
-    part = np.where(in_parts[of], first_part[of] + ragged_arange(pieces), -1)
-    table = np.stack([
-        q0[of], n[of],
-        s0_base[of] + s0_cut[0], s0_cut[1] - s0_cut[0],
-        s1_base[of] + s1_cut[0], s1_cut[1] - s1_cut[0],
-        c0[of] + own_cut[0], c0[of] + own_cut[1], part, begin,
-    ], axis=1)  # fmt: skip
-    longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and meet in the L2 cache
-    merges = np.stack([q0, n, first_part, pieces], axis=1)[in_parts]
-    return Tiles(
-        table[longest_first].astype(np.int32), cached_seen.astype(np.int32), lo.astype(np.int32),
-        hi.astype(np.int32), depth.astype(np.int32), until, merges.astype(np.int32), int(parts.sum()),
-        int(offset[0]) if len(offset) else 0, tile_rows,
-    )  # fmt: skip
 
 
 def stacks(segments: Segments, stacked: bool) -> tuple[Ints, Ints, Ints]:

@@ -30,6 +30,7 @@ class QuantizedLinear(nn.Module):
     scale: Tensor  # [N]
     bias: Tensor | None  # [N]
     adapter: MaskRowAdapter | None
+    fast = False  # whether an fp8 product keeps fewer bits of partial sums; not measured yet
 
     def __init__(self, kind: str, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class QuantizedLinear(nn.Module):
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` ``[1]`` says how many do, anything."""
         if self.kind == "int8":
             return int8_linear(x, self.weight, self.scale, self.bias, rows)
-        return fp8_linear(x, self.weight, self.scale, self.bias)
+        return fp8_linear(x, self.weight, self.scale, self.bias, self.fast)
 
 
 def quantize(model: Transformer, kind: str) -> None:

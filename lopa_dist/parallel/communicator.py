@@ -80,20 +80,24 @@ all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 
 
 class TorchCommunicator:
-    """torch.distributed: NCCL for tensors on GPUs, Gloo on CPUs."""
+    """torch.distributed: NCCL for tensors on GPUs, Gloo on CPUs. To Gloo, tensors on a GPU go through the host."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+        self.group, self.by_host = group, dist.get_backend(group) == "gloo"
         self.rank, self.size, self.traffic = dist.get_rank(group), dist.get_world_size(group), Traffic()
 
     def all_gather(self, records: Tensor) -> Tensor:
-        gathered = records.new_empty(self.size, *records.shape)
-        all_gather(gathered.view(-1), records.reshape(-1), group=self.group)
+        given = records.cpu() if self.by_host else records
+        gathered = given.new_empty(self.size, *given.shape)
+        all_gather(gathered.view(-1), given.reshape(-1), group=self.group)
         self.traffic.count("all_gather", records)
-        return gathered
+        return gathered.to(records.device)
 
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
-        dist.broadcast(buffer, group=self.group, group_src=source)
+        given = buffer.cpu() if self.by_host else buffer
+        dist.broadcast(given, group=self.group, group_src=source)
+        if given is not buffer:
+            buffer.copy_(given)
         if counted and self.rank == source:
             self.traffic.count("commit", buffer)
         return buffer

@@ -108,7 +108,8 @@ class Group:
     def _split_torch(self, device: torch.device, timeout: timedelta) -> None:
         """Make the groups with torch.distributed."""
         mesh, names = self.mesh, ("data", "branch", "tensor")
-        axes = init_device_mesh(device.type, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=names)
+        kind = "cpu" if self.backend == "gloo" else device.type  # Gloo takes what is on a GPU through the host
+        axes = init_device_mesh(kind, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=names)
         if mesh.branch > 1:
             self.comm = TorchCommunicator(with_timeout(axes.get_group("branch"), timeout))
         if mesh.tensor > 1:
@@ -183,10 +184,16 @@ def choose_backend(world: World, backend: str, device: torch.device) -> str:
         raise LaunchError("parallel.backend=nccl needs GPUs (model.device=cuda); use gloo on CPUs")
     if backend == "mpi" and world.launcher != "mpirun":
         raise LaunchError(f"parallel.backend=mpi needs mpirun; this job was started by {world.launcher}")
+    shared = device.type == "cuda" and world.local_size > torch.cuda.device_count()
+    if backend == "nccl" and shared:
+        raise LaunchError(
+            f"parallel.backend=nccl takes one rank a GPU, but {world.local_size} ranks share "
+            f"{torch.cuda.device_count()} here: start as many as there are GPUs, or choose gloo"
+        )
     if backend != "auto":
         return backend
     if device.type == "cuda":
-        return "nccl"
+        return "gloo" if shared else "nccl"
     return "mpi" if world.launcher == "mpirun" else "gloo"
 
 

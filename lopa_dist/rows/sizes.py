@@ -81,9 +81,26 @@ def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: 
         longest: tokens of the longest of them, from `longest_sequence`.
         limit: rows of a forward that holds more than one sequence.
     """
-    window = config.block_size * (window_blocks(config) + 1) if config.keeps_kv else longest
+    window = usual_window(config) if config.keeps_kv else longest
     each = max(longest, branches * branch_rows(config, window))
     return min(sequences * each, max(limit, each))
+
+
+def usual_predictions(config: DecodeConfig, branches: int, sequences: int) -> int:
+    """Return how many predictions a forward on one rank hardly ever exceeds: its branches' windows and drafts.
+
+    Args:
+        config, branches, sequences: as of `usual_forward`.
+    """
+    if config.causal:
+        return sequences * usual_rows(config)
+    window = usual_window(config) if config.keeps_kv else config.max_new_tokens
+    return sequences * branches * branch_rows(config, window)
+
+
+def usual_window(config: DecodeConfig) -> int:
+    """Return the rows of a window that are usual at most: active blocks, and one that was just finished."""
+    return config.block_size * (window_blocks(config) + 1)
 
 
 def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Ints) -> Ints:

@@ -20,7 +20,10 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.word_problems import problems
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-gpu"),
+]
 
 CONFIG = DecodeConfig(verify="confidence", drafts=0, branches=3, block_size=16, max_new_tokens=64)
 Texts = dict[int, list[int]]

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine import memory
-from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.memory import FEW_ROWS, KEPT, Plan, TooLarge, plan, row_bytes, token_bytes
+from lopa_dist.engine.memory import FEW_ROWS, KEPT, MOST_ROWS, Plan, TooLarge, plan, row_bytes, token_bytes
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -47,9 +46,9 @@ def test_what_a_token_takes() -> None:
 
 def test_first_forwards_get_smaller_then_fewer_sequences_run() -> None:
     """LLaDA-8B, 16 GB of weights: on 80 GB, 64 sequences of 1,312 tokens do not all fit beside 8,192 rows."""
-    assert (planned(140).sequences, planned(140).row_limit) == (64, TOP)
+    assert (planned(140).sequences, planned(140).row_limit) == (64, MOST_ROWS)
     found = [planned(free) for free in range(140, 4, -4)]
-    assert {one.row_limit for one in found} == {TOP, TOP // 2, FEW_ROWS}
+    assert {one.row_limit for one in found} == {MOST_ROWS, MOST_ROWS // 2, FEW_ROWS}
     assert sorted(found, key=lambda one: -one.sequences) == found
     assert all(one.sequences == 64 for one in found if one.row_limit != FEW_ROWS)
     assert found[-1].sequences < 10
@@ -98,7 +97,7 @@ def test_no_step_outgrows_the_plan(
 ) -> None:
     """Many branches and blocks at a time: the row limit or the largest sequence bounds every forward."""
     config = replace(config, tau_add=0.0, branches=config.branches or ahead)
-    monkeypatch.setattr(memory, "TOP", 8)
+    monkeypatch.setattr(memory, "MOST_ROWS", 8)
     monkeypatch.setattr(memory, "FEW_ROWS", 8)
     _, found = watched(small_model, config, monkeypatch, GIB, graphs)
     assert len(found) == 8
@@ -150,7 +149,7 @@ def test_ranks_plan_alike(small_model: Transformer, monkeypatch: pytest.MonkeyPa
 
 def test_growing_is_what_these_tests_would_notice(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lopa_dist.engine.loop.most_rows", lambda *of: 1)
-    monkeypatch.setattr(memory, "TOP", 1)
+    monkeypatch.setattr(memory, "MOST_ROWS", 1)
     with pytest.raises(AssertionError, match="have not grown"):
         watched(small_model, replace(BASE, branches=15, tau_conf=0.99), monkeypatch, GIB)
 
@@ -163,3 +162,18 @@ def test_unequal_requests_have_space_to_spare() -> None:
     assert memory.kv_budget(needs, 40, None) == needs.sum()
     assert memory.kv_budget(np.full(40, 7), 17, None) == 17 * 7
     assert memory.kv_budget(needs, 17, 100) == 100
+
+
+@pytest.mark.parametrize("where", ["a forward", "the warm-up"])
+def test_memory_that_runs_out_all_the_same_is_said_with_what_to_do(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(2, attention="meta", graphs="always"))
+    requests = random_requests(3, 2, BASE.max_new_tokens)
+    runner = engine.prepare(requests).runner
+    monkeypatch.setattr("lopa_dist.engine.static_runner.Body.run", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError, match=r"allocate 2\.00 GiB\.\n.*engine\.max_rows.*nvidia-smi"):
+        list(engine.generate(requests)) if where == "a forward" else runner.warm_up()

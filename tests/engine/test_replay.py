@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
@@ -187,7 +188,7 @@ def test_the_smallest_graph_is_a_probe_for_its_kind(
     monkeypatch.setattr(Replay, "__call__", run)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "another pool")
     caplog.set_level("INFO", logger="lopa_dist")
-    runner.usual = 128
+    runner.usual = runner.usual_heads = 128
     runner.warm_up()
     for kind in ("bodies", "heads"):
         captured = [size for of, size, captures in runs if captures and of == kind]
@@ -196,4 +197,18 @@ def test_the_smallest_graph_is_a_probe_for_its_kind(
     said = [record.getMessage() for record in caplog.records]
     assert sum("without CUDA graphs" in line for line in said) == (broken is not None)
     assert "of 4 sizes" in said[0]
-    assert said[-1].startswith("captured ")
+    assert said[-1].startswith("captured 0 CUDA graphs of 8 (first runs ")
+    assert len(said) == 2 + (broken is not None)
+
+
+def test_few_rows_have_predictions_and_so_few_heads_are_captured(small_model: Transformer) -> None:
+    options = EngineConfig(4, attention="meta", graphs="always")
+    config = DecodeConfig(branches=3, verify="confidence", drafts=0, block_size=8, max_active_blocks=1)
+    requests = [Request(i, [1] * 400, 32, 7) for i in range(4)]
+    runner = Engine(small_model, config, Solo(), options).prepare(requests).runner
+    assert isinstance(runner, StaticRunner)
+    with torch.inference_mode():
+        runner.warm_up()
+    assert max(runner.heads) == bucket(4 * 4 * 2 * 8) == 256
+    assert max(runner.bodies) > 1024
+    assert len(runner.heads) == 8

@@ -28,7 +28,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import in_order
-from lopa_dist.engine.static_runner import StaticRunner, split_for
+from lopa_dist.engine.static_runner import Body, StaticRunner, split_for
 from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
@@ -201,6 +201,29 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
 
 
 @given(
+    windows=st.integers(1, 128), cached=st.integers(0, 5000), sequences=st.integers(1, 16),
+    shape=st.sampled_from([(4, 7), (8, 4), (32, 1)]),
+)  # fmt: skip
+def test_programs_that_are_split_run_at_the_same_time(
+    windows: int, cached: int, sequences: int, shape: tuple[int, int]
+) -> None:
+    """On a GPU of 132 multiprocessors, which hold one tile of 128 matrix rows each, or two lower ones."""
+    kv_heads, group = shape
+    tile_rows = tile_rows_for(group, windows)
+    height = matrix_rows(tile_rows, group)
+    split = split_for(sequences, kv_heads, height, torch.device("cpu"))
+    numbers = np.arange(sequences)
+    segments = Segments(
+        numbers * windows, np.full(sequences, windows), numbers * cached, np.full(sequences, cached),
+        sequences * cached + numbers * windows, np.full(sequences * windows, windows),
+    )  # fmt: skip
+    made = tile(segments, tile_rows, split)
+    places = 132 * (1 if height == 128 else 2)
+    if made.parts:
+        assert len(made.table) * kv_heads <= places
+
+
+@given(
     sequences=st.integers(1, 80), rows=st.integers(1, 40_000), longest=st.integers(1, 40_000),
     shape=st.sampled_from([(4, 7), (8, 4), (32, 1)]), branches=st.integers(1, 16),
 )  # fmt: skip
@@ -210,7 +233,7 @@ def test_parts_take_little_memory(
     """However long prompts are: of 7B models, on an H100."""
     kv_heads, group = shape
     height = tile_rows_for(group, 32 * branches)
-    split = split_for(sequences, kv_heads, torch.device("cpu"))
+    split = split_for(sequences, kv_heads, matrix_rows(height, group), torch.device("cpu"))
     room = capacity(rows, sequences * (branches + 2), height, split, 2 * sequences, longest, rows)
     assert room.parts * kv_heads * matrix_rows(height, group) * (128 + 1) * 4 < 36e6
     assert room.tiles * kv_heads <= kv_heads * (rows // height + sequences * (branches + 2)) + 4 * 132
@@ -219,9 +242,10 @@ def test_parts_take_little_memory(
 def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_runner, "processors", lambda device: 78)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert split_for(1, 4, gpu) == Split(2 * 78 // 4)
-    assert [split_for(n, 4, gpu) for n in (19, 20)] == [Split(2), None]
-    assert split_for(1, 4, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
+    assert split_for(1, 4, 64, gpu) == Split(2 * 78 // 4)
+    assert split_for(1, 4, 128, gpu) == Split(78 // 4)
+    assert [split_for(n, 4, 64, gpu) for n in (19, 20)] == [Split(2), None]
+    assert split_for(1, 4, 64, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
 
 
 def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +383,32 @@ def test_buckets_hold_their_rows_and_waste_little(rows: int) -> None:
     assert size >= rows
     assert size % 16 == 0
     assert size in ladder()
-    assert size - max(rows, 1) < max(32, rows / 4)
+    assert size - max(rows, 1) < max(32, rows / (8 if rows > 512 else 4))
+
+
+@pytest.mark.parametrize(("rows", "size"), [(520, 576), (664, 704), (1024, 1024), (1025, 1152), (2048, 2048)])
+def test_usual_steps_waste_less_than_an_eighth(rows: int, size: int) -> None:
+    assert bucket(rows) == size
+
+
+def test_steps_above_the_ladder_run_their_own_rows_without_a_graph(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static_runner, "bucket", lambda rows: bucket(rows) if rows <= 32 else None)
+    made: list[int] = []
+    body = Body.__init__
+
+    def noted(self: Body, size: int, runner: StaticRunner) -> None:
+        made.append(size)
+        body(self, size, runner)
+
+    monkeypatch.setattr(Body, "__init__", noted)
+    requests = random_requests(11, 6, BASE.max_new_tokens)
+    engine, found = static_run(small_model, BASE, requests)
+    assert found == texts(small_model, BASE, requests)
+    assert any(size > 32 and size % 32 for size in made), "as many as there are"
+    assert isinstance(engine.batch.runner, StaticRunner)
+    assert max(engine.batch.runner.bodies, default=0) <= 32
 
 
 @pytest.mark.parametrize("graphs", ["always", "never"])

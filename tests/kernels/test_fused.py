@@ -15,6 +15,7 @@ from lopa_dist.kernels.rows import add_rms_norm, swiglu
 from tests.kernels.cross_compile import Variant, compile_all
 from tests.kernels.forms import plain
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLOTS, SCRATCH = 90, 13
@@ -205,6 +206,7 @@ def variants(arch: int) -> list[Variant]:
     return found
 
 
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("arch", [80, 90])
 def test_cross_compiled(arch: int) -> None:
     """Loads and stores of 16 bytes a thread, no spills, registers for full occupancy or nearly so."""

@@ -21,6 +21,7 @@ from lopa_dist.ragged import Ints
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.mixes import Mix, mixes, poisoned, subset, tensors
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KV_HEADS = 2
 SMALL = Launch(columns=16, warps=4, stages=2)  # many steps over few columns
@@ -210,6 +211,7 @@ def two_branches() -> Mix:
     return Mix(segments, 32, 62, 30, [0, 0])
 
 
+@pytest.mark.no_gpu
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     with pytest.raises(ValueError, match="at most 128"):
@@ -308,15 +310,18 @@ def merge_variant(arch: int) -> Variant:
     )
 
 
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("arch", [80, 90])
 def test_cross_compiled(arch: int) -> None:
     """Tensor cores, loads that run ahead, no spills to speak of, and blocks that fit."""
     variants = [variant(arch, group, height) for group, height in ((1, 128), (7, 128), (8, 64), (1, 32))]
     variants += [variant(arch, 7, 128, bounded=True), variant(arch, 4, 64, bounded=True)]
     variants += [variant(arch, 2, 64, dim=48), variant(arch, 2, 16, dim=48, dtype="fp32"), merge_variant(arch)]
+    variants += [variant(arch, 2, height, dim=48, dtype="fp32") for height in (64, 128)]  # of the embedded model
     found = compile_all(variants)
     for one, kernel in zip(variants, found, strict=True):
-        assert kernel.stack <= 64, one
+        tall = one.signature.get("q") == "*fp32" and one.constexprs["BM"] >= 64  # without tensor cores: it spills
+        assert kernel.stack <= (1024 if tall else 64), one
         assert kernel.shared <= SHARED_LIMIT[arch], one
     for one, kernel in zip(variants[:4], found[:4], strict=True):
         wide = arch == 90 and one.constexprs["BM"] >= 64

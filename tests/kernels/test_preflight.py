@@ -22,6 +22,7 @@ from lopa_dist.kernels import (
 from lopa_dist.kernels.dispatch import KERNELS, by_torch, fused
 from lopa_dist.kernels.preflight import Widths, explained, faults, refused
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WIDTHS = Widths(hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, tile_rows=8)
 WHERE: dict[str, tuple[Any, str]] = {

@@ -21,6 +21,7 @@ from lopa_dist.kernels.sampling import Sampling
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.forms import by_triton
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RULES = (
     Sampling("neg_entropy"),
@@ -187,6 +188,7 @@ def head(tile: HeadTile, size: int, arch: int, dtype: str = "bf16", **rules: boo
     )
 
 
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("arch", [80, 90])
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""

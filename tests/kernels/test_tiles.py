@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu_attention import real
+from lopa_dist.kernels import tiles as tiles_file
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
+from lopa_dist.kernels.tiles import MOST_KEPT, Kept, Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
+from lopa_dist.kernels.tiles import cut as cut_rows
 from tests.kernels.mixes import Mix, mixes, seen_slots, subset
 
 SPLITS = [None, Split(2, 8), Split(6, 8), Split(30, 24)]
@@ -44,6 +47,39 @@ def test_every_row_sees_every_column_once(mix: Mix, cut: Cut) -> None:
     assert (np.diff(columns) <= 0).all(), "longest first"
     assert (tiles.table[:, 1] >= 1).all()
     assert (tiles.table[:, 1] <= cut[0]).all()
+
+
+@given(mixed=st.lists(st.one_of(mixes(), mixes(bounded=True)), min_size=1, max_size=4), cut=CUTS)
+@settings(max_examples=40, deadline=None)
+def test_what_is_kept_changes_nothing(mixed: list[Mix], cut: Cut) -> None:
+    """Neither the same rows with other cached tokens, nor other rows, find what is not theirs."""
+    kept = Kept()
+    for mix in mixed:
+        moved = replace(mix.segments, shared_base=mix.segments.shared_base + 7, shared=mix.segments.shared // 2)
+        for segments in (mix.segments, moved, mix.segments):
+            found, wanted = tile(segments, *cut, kept), tile(segments, *cut)
+            for name in ("table", "seen", "lo", "hi", "depth", "merges"):
+                one, other = getattr(found, name), getattr(wanted, name)
+                assert one.dtype == other.dtype
+                assert np.array_equal(one, other)
+            assert (found.parts, found.scratch) == (wanted.parts, wanted.scratch)
+            assert found.until is wanted.until, "it is this step's"
+
+
+def test_a_forward_that_comes_again_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = []
+    monkeypatch.setattr(tiles_file, "cut", lambda *given: cuts.append(1) or cut_rows(*given))
+    kept, same = Kept(), lambda cached: windows(1, 3, 20, [cached])
+    first = tile(same(100), 16, Split(8, 16), True, kept)
+    assert tile(same(100), 16, Split(8, 16), True, kept) is first
+    longer = tile(same(164), 16, Split(8, 16), True, kept)
+    assert len(cuts) == 1, "the rows are the same"
+    assert longer.table[:, 3].sum() > first.table[:, 3].sum()
+    for rows in range(1, MOST_KEPT + 5):
+        tile(windows(1, 1, rows, [9]), 16, None, True, kept)
+    assert len(kept.tiles) <= MOST_KEPT
+    with pytest.raises(ValueError, match="own_base"):
+        tile(replace(same(100), own_base=same(100).own_base + np.array([0, 1, 2])), 16, None, True, kept)
 
 
 @given(mix=mixes(), cut=CUTS)

@@ -19,6 +19,7 @@ from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, GemmTile, co
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.forms import plain
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SENTINEL = 7.0
 SMALL = GemmTile(16, 32, 32, 4, 2)
@@ -136,6 +137,7 @@ def product(wide: int, deep: int, tile: GemmTile, arch: int, weight: str = "bf16
     )
 
 
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("arch", [80, 90])
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
-from lopa_dist.parallel.communicator import Solo
+from lopa_dist.parallel.communicator import Solo, TorchCommunicator
 from tests.engine.ranks import on_ranks
 from tests.parallel.contract import check
 
@@ -52,3 +55,37 @@ def test_processes(launcher: list[str], backend: str) -> None:
     for rank in range(3 if backend == "gloo" else 2):
         assert f"rank {rank} kept the contract" in printed, printed[-3000:]
     assert done.returncode == 0, printed[-3000:]
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that only `cpu` and `copy_` bring to the host and back."""
+
+    taken = 0
+
+    def cpu(self, *_: object, **__: object) -> torch.Tensor:
+        OnGpu.taken += 1
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_gloo_takes_what_is_on_a_gpu_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.group.WORLD is not None
+        comm = TorchCommunicator(dist.group.WORLD)
+        given = torch.arange(6, dtype=torch.int32).view(2, 3).as_subclass(OnGpu)
+        assert comm.all_gather(given).tolist() == [[[0, 1, 2], [3, 4, 5]]]
+        sent = []
+
+        def filled(buffer: torch.Tensor, **_: object) -> None:
+            sent.append(type(buffer))
+            buffer.fill_(9)
+
+        monkeypatch.setattr(dist, "broadcast", filled)
+        address = given.data_ptr()
+        assert comm.broadcast(given, 0) is given
+        assert given.tolist() == [[9] * 3] * 2
+        assert given.data_ptr() == address
+        assert (OnGpu.taken, sent) == (2, [torch.Tensor])
+        assert comm.traffic.bytes == {"all_gather": 24, "commit": 24}
+    finally:
+        dist.destroy_process_group()

@@ -74,3 +74,13 @@ def test_impossible_backends() -> None:
         choose_backend(world, "mpi", CPU)
     assert choose_backend(world, "auto", CPU) == "gloo"
     assert choose_backend(World("mpirun", 0, 2), "auto", CPU) == "mpi"
+
+
+def test_ranks_that_share_a_gpu_are_joined_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, two = torch.device("cuda"), World("torchrun", 0, 2, 0, 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_backend(two, "auto", gpu) == choose_backend(two, "nccl", gpu) == "nccl"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert choose_backend(two, "auto", gpu) == choose_backend(two, "gloo", gpu) == "gloo"
+    with pytest.raises(LaunchError, match=r"one rank a GPU, but 2 ranks share 1 here: .* or choose gloo"):
+        choose_backend(two, "nccl", gpu)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
-from lopa_dist.rows.sizes import longest_sequence, most_rows, usual_forward
+from lopa_dist.rows.sizes import longest_sequence, most_rows, usual_forward, usual_predictions
 from tests.engine.test_loop import BASE, random_requests
 
 PLAIN = replace(BASE, branches=0)
@@ -52,14 +52,14 @@ def test_no_forward_of_one_sequence_exceeds_the_bound(small_model: Transformer, 
 @pytest.mark.parametrize(
     ("options", "limit", "rows"),
     [
-        ({}, TOP, 4 * 100),
-        ({"branches": 15}, TOP, 4 * 16 * 3 * 4),
-        ({"branches": 31, "max_active_blocks": 1}, TOP, 4 * 32 * 2 * 4),
-        ({"context": "vanilla"}, TOP, 4 * 4 * 100),
+        ({}, MOST_ROWS, 4 * 100),
+        ({"branches": 15}, MOST_ROWS, 4 * 16 * 3 * 4),
+        ({"branches": 31, "max_active_blocks": 1}, MOST_ROWS, 4 * 32 * 2 * 4),
+        ({"context": "vanilla"}, MOST_ROWS, 4 * 4 * 100),
         ({"context": "vanilla"}, 600, 600),
         ({"context": "vanilla"}, 300, 4 * 100),
         ({}, 10_000, 4 * 100),
-        ({"branches": 511}, TOP, TOP),
+        ({"branches": 511}, MOST_ROWS, MOST_ROWS),
         ({"branches": 511}, 9000, 9000),
     ],
     ids=str,
@@ -69,9 +69,24 @@ def test_usual_forward(options: dict[str, Any], limit: int, rows: int) -> None:
     assert usual_forward(config, config.max_branches, 4, 100, limit) == rows
 
 
+@pytest.mark.parametrize(
+    ("config", "branches", "predictions"),
+    [
+        (PLAIN, 1, 4 * 3 * 4),
+        (replace(BASE, branches=15), 16, 4 * 16 * 3 * 4),
+        (replace(VERIFIED, context="vanilla"), 1, 4 * (BASE.max_new_tokens + 2 * 5)),
+        (CAUSAL, 1, 4 * (1 + 3 * 2)),
+    ],
+    ids=str,
+)
+def test_usual_predictions_leave_prompts_out(config: DecodeConfig, branches: int, predictions: int) -> None:
+    assert usual_predictions(config, branches, 4) == predictions
+    assert predictions <= usual_forward(config, branches, 4, 10_000, MOST_ROWS)
+
+
 def test_ranks_that_share_out_branches_have_their_share_of_rows() -> None:
     config = replace(BASE, branches=7, block_size=8)
-    assert usual_forward(config, 8, 4, 10, TOP) == 8 * usual_forward(config, 1, 4, 10, TOP)
+    assert usual_forward(config, 8, 4, 10, MOST_ROWS) == 8 * usual_forward(config, 1, 4, 10, MOST_ROWS)
 
 
 def test_drafts_are_in_the_longest_sequence() -> None:

@@ -2,6 +2,9 @@
 
 Each check looks at one thing that jobs need and says in a line that it is fine, what makes it slow, or what is broken
 and how to mend it. Nothing is downloaded and no weights are loaded. What Triton compiles on a GPU is kept for the job.
+
+Started on several ranks, as a job would be, it joins them and compares their collectives. Rank 0 shows what it finds;
+the others show what is slow or broken, and all end with the same status.
 """
 
 from __future__ import annotations
@@ -9,15 +12,19 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
+import statistics
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from netrc import netrc
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -42,11 +49,16 @@ from lopa_dist.models.files import find, local
 from lopa_dist.models.quantize import linears, mixtures
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.stop import Stop
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.registry import TASKS
 
 PROMPT = 1024  # tokens, where memory is planned: the doctor reads no input
+JOIN_S = 30.0  # until the ranks have met and answered
+ROUNDS, SENT = 5, 4096  # of collectives, and numbers in each
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
 NODE_LOCAL = ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay")  # kinds of file systems
 GIB = 2**30
@@ -87,14 +99,16 @@ class Machine:
     """What the checks look at."""
 
     config: Config
+    group: Group | None = None  # of the ranks that the doctor was started with, once they are joined
 
     @cached_property
     def device(self) -> torch.device:
-        """Where a job's first rank would compute; a CPU where the GPU that was asked for is not there."""
+        """Where a job's rank would compute; a CPU where the GPU that was asked for is not there."""
         name = self.config.model.device
         if not torch.cuda.is_available() or name == "cpu":
             return torch.device("cpu")
-        return torch.device(name if ":" in name else "cuda:0")
+        own = detect().local_rank % torch.cuda.device_count()
+        return torch.device(name if ":" in name else f"cuda:{own}")
 
     @cached_property
     def shape(self) -> ModelConfig | None:
@@ -190,6 +204,56 @@ def ranks(machine: Machine) -> Finding:
     if world.size == 1:
         return fine("one process; torchrun, srun and mpirun start more")
     return fine(f"rank {world.rank} of {world.size}, by {world.launcher}")
+
+
+def collectives(machine: Machine) -> Finding:
+    """What ranks send each other arrives, and how long it takes."""
+    world = detect()
+    if world.size == 1:
+        return fine("one process has none")
+    if machine.device.type == "cuda":
+        torch.cuda.set_device(machine.device)
+    parallel = machine.config.parallel
+    found: list[Finding] = []
+
+    def join() -> None:
+        try:
+            machine.group = Group(
+                world, Mesh(1, world.size), parallel.backend, JOIN_S, machine.device, Stop(machine.config.job.grace_s)
+            )
+            found.append(exchanged(machine.group, machine.device))
+        except (RuntimeError, ValueError, TimeoutError) as error:
+            found.append(Finding(State.BROKEN, f"{error}"))
+
+    joining = Thread(target=join, daemon=True)  # the ranks of a job may wait for each other for minutes
+    joining.start()
+    joining.join(JOIN_S)
+    if not found:
+        return broken(
+            f"the {world.size} ranks did not meet, or did not answer, within {JOIN_S:.0f} s",
+            "see whether all of them were started, and whether a firewall is between their machines; for NCCL, "
+            "NCCL_SOCKET_IFNAME names the network, and NCCL_DEBUG=INFO says more",
+        )
+    return found[0]
+
+
+def exchanged(group: Group, device: torch.device) -> Finding:
+    """Gather and broadcast a few numbers between the ranks of a group."""
+    comm, times = group.comm, []
+    ranks = torch.arange(comm.size, dtype=torch.int32, device=device)
+    for number in range(ROUNDS):
+        began = time.perf_counter()
+        gathered = comm.all_gather(torch.full((SENT,), comm.rank + number, dtype=torch.int32, device=device))
+        right = bool((gathered == (ranks + number)[:, None]).all())  # waits for the device
+        times.append(time.perf_counter() - began)
+        last = comm.broadcast(torch.full((SENT,), comm.rank, dtype=torch.int64, device=device), comm.size - 1)
+        if not (right and bool((last == comm.size - 1).all())):
+            return broken(
+                f"{group.backend}: what ranks get is not what others sent",
+                "another parallel.backend; for NCCL, NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 finds the way that is bad",
+            )
+    took = 1000 * statistics.median(times)
+    return fine(f"{group.backend} joins {comm.size} ranks; {SENT * 4 >> 10} KiB from each take {took:.2f} ms")
 
 
 def slurm(machine: Machine) -> Finding:
@@ -375,6 +439,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "device": device,
     "compiler": compiler,
     "ranks": ranks,
+    "collectives": collectives,
     "Slurm": slurm,
     "run folder": run_folder,
     "model": model,
@@ -386,9 +451,9 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
 }
 
 
-def examine(config: Config) -> Iterator[tuple[str, Finding]]:
+def examine(machine: Machine) -> Iterator[tuple[str, Finding]]:
     """Yield what each check finds, as it is found; a check that fails itself has found something broken."""
-    machine, said = Machine(config), dict[str, str]()
+    said = dict[str, str]()
     for name, check in CHECKS.items():
         try:
             yield name, check(machine)
@@ -408,23 +473,39 @@ def doctor(overrides: list[str], console: Console) -> bool:
     if wrong:
         raise UserError(f"{wrong[0]}: doctor takes settings as key=value, as a job does: lopa-dist doctor model=...")
     check_keys(overrides)
-    config = composed(with_own_model(overrides))
+    machine, world = Machine(composed(with_own_model(overrides))), detect()
     states = []
-    for name, finding in examine(config):
+    for name, finding in examine(machine):
+        states.append(finding.state)
+        if world.rank and finding.state == State.FINE:
+            continue
+        if world.rank:
+            console.print(Text(f"rank {world.rank} on {socket.gethostname()}:"))
         line = Table.grid(padding=(0, 2))
         line.add_column(width=max(map(len, CHECKS)), no_wrap=True)
         line.add_column(width=max(len(state.value) for state in State), no_wrap=True)
         line.add_column(overflow="fold")
         line.add_row(name, Text(finding.state.value, COLOURS[finding.state]), Text(finding.text))
         console.print(line)
-        states.append(finding.state)
-    count = states.count(State.BROKEN)
+    count = everywhere(machine, states.count(State.BROKEN))
+    if world.rank:
+        return not count
     if count:
         console.print(Text(f"A job would not run here: {count} {'thing is' if count == 1 else 'things are'} broken."))
     else:
         slower = ", slower than it could" if State.SLOW in states else ""
         console.print(Text(f"A job would run here{slower}."))
     return not count
+
+
+def everywhere(machine: Machine, count: int) -> int:
+    """Return how many things are broken on all ranks; on this one alone if they are not joined."""
+    if machine.group is None:
+        return count
+    try:
+        return machine.group.store.sum({"broken": count})["broken"]
+    except (RuntimeError, TimeoutError):
+        return count + 1  # another rank is lost
 
 
 COLOURS = {State.FINE: "green", State.SLOW: "yellow", State.BROKEN: "bold red"}

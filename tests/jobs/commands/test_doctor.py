@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from lopa_dist.config import composed
 from lopa_dist.jobs.commands import doctor as program
 from lopa_dist.jobs.commands.doctor import CHECKS, Finding, Machine, State, doctor
 from lopa_dist.kernels.preflight import Fault
+from lopa_dist.parallel.launcher import LaunchError, World
 
 GPU = torch.device("cuda:0")
 CPU_ONLY = ["model.device=cpu"]
@@ -81,7 +86,8 @@ def test_a_model_that_is_still_to_come_is_fine_with_a_network_only(monkeypatch: 
 
 
 def test_settings_that_do_not_go_together_are_broken() -> None:
-    [found] = [f for name, f in program.examine(composed(["decode.context=causal", *CPU_ONLY])) if name == "model"]
+    config = composed(["decode.context=causal", *CPU_ONLY])
+    [found] = [finding for name, finding in program.examine(Machine(config)) if name == "model"]
     assert found == Finding(State.BROKEN, "decode.context=causal: the model is not causal; leave it at auto")
 
 
@@ -156,3 +162,85 @@ def test_words_that_are_no_settings_are_refused() -> None:
         shown("dream")
     with pytest.raises(UserError, match=r"decode\.tau_conf"):
         shown("decode.tau_con=1")
+
+
+class Comm:
+    """Rank 0 of two, of which the other sends what it is told to."""
+
+    rank, size = 0, 2
+
+    def __init__(self, lies: bool = False) -> None:
+        self.lies = lies
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        return torch.stack([own, own + (0 if self.lies else 1)])
+
+    def broadcast(self, own: torch.Tensor, source: int) -> torch.Tensor:
+        return own.fill_(source)
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, comm: Comm, elsewhere: int = 0) -> None:
+    """The doctor is one of two ranks, and the other has found `elsewhere` things broken."""
+    store = SimpleNamespace(sum=lambda found: {name: count + elsewhere for name, count in found.items()})
+    monkeypatch.setattr(program, "detect", lambda: World("torchrun", 0, 2, 0, 2))
+    monkeypatch.setattr(program, "Group", lambda *_: SimpleNamespace(comm=comm, backend="gloo", store=store))
+
+
+def test_ranks_that_get_what_others_send_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined(monkeypatch, Comm())
+    found = program.collectives(machine())
+    assert found.state == State.FINE
+    assert found.text.startswith("gloo joins 2 ranks; 16 KiB from each take ")
+
+
+def test_what_is_broken_on_one_rank_is_so_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined(monkeypatch, Comm(), elsewhere=1)
+    would_run, screen = shown()
+    assert not would_run
+    assert "A job would not run here: 1 thing is broken." in screen
+
+
+def test_ranks_that_get_something_else_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined(monkeypatch, Comm(lies=True))
+    assert "not what others sent: another parallel.backend" in program.collectives(machine()).text
+
+
+def test_ranks_that_do_not_meet_are_broken_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Event()
+    joined(monkeypatch, Comm())
+
+    def endless(*_: object) -> None:
+        waits.wait()
+        raise RuntimeError("the test is over")
+
+    monkeypatch.setattr(program, "Group", endless)
+    monkeypatch.setattr(program, "JOIN_S", 0.1)
+    found = program.collectives(machine())
+    waits.set()
+    assert found.state == State.BROKEN
+    assert "the 2 ranks did not meet, or did not answer, within 0 s: see whether all of them were started" in found.text
+
+
+def test_why_ranks_cannot_be_joined_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise LaunchError("parallel.backend=nccl needs GPUs (model.device=cuda); use gloo on CPUs")
+
+    joined(monkeypatch, Comm())
+    monkeypatch.setattr(program, "Group", refuse)
+    assert program.collectives(machine()) == Finding(
+        State.BROKEN, "parallel.backend=nccl needs GPUs (model.device=cuda); use gloo on CPUs"
+    )
+
+
+@pytest.mark.system
+def test_started_on_two_ranks_it_joins_them_and_one_speaks() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lopa_dist", "doctor"]
+    done = subprocess.run(
+        [*command, *CPU_ONLY, "task=humaneval", "parallel.threads=1"], capture_output=True, text=True, check=False
+    )
+    screen = " ".join(done.stdout.split())
+    assert "collectives fine gloo joins 2 ranks" in screen
+    assert screen.count("Python fine") == 1
+    assert "rank 1 on " in screen
+    assert "A job would not run here: 2 things are broken." in screen
+    assert done.returncode
