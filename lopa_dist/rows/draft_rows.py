@@ -58,7 +58,9 @@ def draft_rows(config: DecodeConfig, host: HostState) -> RowsBehind:
 
 
 def add_indices(state: State, host: HostState, structure: Structure) -> None:
-    """Set `Structure.sees_from`, and what the device needs to fill in rows of drafts; nothing if there are none.
+    """Set `Structure.sees_from`, and what the device needs to fill in rows of drafts, unless no branch has any.
+
+    A rank whose branches have none needs it, too: it unpacks the records of all ranks.
 
     [D] is a draft with a token row; it stands, too, for the draft behind it, which has a verification row.
 
@@ -78,11 +80,11 @@ def add_indices(state: State, host: HostState, structure: Structure) -> None:
     segment, depth = np.arange(len(t)).repeat(t), structure.depth[token_row]  # [D]
 
     # a prediction that no draft can change needs no row
-    block = host.complete - block_begins(config, host)
+    complete = host.complete % config.block_size  # [S] from `block_begins`
     structure.sees_from = structure.begin
     if config.window_attention == "block_causal":
-        structure.sees_from = np.maximum(structure.begin, block)
-        block_end = (block + config.block_size)[sequence].repeat(structure.rows)
+        structure.sees_from = np.maximum(structure.begin, complete)
+        block_end = (complete + config.block_size)[sequence].repeat(structure.rows)
         later = structure.row_position[: len(block_end)] >= block_end
         structure.until[later & (structure.depth == 0)] = 1
     elif config.prompt_attention != "joint":

@@ -161,8 +161,8 @@ def predict_windows(
 
     # the row that predicts a position: its own or, with the shift, the one before
     shift = int(state.vocabulary.shift)
-    base = host.complete[sequence] + structure.start - (structure.first + block_begins(state.config, host)[sequence])
-    base -= shift
+    complete = host.complete % state.config.block_size  # [S] from `block_begins`
+    base = complete[sequence] - shift + structure.start - structure.first
     row_minus_cell = (base - sequence * width).repeat(reported)
     if shift:
         ahead = np.flatnonzero(reported * host.first_masked[sequence])
