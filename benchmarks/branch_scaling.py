@@ -8,8 +8,7 @@ Starts the main job through torchrun, again and again with the rank counts in tu
 have moods. Beside the speed-up stands its ceiling: two independent single-rank jobs at once, which send nothing; where
 these take longer than one alone, the cores share something (a physical core, memory, other people's work). The latency
 model (`latency_model.py`) is fitted from measured collectives and projected to Dream-7B on more ranks. Writes
-benchmarks/results/branch_scaling.json and .png; branch_scaling_verified.json and .png were not made since branches are
-a tree.
+benchmarks/results/branch_scaling.json and .png, or branch_scaling_verified.json and .png.
 """
 
 from __future__ import annotations

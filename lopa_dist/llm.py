@@ -387,7 +387,9 @@ class LLM:
 
 def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
     """Return what tells a call's requests from others."""
-    asked = [(list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps) for r in requests]
+    asked = [
+        (list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps, r.stop) for r in requests
+    ]
     formats = [item.response_format for item in items]
     return hashlib.sha256(repr((asked, formats)).encode()).hexdigest()[:24]
 

@@ -274,6 +274,14 @@ class State:
         known[:, slots] = integers
         return HostState._make(known)
 
+    def finish(self, slots: Sequence[int], host: HostState) -> HostState:
+        """Finish the sequences in some slots; returns what the host knows then."""
+        at, known = to_device(np.array(slots), self.canvas.device), np.stack(host)
+        for field, value in (("done", 1), ("branches", 0), ("drafts", 0)):
+            getattr(self, field).index_fill_(0, at, value)
+            known[HostState._fields.index(field), slots] = value
+        return HostState._make(known)
+
     def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """Return the answers in `slots` up to the positions `ends`, in one transfer, without the prompts' tails."""
         at = to_device(np.array(slots), self.canvas.device)

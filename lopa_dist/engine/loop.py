@@ -27,6 +27,7 @@ from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics, device_mark
+from lopa_dist.engine.stop_strings import TextOf
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
@@ -54,6 +55,7 @@ class Engine:
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
         watched: a context around the parts of a step, for a thread that notices when the host waits too long.
+        text_of: decodes tokens, for stop strings of requests; None: these end no sequence.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Engine:
         requested: Callable[[], StopLevel] = lambda: StopLevel.RUN,
         tensor: Communicator | None = None,
         watched: Watched = unwatched,
+        text_of: TextOf | None = None,
     ) -> None:
         self.model, self.config, self.comm, self.options = model, config, comm, options
-        self.watched = watched
+        self.watched, self.text_of = watched, text_of
         self.tensor = tensor or Solo()
         self.device = model.head_weight.device
         self.runners = Runners(model, config, self.options, self.tensor, comm.size)
@@ -133,7 +136,7 @@ class Engine:
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
         chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
         parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
-        self.batch = RunningBatch(requests, next_requests, *parts)
+        self.batch = RunningBatch(requests, next_requests, *parts, self.text_of)
         self.statistics.start()
         return self.batch
 

@@ -22,6 +22,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.engine.stop_strings import TextOf, has_stop
 from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
@@ -42,6 +43,7 @@ class Admission:
     began: float  # when it was admitted
     chunks: int  # forwards before its first step, counted also if another request computes them
     first_step: float = 0.0  # seconds until its first step was over
+    seen: int = 0  # positions in which stop strings were looked for
     work: Work = field(default_factory=Work)  # of its forwards that were counted so far
 
 
@@ -84,6 +86,7 @@ class RunningBatch:
         state, pool, runner, scheduler, chunks: made for these requests.
         sampling: how tokens are chosen for requests that do not say.
         statistics: counts the times of phases, and prompts.
+        text_of: decodes tokens, to find stop strings; None: they end no sequence.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class RunningBatch:
         lookahead: LookaheadPolicy,
         sampling: Sampling,
         statistics: Statistics,
+        text_of: TextOf | None = None,
     ) -> None:
         self.requests, self.next_requests, self.sampling, self.statistics = (
             requests,
@@ -106,7 +110,7 @@ class RunningBatch:
             statistics,
         )
         self.state, self.pool, self.runner, self.scheduler, self.chunks = state, pool, runner, scheduler, chunks
-        self.lookahead = lookahead
+        self.lookahead, self.text_of = lookahead, text_of
         self.host = state.to_host()
         self.running: dict[int, Admission] = {}  # by slot
         self.structures: Structures = {}  # of earlier steps
@@ -207,8 +211,10 @@ class RunningBatch:
         for slot, admission in self.running.items():
             if self.host.step[slot] == 1 and not admission.first_step:
                 admission.first_step = now - admission.began
-        finished = [slot for slot in self.running if self.host.done[slot]]
         ends = np.minimum(self.host.end, self.host.limit)
+        stopped = self.end_at_stops()
+        ends[stopped] = self.host.complete[stopped]
+        finished = [slot for slot in self.running if self.host.done[slot]]
         answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
         told = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
@@ -221,6 +227,26 @@ class RunningBatch:
             if slot in told:
                 generation = replace(generation, written=told[slot][: len(generation.tokens)])
             found.append(generation)
+        return found
+
+    def end_at_stops(self) -> list[int]:
+        """Finish the sequences whose final tokens have a stop string of their request, and return their slots."""
+        if self.text_of is None or not self.state.config.stop_at_eos:
+            return []
+        complete = self.host.complete
+        slots = [
+            slot for slot, admission in self.running.items()
+            if admission.request.stop and complete[slot] > admission.seen and not self.host.done[slot]
+        ]  # fmt: skip
+        texts = self.state.generated(slots, complete[slots].tolist()) if slots else []
+        found = []
+        for slot, tokens in zip(slots, texts, strict=True):
+            admission = self.running[slot]
+            if has_stop(self.text_of, tokens, admission.seen, admission.request.stop):
+                found.append(slot)
+            admission.seen = int(complete[slot])
+        if found:
+            self.host = self.state.finish(found, self.host)
         return found
 
     def generation(

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from lopa_dist.checks import UserError
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
@@ -159,7 +160,7 @@ class Failures:
 
     def announce(self, error: BaseException) -> None:
         """Tell the others what went wrong here; the first announcement stays."""
-        message = f"rank {self.world.rank}: {type(error).__name__}: {error}"
+        message = f"rank {self.world.rank}: {in_words(error)}"
         if str(error).startswith(f"rank {self.world.rank} "):
             message = str(error)
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
@@ -213,8 +214,10 @@ class Failures:
         return str(self.store.get(keys.FAILED).decode()) if self.store.check([keys.FAILED]) else None
 
     def _lost(self, missing: list[int], why: str) -> str:
-        verb = "does" if len(missing) == 1 else "do"
-        return f"{self._names(missing)} {verb} not answer: killed, hanging or unreachable ({why})"
+        verb, on = "does" if len(missing) == 1 else "do", hosts(self.store)
+        where = " and ".join(sorted({on[rank] for rank in missing if rank in on}))
+        where = f" on {where}" if where else ""
+        return f"{self._names(missing)} {verb} not answer: killed, hanging or unreachable{where} ({why})"
 
     def _names(self, ranks: list[int]) -> str:
         return " and ".join(f"rank {r}" for r in ranks) + f" of {self.world.size}"
@@ -287,6 +290,17 @@ class Failures:
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
 
 
+def hosts(store: Store) -> dict[int, str]:
+    """Return the hosts of the ranks that have joined."""
+    said = store.get(keys.HERE).decode().split() if store.check([keys.HERE]) else []
+    return {int(rank): host for rank, host in (entry.split("@", 1) for entry in said)}
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error's kind and message; a message for people stands alone."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
 def nothing(*_: Any) -> None:
     """Do nothing."""
 
@@ -302,7 +316,7 @@ def announce_before_joining(world: World, error: Exception, limit_s: float) -> N
     with contextlib.suppress(Exception):  # the store cannot be reached either
         store = rendezvous(world)
         if store.add(keys.FAILURES, 1) == 1:
-            store.set(keys.FAILED, f"rank {world.rank}: {type(error).__name__}: {error}")
+            store.set(keys.FAILED, f"rank {world.rank}: {in_words(error)}")
         store.add(keys.JOINED, 1)
         if world.rank == 0:
             wait_until(

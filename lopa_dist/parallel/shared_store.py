@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.failures import Failures
+from lopa_dist.parallel.failures import Failures, hosts
 from lopa_dist.parallel.launcher import JOIN, World
 from lopa_dist.parallel.rendezvous import pause_s, wait_until
 
@@ -37,7 +38,7 @@ class SharedStore:
             LaunchError: that took longer than `limit_s`.
             RankError: a rank announced that it cannot join.
         """
-        self.store.append(keys.HERE, f"{self.world.rank} ")  # type: ignore[attr-defined]
+        self.store.append(keys.HERE, f"{self.world.rank}@{socket.gethostname()} ")  # type: ignore[attr-defined]
         self.store.add(keys.JOINED, 1)
 
         def all_joined() -> bool:
@@ -48,7 +49,7 @@ class SharedStore:
 
     def joined(self) -> str:
         """Return how many ranks are here, and which are not."""
-        here = {int(rank) for rank in self.store.get(keys.HERE).split()}
+        here = hosts(self.store)
         missing = [rank for rank in range(self.world.size) if rank not in here]
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         names = ", ".join(f"rank {rank}" for rank in missing[:NAMED]) + more

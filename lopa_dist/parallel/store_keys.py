@@ -4,7 +4,7 @@
 key                  written by                        read by                     what for
 ===================  ================================  ==========================  ===================================
 ``joined``           every rank, counting up           every rank                  barrier: all processes have started
-``here``             every rank, appending             ranks that wait             their numbers, to name who is missing
+``here``             every rank, appending             every rank                  numbers and hosts, to name the lost
 ``ready``            every rank, counting up           every rank                  barrier: all models are loaded
 ``prepared``         every rank, counting up           every rank                  barrier: all devices are prepared
 ``agreed/NAME``      every rank, counting up           every rank                  barrier: all would do the same

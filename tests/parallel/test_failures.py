@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from lopa_dist.checks import UserError
 from lopa_dist.parallel import failures as failures_file
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures, RankError, broken, first_line
@@ -40,6 +41,20 @@ def test_the_first_error_is_announced(store: HashStore, failures: Failures) -> N
     assert store.get(keys.FAILED) == b"rank 1: ValueError: planted"
     with pytest.raises(RankError, match="rank 1: ValueError: planted"):
         failures.check()
+
+
+def test_a_message_for_people_is_announced_without_its_class(store: HashStore, failures: Failures) -> None:
+    with pytest.raises(UserError), failures.guard():
+        raise UserError("the disk of /results is full")
+    assert store.get(keys.FAILED) == b"rank 1: the disk of /results is full"
+
+
+def test_a_lost_rank_is_named_with_its_host(store: HashStore, failures: Failures) -> None:
+    store.append(keys.HERE, "1@n1 ")
+    store.append(keys.HERE, "0@n7 ")
+    words = r"^rank 0 of 2 does not answer: killed, hanging or unreachable on n7 \(timeout"
+    with pytest.raises(RankError, match=words), failures.guard():
+        raise TimeoutError("it took too long")
 
 
 def test_a_broken_collective_names_the_silent_rank(failures: Failures) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Barrier
 from typing import TypeVar
 
 import pytest
@@ -32,11 +33,12 @@ def joined(store: HashStore, rank: int, size: int) -> Iterator[SharedStore]:
 
 
 def on_ranks(size: int, work: Callable[[SharedStore, int], T]) -> list[T]:
-    store = HashStore()
+    store, all_joined = HashStore(), Barrier(size)
 
     def run(rank: int) -> T:
         with joined(store, rank, size) as shared:
             shared.join(60.0)
+            all_joined.wait(60.0)  # a rank that fails at once would be told to those that look for it in `join`
             return work(shared, rank)
 
     with ThreadPoolExecutor(size) as threads:

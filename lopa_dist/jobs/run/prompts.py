@@ -250,7 +250,7 @@ class Encoder:
         if item.origin and item.origin.sample and not (sampling or self.config.decode).temperature:
             self.greedy_samples += 1
         asked = index, array("i", ids), most, self.key(item), sampling, prefix, told
-        return Request(*asked, suffix=suffix)
+        return Request(*asked, stop=item.stop, suffix=suffix)
 
     def suffix(self, item: Item) -> Sequence[int] | str:
         """The tokens behind an item's answer, or why there can be none."""

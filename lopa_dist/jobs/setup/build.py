@@ -6,7 +6,7 @@ Jobs, traces, profiles, benchmarks and `lopa_dist.LLM` all build their engines h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -56,6 +56,10 @@ class EngineBuilder:
         self.tokenizer = load_tokenizer(self.folder)
         self.model: Transformer | None = None
         self._tensor = Relay(Solo())
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer's tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     @cached_property
     def revision(self) -> str:
@@ -120,7 +124,7 @@ class EngineBuilder:
             on_step: as for `Engine`.
         """
         if group is None:
-            return Engine(self.load(), decode, Solo(), options, on_step)
+            return Engine(self.load(), decode, Solo(), options, on_step, text_of=self.text_of)
         branch, branches = group.mesh.branch, decode.max_branches
         if branch > branches and not decode.causal and group.world.rank == 0:
             log.warning(
@@ -130,4 +134,4 @@ class EngineBuilder:
             )  # fmt: skip
         model = self.load(tensor=group.tensor)
         ranks = group.comm, options, on_step, group.stop.level, group.tensor
-        return Engine(model, decode, *ranks, group.failures.watched)
+        return Engine(model, decode, *ranks, group.failures.watched, self.text_of)

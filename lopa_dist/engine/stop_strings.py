@@ -1,0 +1,32 @@
+"""Sequences end once their text has a stop string, so that nothing is generated that would be cut off.
+
+Only tokens that are final count: those of complete blocks, or verified ones. What is cut from the finished text is the
+same, because the earliest stop string lies in it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+TextOf = Callable[[Sequence[int]], str]
+MARGIN = 8  # further tokens that are decoded in front of a possible stop string: some have no character of their own
+
+
+def has_stop(text_of: TextOf, tokens: Sequence[int], seen: int, stops: Sequence[str]) -> bool:
+    """Return whether a text has one of the stop strings.
+
+    Only its end is decoded, and all of it if that has one: a long answer is not decoded anew in every step.
+
+    Args:
+        text_of: decodes tokens.
+        tokens: of the text.
+        seen: how many of them, from the first on, are known to have none.
+        stops: the stop strings; not empty.
+    """
+
+    def found(tokens: Sequence[int]) -> bool:
+        text = text_of(tokens)
+        return any(stop in text for stop in stops)
+
+    end = tokens[max(0, seen - MARGIN - max(map(len, stops))) :]
+    return found(end) and found(tokens)

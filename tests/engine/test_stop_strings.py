@@ -1,0 +1,87 @@
+"""A sequence ends at a stop string, with the text that it would have had anyway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lopa_dist.config import ModelOptions
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.stop_strings import has_stop
+from lopa_dist.jobs.run.results import finished_text
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.tasks.arithmetic import Arithmetic
+from tests.engine.ranks import on_ranks
+
+STOPS = (" .", "####")
+BLOCKS = DecodeConfig(block_size=8, max_new_tokens=64)
+SETTINGS = [
+    ("embedded", BLOCKS),
+    ("embedded", replace(BLOCKS, branches=2, drafts=4, temperature=0.7)),
+    ("causal", DecodeConfig(context="causal", max_new_tokens=64, drafts=8)),
+]
+
+
+@pytest.fixture(scope="module")
+def builders() -> dict[str, EngineBuilder]:
+    return {name: EngineBuilder(ModelOptions(path=name), torch.device("cpu")) for name in ("embedded", "causal")}
+
+
+def requests(builder: EngineBuilder) -> list[Request]:
+    """Six problems, of which two have no stop string."""
+    made = []
+    for i, item in enumerate(Arithmetic(6, "held_out", 5).items()):
+        text = builder.tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
+        ids = builder.tokenizer(text, add_special_tokens=False).input_ids
+        made.append(Request(i, ids, 64, request_key(0, str(i)), stop=STOPS if i % 3 else ()))
+    return made
+
+
+def answers(
+    builder: EngineBuilder, config: DecodeConfig, sequences: int, comm: Communicator | None = None, **extra: Any
+) -> tuple[list[tuple[str, list[int], str]], list[int]]:
+    """Text, tokens and finish reason of each request's answer, cut at its stop strings; and their forwards."""
+    engine = Engine(builder.load(warn=False), config, comm or Solo(), EngineConfig(sequences), **extra)
+    done = sorted(engine.generate(requests(builder)), key=lambda g: g.request.index)
+    texts = [finished_text(builder.tokenizer, one, one.request.stop) for one in done]
+    return [(text, one.tokens, one.finish_reason) for one, text in texts], [one.forwards for one in done]
+
+
+@pytest.mark.parametrize(("name", "config"), SETTINGS, ids=["blocks", "branches, sampled", "causal"])
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_the_same_text_in_fewer_forwards(
+    builders: dict[str, EngineBuilder], name: str, config: DecodeConfig, sequences: int
+) -> None:
+    builder = builders[name]
+    wanted, all_forwards = answers(builder, config, sequences)
+    found, forwards = answers(builder, config, sequences, text_of=builder.text_of)
+    assert found == wanted
+    for request, fewer, before in zip(requests(builder), forwards, all_forwards, strict=True):
+        assert fewer < before if request.stop else fewer == before
+
+
+def test_branch_ranks_end_together(builders: dict[str, EngineBuilder]) -> None:
+    builder, config = builders["embedded"], SETTINGS[1][1]
+    alone = answers(builder, config, 4, text_of=builder.text_of)
+    assert on_ranks(2, lambda comm: answers(builder, config, 4, comm, text_of=builder.text_of)) == [alone, alone]
+
+
+@given(
+    text=st.text("ab", max_size=60),
+    seen=st.integers(0, 60),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1),
+)
+def test_the_end_of_a_text_is_enough(text: str, seen: int, stops: list[str]) -> None:
+    known = next((n for n in range(min(seen, len(text)), -1, -1) if not any(stop in text[:n] for stop in stops)), 0)
+    tokens = [ord(c) for c in text]
+    found = has_stop(lambda some: "".join(map(chr, some)), tokens, known, stops)
+    assert found == any(stop in text for stop in stops)
