@@ -59,12 +59,16 @@ def test_sbatch_on_two_nodes(cluster: dict[str, str], one_process: list[str], tm
 
 def test_srun_without_torchrun(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:
     command = ["srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "lopa_dist", *OVERRIDES]
-    command += [f"hydra.run.dir={tmp_path}", "parallel.branch=2", "parallel.threads=1"]
-    done = subprocess.run(command, env=cluster, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    command += [f"hydra.run.dir={tmp_path / 'run'}", "parallel.branch=2", "parallel.threads=1"]
+    # in a folder of its own: jobs of other tests, whose ranks are killed, leave their file in the checkout
+    environment = cluster | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert texts(tmp_path) == one_process[:12]
-    assert json.loads((tmp_path / "report.json").read_text())["world"]["launcher"] == "srun"
-    assert not list(ROOT.glob(".lopa_dist-rendezvous*"))
+    assert texts(tmp_path / "run") == one_process[:12]
+    assert json.loads((tmp_path / "run/report.json").read_text())["world"]["launcher"] == "srun"
+    assert not list(tmp_path.glob(".lopa_dist-rendezvous*"))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
