@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -46,3 +47,8 @@ def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
     """The id of the tokenizer's `eos_token`, if it has one among the `special_tokens`."""
     named = read_json_if_there(folder / "tokenizer_config.json").get("eos_token")
     return special.get(named["content"] if isinstance(named, dict) else str(named))
+
+
+def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
+    """Return the text of an answer's tokens, without special ones."""
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))

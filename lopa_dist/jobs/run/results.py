@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.decode.written import Written
 from lopa_dist.engine.request import Generation, Given, Likelihood
 from lopa_dist.jobs.run.open_files import lines_of
+from lopa_dist.models.tokenizer import text_of
 from lopa_dist.tasks.task import Item, Score
 from lopa_dist.whole import whole
 
@@ -32,19 +33,19 @@ def finished_text(
     and seconds stay what they were.
     """
 
-    def text_of(count: int) -> str:
-        return str(tokenizer.decode(generation.tokens[:count], skip_special_tokens=True))
+    def text_to(count: int) -> str:
+        return text_of(tokenizer, generation.tokens[:count])
 
-    whole = text_of(len(generation.tokens))
+    whole = text_to(len(generation.tokens))
     ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
     if not ends:
         return generation, whole
     text = whole[: min(ends)]
-    count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_of(n)))
+    count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_to(n)))
     # a part of a character is as long as the character, but another one
-    while not text_of(count).startswith(text) and count < len(generation.tokens):
+    while not text_to(count).startswith(text) and count < len(generation.tokens):
         count += 1
-    while count and text_of(count - 1).startswith(text):
+    while count and text_to(count - 1).startswith(text):
         count -= 1
     tokens, written = generation.tokens[:count], generation.written and generation.written[:count]
     return replace(generation, tokens=tokens, finish_reason="stop", written=written), text

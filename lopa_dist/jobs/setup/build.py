@@ -21,7 +21,7 @@ from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import find, revision
-from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.tokenizer import load_tokenizer, text_of
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Relay, Solo
 from lopa_dist.parallel.group import Group
@@ -59,7 +59,7 @@ class EngineBuilder:
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer's tokens."""
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        return text_of(self.tokenizer, tokens)
 
     @cached_property
     def revision(self) -> str:
