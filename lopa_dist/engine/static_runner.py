@@ -30,7 +30,7 @@ from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, Kept, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Cache, FusedTransformer
-from lopa_dist.models.transformer import Transformer
+from lopa_dist.models.transformer import Transformer, rope_of
 from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
@@ -166,7 +166,8 @@ class Body:
             return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan, q)
 
         cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts, self.kv_slots)
-        self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend))
+        cos, sin = (table.index_select(0, self.positions) for table in runner.rotations)
+        self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend, rope=(cos, sin)))
 
 
 class Head:
@@ -239,6 +240,8 @@ class StaticRunner(Runner):
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt has at most two
         self.low = sequences * 2  # stacks with cached tokens: the rest of a prompt, and all branches
         config = model.config
+        # cosines and sines by position: looking them up takes two launches, computing them a dozen
+        self.rotations = rope_of(config, torch.arange(longest, device=self.device), model.head_weight.dtype)
         self.stacked = stacked
         self.kept_tiles = Kept()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)

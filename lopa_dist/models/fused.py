@@ -85,6 +85,7 @@ class FusedTransformer:
         cache: Cache,
         attend: Attend,
         wanted: Tensor | None = None,
+        rope: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, ``[R, d]``; of `wanted` ``[H]`` alone where they are given.
 
@@ -98,9 +99,10 @@ class FusedTransformer:
             cache: where K/V of the rows go.
             attend: what the rows see.
             wanted: numbers of rows.
+            rope: cosines and sines of the positions, ``[R, 1, D]`` each; None: they are computed here (`rope_of`).
         """
         eps = self.config.rms_eps
-        cos, sin = rope_of(self.config, positions, self.embedding.dtype)
+        cos, sin = rope or rope_of(self.config, positions, self.embedding.dtype)
         query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
         stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
         if self.mask_rows is not None:

@@ -52,10 +52,19 @@ class NanPadding(FusedTransformer):
         vars(self).update(vars(network))
         self.embedding = F.pad(network.embedding, (0, 0, 0, 1), value=torch.nan)
 
-    def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: Cache, attend: Attend) -> Tensor:
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        cache: Cache,
+        attend: Attend,
+        rope: tuple[Tensor, Tensor],
+    ) -> Tensor:
         padding = torch.arange(len(tokens)) >= rows
         tokens, positions = tokens.masked_fill(padding, len(self.embedding) - 1), positions.masked_fill(padding, 500)
-        return super().__call__(tokens, positions, rows, cache, attend)
+        cos, sin = (one.masked_fill(padding[:, None, None], torch.nan) for one in rope)
+        return super().__call__(tokens, positions, rows, cache, attend, rope=(cos, sin))
 
 
 def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
