@@ -28,7 +28,7 @@ from lopa_dist.kernels.dispatch import by_torch, on_device, processors
 from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
-from lopa_dist.kernels.tiles import Capacity, Kept, Split, Tiles, capacity, matrix_rows, tile
+from lopa_dist.kernels.tiles import Capacity, KeptTiles, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer, rope_of
 from lopa_dist.ragged import Ints, padded
@@ -240,7 +240,7 @@ class StaticRunner(Runner):
         # cosines and sines by position: looking them up takes two launches, computing them a dozen
         self.rotations = rope_of(config, torch.arange(longest, device=self.device), model.head_weight.dtype)
         self.stacked = stacked
-        self.kept_tiles = Kept()
+        self.kept_tiles = KeptTiles()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
         self.split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
         # shared by all attention plans, which run one after the other

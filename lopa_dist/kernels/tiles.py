@@ -8,9 +8,7 @@ Python loop over segments; every layer uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +18,6 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
-Made = TypeVar("Made")
 FIELDS = 10  # of a tile in the table
 MOST_ROWS = 1024  # of a forward whose table is kept: larger ones vary
 MOST_ROWS_KEPT = 2**18  # of all forwards whose tables are kept, about 40 bytes each
@@ -92,7 +89,7 @@ def tile(
     tile_rows: int,
     split: Split | None = None,
     stacked: bool = True,
-    kept: Kept | None = None,
+    kept: KeptTiles | None = None,
 ) -> Tiles:
     """Cut segments into tiles of at most `tile_rows` rows.
 
@@ -116,16 +113,15 @@ def tile(
         ValueError: own K/V that do not lie in packed order.
     """
     if kept is None or len(segments.hi) > MOST_ROWS or segments.seen is not None:
-        return tiles_of(segments, tile_rows, split, *stacks(segments, stacked))
+        return tiles_of(segments, tile_rows, split, stacked)
     depth, until = segments.drafts or (None, None)
-    rows = as_bytes(segments.start, segments.rows, segments.hi, depth)
-    view = as_bytes(segments.shared_base, segments.shared, segments.own_base, *(segments.tail or ()))
-
-    def make() -> Tiles:
-        made = tiles_of(segments, tile_rows, split, *stacks(segments, stacked), kept, rows)
-        return made if until is None else replace(made, until=None)
-
-    found = kept.tiles.find(rows + view, len(segments.hi), make)
+    key = as_bytes(
+        segments.start, segments.rows, segments.hi, depth, segments.shared_base, segments.shared, segments.own_base,
+        *(segments.tail or ()),
+    )  # fmt: skip
+    found = kept.get(key)
+    if found is None:
+        found = kept.put(key, replace(tiles_of(segments, tile_rows, split, stacked), until=None))
     return found if until is None else replace(found, until=until)
 
 
@@ -134,58 +130,37 @@ def as_bytes(*arrays: Ints | None) -> tuple[bytes, ...]:
     return tuple([b"" if array is None else array.tobytes() for array in arrays])
 
 
-class ByKey(Generic[Made]):
-    """What was made for earlier forwards. When they have more than `MOST_ROWS_KEPT` rows, all is dropped."""
+class KeptTiles:
+    """Tiles of earlier forwards, which steps of few sequences often have again.
+
+    When the forwards have more than `MOST_ROWS_KEPT` rows together, all are dropped.
+    """
 
     def __init__(self) -> None:
-        self.made: dict[tuple[bytes, ...], Made] = {}
+        self.tiles: dict[tuple[bytes, ...], Tiles] = {}
         self.rows = 0
 
-    def find(self, key: tuple[bytes, ...], rows: int, make: Callable[[], Made]) -> Made:
-        """Return what there is for a key; if there is nothing, it is made now, for a forward of `rows` rows."""
-        found = self.made.get(key)
-        if found is None:
-            if self.rows + rows > MOST_ROWS_KEPT:
-                self.made.clear()
-                self.rows = 0
-            self.rows += rows
-            found = self.made[key] = make()
-        return found
+    def get(self, key: tuple[bytes, ...]) -> Tiles | None:
+        """Return the tiles that were put under a key."""
+        return self.tiles.get(key)
+
+    def put(self, key: tuple[bytes, ...], tiles: Tiles) -> Tiles:
+        """Keep tiles, and return them."""
+        if self.rows + len(tiles.hi) > MOST_ROWS_KEPT:
+            self.tiles.clear()
+            self.rows = 0
+        self.rows += len(tiles.hi)
+        self.tiles[key] = tiles
+        return tiles
 
 
-class Kept:
-    """Cuts and tiles of earlier forwards. Steps of few sequences often have their rows again, or all of it."""
-
-    def __init__(self) -> None:
-        self.cuts: ByKey[Cut] = ByKey()
-        self.tiles: ByKey[Tiles] = ByKey()
-
-
-def tiles_of(
-    segments: Segments,
-    tile_rows: int,
-    split: Split | None,
-    order: Ints,
-    view: Ints,
-    first: Ints,
-    kept: Kept | None = None,
-    rows: tuple[bytes, ...] = (),
-) -> Tiles:
-    """Return the tiles of `tile`.
-
-    Args:
-        segments, tile_rows, split, kept: as of `tile`.
-        order, view, first: of `stacks`.
-        rows: what tells the segments' rows apart.
-    """
+def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: bool) -> Tiles:
+    """Return the tiles of `tile`, with its arguments."""
+    order, view, first = stacks(segments, stacked)
     offset = (segments.own_base - segments.start)[order]
     if (offset != offset[:1]).any():
         raise ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
-    if kept is None:
-        made = cut(segments, order, first, tile_rows)
-    else:
-        key = (*rows, first.tobytes())
-        made = kept.cuts.find(key, len(segments.hi), lambda: cut(segments, order, first, tile_rows))
+    made = cut(segments, order, first, tile_rows)
     seen = np.full(len(segments.hi), UNBOUNDED, np.int32) if segments.seen is None else segments.seen.astype(np.int32)
 
     # parts of their columns

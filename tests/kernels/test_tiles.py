@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.gpu_attention import real
 from lopa_dist.kernels import tiles as tiles_file
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Kept, Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
-from lopa_dist.kernels.tiles import cut as cut_rows
+from lopa_dist.kernels.tiles import KeptTiles, Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
 from tests.kernels.mixes import Mix, mixes, seen_slots, subset
 
 SPLITS = [None, Split(2, 8), Split(6, 8), Split(30, 24)]
@@ -53,7 +52,7 @@ def test_every_row_sees_every_column_once(mix: Mix, cut: Cut) -> None:
 @settings(max_examples=40, deadline=None)
 def test_what_is_kept_changes_nothing(mixed: list[Mix], cut: Cut) -> None:
     """Neither the same rows with other cached tokens, nor other rows, find what is not theirs."""
-    kept = Kept()
+    kept = KeptTiles()
     for mix in mixed:
         moved = replace(mix.segments, shared_base=mix.segments.shared_base + 7, shared=mix.segments.shared // 2)
         for segments in (mix.segments, moved, mix.segments):
@@ -67,19 +66,15 @@ def test_what_is_kept_changes_nothing(mixed: list[Mix], cut: Cut) -> None:
 
 
 def test_a_forward_that_comes_again_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts = []
-    monkeypatch.setattr(tiles_file, "cut", lambda *given: cuts.append(1) or cut_rows(*given))
-    kept, same = Kept(), lambda cached: windows(1, 3, 20, [cached])
+    kept, same = KeptTiles(), lambda cached: windows(1, 3, 20, [cached])
     first = tile(same(100), 16, Split(8, 16), True, kept)
     assert tile(same(100), 16, Split(8, 16), True, kept) is first
-    longer = tile(same(164), 16, Split(8, 16), True, kept)
-    assert len(cuts) == 1, "the rows are the same"
-    assert longer.table[:, 3].sum() > first.table[:, 3].sum()
+    assert tile(same(164), 16, Split(8, 16), True, kept).table[:, 3].sum() > first.table[:, 3].sum()
     monkeypatch.setattr(tiles_file, "MOST_ROWS_KEPT", 100)
     for rows in range(1, 30):
         tile(windows(1, 1, rows, [9]), 16, None, True, kept)
-        assert kept.tiles.rows <= 100
-        assert sum(len(made.hi) for made in kept.tiles.made.values()) <= 100
+        assert kept.rows <= 100
+        assert sum(len(made.hi) for made in kept.tiles.values()) == kept.rows
     with pytest.raises(ValueError, match="own_base"):
         tile(replace(same(100), own_base=same(100).own_base + np.array([0, 1, 2])), 16, None, True, kept)
 
