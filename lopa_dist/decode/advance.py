@@ -51,7 +51,7 @@ def advance(state: State, winner: Winner) -> None:
     # with drafts, a position is forced only if the winner brings no token
     stuck = None if winner.accepted is None else (winner.position < 0).all(1)
     chosen = fill(config, records, state.fillable(masked), full, stuck)
-    if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
+    if config.boundary == "fill" and state.vocabulary.shift:
         # Fast-dLLM: the forward that fills the cache decides the window's first position only
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
     window = torch.where(chosen if edit is None else chosen | edit.made, records.token, window)

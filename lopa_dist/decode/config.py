@@ -177,11 +177,6 @@ class DecodeConfig:
         return CONTEXTS[self.context].cache
 
     @property
-    def canvas(self) -> str:
-        """See `Context`."""
-        return CONTEXTS[self.context].canvas
-
-    @property
     def causal(self) -> bool:
         """Whether a row sees nothing behind itself, so that verification is exact (`causal`)."""
         return self.window_attention == "causal"
@@ -193,7 +188,10 @@ class DecodeConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and reused."""
+        """Whether K/V of prompts and complete blocks are computed once and reused.
+
+        Prompts then never see their answer, and are prefilled in segments of their own.
+        """
         return self.cache == "block"
 
     @property

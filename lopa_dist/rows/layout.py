@@ -142,16 +142,15 @@ def find_structure(
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of each sequence that determine a structure, `KINDS` too; () if the sequence does not run."""
-    fields = "branches", "first_masked", "committed", "complete", "end", "limit", "suffix"
-    for drafts, wanted, branches, first, committed, complete, end, limit, suffix in zip(
+    fields = "branches", "first_masked", "committed", "complete", "end", "suffix"
+    for drafts, wanted, branches, first, committed, complete, end, suffix in zip(
         np.minimum(host.drafts, config.drafts).tolist(),
         wanted_count(config, host).tolist(),
         *(getattr(host, field).tolist() for field in fields),
         strict=True,
     ):
         begin = complete - complete % config.block_size  # see `block_begins`
-        last = limit - begin if config.canvas == "whole" else 0
-        known = committed > 0, committed - begin, complete - begin, end - begin, last, suffix
+        known = committed > 0, committed - begin, complete - begin, end - begin, suffix
         yield (branches, drafts, wanted, first, *known) if branches else ()
 
 

@@ -1,8 +1,8 @@
 """Which prompts, or parts of prompts, are segments of their own in a forward.
 
-A prompt that never sees its answer is prefilled apart from the window: as one segment, or as two if its first tokens
-are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate segments in every prefill, so a
-row has the same bits whether the prefix was computed in this forward or found in the cache.
+A prompt that never sees its answer (`DecodeConfig.keeps_kv`) is prefilled apart from the window: as one segment, or as
+two if its first tokens are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate segments
+in every prefill, so a row has the same bits whether the prefix was computed in this forward or found in the cache.
 """
 
 from __future__ import annotations
@@ -41,11 +41,6 @@ class Prefill:
     reads_kept: bool = False  # whether a stored hidden state is among the forward's `head_rows`
 
 
-def prefill_apart(config: DecodeConfig) -> bool:
-    """Return whether prompts are prefilled in segments of their own: they never see the answer, and are cached."""
-    return config.keeps_kv and config.prompt_attention != "joint"
-
-
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
     """Return the segments of the prompts that wait for their prefill; None if no prompt waits."""
     waiting = (host.committed < 0) & (host.branches > 0)
@@ -54,7 +49,7 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
     slots = np.arange(len(waiting))
     length, source = (shared.length, shared.source) if shared else (np.zeros_like(host.prompt), np.full_like(slots, -1))
     prefixes = np.nonzero(waiting & (source == slots))[0]
-    suffixes = np.nonzero(waiting & (host.prompt > length))[0] if prefill_apart(config) else prefixes[:0]
+    suffixes = np.nonzero(waiting & (host.prompt > length))[0]
     behind_prefix = length - host.prompt
     return Prefill(
         sequence=np.append(prefixes, suffixes),
