@@ -139,7 +139,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
-        config: `tau_conf` or `fill`, `force` and `extra_fill` are read.
+        config: `tau_conf` or `fill`, and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
@@ -152,13 +152,9 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     else:
         passed = masked & own_rule(config.fill, records, masked)
     ranked = torch.where(masked, records.confidence, -torch.inf)
-    if config.force == "block":
-        per_block = (slots, width // size, size)
-        none = full & ~passed.view(per_block).any(2)  # [S, blocks]
-        forced = (first_max(ranked.view(per_block)) & none[..., None]).view(slots, width)
-    else:
-        none = ~passed.any(1, keepdim=True)
-        forced = first_max(masked.long()) & none
+    by_block = (slots, width // size, size)
+    none = full & ~passed.view(by_block).any(2)  # [S, blocks]
+    forced = (first_max(ranked.view(by_block)) & none[..., None]).view(slots, width)
     if stuck is not None:
         forced = forced & stuck[:, None]
     chosen = passed | forced & masked

@@ -61,7 +61,11 @@ class DecodeConfig:
     )
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
-    tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
+    tau_conf: float = option(
+        0.9,
+        "a token is filled, without verification, when its probability is above this; where none is, the best position "
+        "of each fully active block is filled",
+    )
     tau_edit: float | None = option(
         None,
         "models that edit (LLaDA2.1): a filled token is overwritten where another's probability is above this; null: "
@@ -76,11 +80,6 @@ class DecodeConfig:
         ("probability", "margin", "neg_entropy"),
     )
     tau_look: float = option(0.0, "least probability of a lookahead token")
-    force: str = option(
-        "block",
-        "where nothing passes tau_conf: fill the best position of each fully active block, or the window's first",
-        ("block", "leftmost"),
-    )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     context: str = option("d2f", "what rows see, and what is cached", tuple(CONTEXTS))
     sub_block_size: int | None = option(
