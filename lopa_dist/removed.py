@@ -15,6 +15,7 @@ REMOVED = {
     "decode.score_window": f"leave it out; {TRIED}",
     "decode.alpha": f"leave it out; {TRIED}",
     "decode.force": f"leave it out; for leftmost, write decode.sub_block_size=1 decode.max_active_blocks=1; {TRIED}",
+    "decode.groups": f"leave it out; decode.drafts=auto chooses groups where they pay; {TRIED}",
     "decode.one_block_from": f"set decode.max_active_blocks=1 where many sequences run; {TRIED}",
     "decode.branches=auto": f"give a number, 0 with drafts in rows; {TRIED}",
     "engine.max_rows=auto": f"give a number, or leave it out; {TRIED}",

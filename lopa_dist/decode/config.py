@@ -49,11 +49,6 @@ class DecodeConfig:
         10,
         "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
     )
-    groups: int = option(
-        1,
-        "causal models: groups of masks, which predict the next drafts: behind the last draft, and behind those where "
-        "chains of drafts end most often",
-    )
     block_size: int = option(32, "tokens of a block")
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
@@ -94,14 +89,7 @@ class DecodeConfig:
         check_choices("decode", self)
         self.drafts = number(self.drafts)
         require_count("decode.drafts", self.drafts, 0, auto=self.causal)
-        at_least = {
-            "branches": 0,
-            "groups": 1,
-            "extra_fill": 0,
-            "block_size": 1,
-            "max_new_tokens": 1,
-            "top_k": 0,
-        }
+        at_least = {"branches": 0, "extra_fill": 0, "block_size": 1, "max_new_tokens": 1, "top_k": 0}
         if self.sub_block_size is not None:
             at_least["sub_block_size"] = 1
         for key, least in at_least.items():

@@ -93,12 +93,12 @@ class StepTimes:
 class LookaheadPolicy:
     """Chooses the masks of every step of one replica.
 
-    If `drafts` is a number, it is always this number, and `DecodeConfig.groups` groups. With ``drafts=auto`` it is the
-    choice with most tokens a second, from the acceptance and the times of this job's own steps. The times differ from
-    rank to rank, so each rank makes a proposal, and all follow the first one's (`Lockstep`).
+    If `drafts` is a number, it is always this number, in one group. With ``drafts=auto`` it is the choice with most
+    tokens a second, from the acceptance and the times of this job's own steps. The times differ from rank to rank, so
+    each rank makes a proposal, and all follow the first one's (`Lockstep`).
 
     Args:
-        config: `drafts`, `groups` and `branches` are read.
+        config: `drafts` and `branches` are read.
         ranks: of the branch group, which share the branches.
         blocks: whether masks draft in blocks (`Lookahead.blocks`).
         clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
@@ -114,7 +114,7 @@ class LookaheadPolicy:
         self.blocks = blocks
         self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
-        self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, config.groups)
+        self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, 1)
         self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
         self.steps = 0

@@ -24,7 +24,7 @@ def usual_rows(config: DecodeConfig) -> int:
     Its prompt's rows are not counted: with ``context=vanilla`` they run in every step, otherwise in few.
     """
     if config.causal:  # the pending token, its drafts, and masks behind them; drafts and masks of each path
-        return 1 + config.max_drafts * (1 + config.groups + 2 * config.branches)
+        return 1 + 2 * config.max_drafts * config.max_branches
     window = config.block_size * window_blocks(config) if config.stores_kv else config.max_new_tokens
     return config.max_branches * branch_rows(config, window)
 
