@@ -8,6 +8,9 @@ windows beside it would gain nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 
@@ -26,12 +29,18 @@ class ChunkedPrefill:
         pool: has space for the prefixes.
         runner: runs the chunks.
         rules: how long chunks are.
+        attempt: a context in which chunks run, and which may hold their exceptions back (`Lockstep.attempt`).
     """
 
-    def __init__(self, pool: KVPool, runner: Runner, rules: PrefixRules) -> None:
-        self.pool, self.runner, self.rules = pool, runner, rules
+    def __init__(
+        self,
+        pool: KVPool,
+        runner: Runner,
+        rules: PrefixRules,
+        attempt: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.pool, self.runner, self.rules, self.attempt = pool, runner, rules, attempt
         self.computed: set[int] = set()  # slots whose prefix was computed here and is not counted yet
-        self.error: Exception | None = None  # of a chunk; the next forward tells the other ranks
 
     def waiting(self) -> list[int]:
         """Return the slots whose sequences cannot run before their prefix is computed, the first admitted first."""
@@ -40,16 +49,14 @@ class ChunkedPrefill:
         return [s for s, entry in self.pool.entry_of.items() if not entry.stored and self.rules.chunks(entry.tokens)]
 
     def compute(self, slot: int) -> None:
-        """Compute the next chunk of the prefix of the sequence in `slot`; an exception is stored as `error`."""
+        """Compute the next chunk of the prefix of the sequence in `slot`; all ranks go on, also if it fails on one."""
         entry = self.pool.entry_of[slot]
         batch = self.batch(entry)
         count = int(batch.rows[0])
-        try:
+        with self.attempt():
             self.runner.forward(self.runner.prepare(batch, np.array([slot])))
             if batch.place is None:
                 self.pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
-        except Exception as error:
-            self.error = self.error or error
         entry.computed += count
         if entry.stored:
             self.computed.add(slot)

@@ -134,7 +134,7 @@ class Engine:
         slots = room.plan.sequences
         state = State.empty(self.config, self.vocabulary, slots, room.longest, self.device, room.suffix)
         scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
-        chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
+        chunks = ChunkedPrefill(room.pool, room.runner, self.rules, self.lockstep.attempt)
         parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
         self.batch = RunningBatch(requests, next_requests, *parts, self.text_of)
         self.statistics.start()

@@ -59,7 +59,6 @@ class Step:
     lookahead: Lookahead  # of a causal model
     proposal: Choice  # of this rank, for the next step's
     works: list[Work | None]  # of these slots' requests
-    error: Exception | None = None  # of a chunk of a prompt that ran before it
     accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
 
 
@@ -152,9 +151,9 @@ class RunningBatch:
         state = self.state if slots is None else self.state.take(slots)
         running = {slot: admission.work for slot, admission in self.running.items()}
         works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
-        prefixes, error = self.shared_prefixes(slots, before, works), self.chunks.error
+        prefixes = self.shared_prefixes(slots, before, works)
         ahead, proposal = self.lookahead.begin(before, prefixes, chunk), self.lookahead.propose(before)
-        return Step(slots, state, before, prefixes, before, ahead, proposal, works, error)
+        return Step(slots, state, before, prefixes, before, ahead, proposal, works)
 
     def compute_chunk(self) -> list[int]:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
