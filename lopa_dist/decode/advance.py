@@ -9,22 +9,25 @@ from torch import Tensor
 from lopa_dist.checks import UserError
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.edit import edits, settled
-from lopa_dist.decode.state import FAILED, Records, State, arange, last_end
+from lopa_dist.decode.state import FAILED, Records, State, Window, arange, last_end
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
 from lopa_dist.own_code import load
 
 
-def advance(state: State, winner: Winner) -> None:
+def advance(state: State, winner: Winner) -> Window:
     """Move every running sequence by one step, in place.
 
     Slots that are done pass through the same operations. None of their positions is inside the window, so nothing is
     filled.
 
     Args:
-        state: from which the forward was laid out. Its windows are left as they are after the fill, for `spawn`.
+        state: from which the forward was laid out.
         winner: from `verify`; the width of its records, W, is a multiple of the block size and at least
             end - complete.
+
+    Returns:
+        The forward's windows as they are after the fill, for `spawn`.
     """
     config, mask_id, records = state.config, state.vocabulary.mask_id, winner.records
     slots, width = records.packed.shape[1:]
@@ -94,7 +97,8 @@ def advance(state: State, winner: Winner) -> None:
     torch.add(holes.sum(1), new_end - end, out=state.masked)
     state.complete.copy_(complete)
     state.end.copy_(new_end)
-    state.set_window(state.window(width)._replace(token=window, masked=masked))
+    state.forget_window()
+    return Window(span, window, inside, masked)
 
 
 def block_lengths(config: DecodeConfig, end: Tensor, span: Tensor) -> Tensor:

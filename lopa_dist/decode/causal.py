@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.decode.state import FAILED, Records, State, arange
+from lopa_dist.decode.state import FAILED, Records, State, Window, arange
 from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
@@ -100,12 +100,12 @@ def advance(state: State, winner: Winner) -> None:
     note(state, winner)
 
 
-def spawn(state: State, winner: Winner) -> None:
+def spawn(state: State, winner: Winner, left: Window | None = None) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
     The anchor's drafts are also written into the canvas. Drafts that no row could verify before the answer's limit are
     left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
-    before it predicts it.
+    before it predicts it. There are no windows, of which something could be `left`.
     """
     config, slots = state.config, arange(state.slots, state.canvas.device)
     groups = winner.records.drafts

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.state import Records, State, arange
+from lopa_dist.decode.state import Records, State, Window, arange
 from lopa_dist.decode.tree import by_agreement, most_candidates, spawn_tree
 from lopa_dist.decode.winner import Winner, anchor_alone
 
@@ -56,20 +56,21 @@ VERIFY: dict[str, Callable[[State, Records], Winner]] = {
 """The rules of verification, by their names in `DecodeConfig.verify`."""
 
 
-def spawn(state: State, winner: Winner) -> None:
+def spawn(state: State, winner: Winner, left: Window | None) -> None:
     """Make the branches of the next forward: the anchor, and lookaheads at its most confident masked positions.
 
     The lookaheads take the tokens of the winner's records, so no forward is spent on drafting (LoPA, section 3).
 
     Args:
-        state: after `advance`, with the windows that it left.
+        state: after `advance`.
         winner: of this step.
+        left: the windows that `advance` left.
     """
     config, records = state.config, winner.records
     most = most_candidates(config) if config.drafts else config.branches
     if most:
-        span, _, _, masked = state.window(records.packed.shape[-1])
-        masked = state.fillable(masked)
+        assert left is not None
+        span, masked = left.span, state.fillable(left.masked)
         candidates = masked & (records.probability >= config.tau_look) if config.tau_look else masked
         if config.drafts > 1 and config.window_attention == "block_causal":
             # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
@@ -85,7 +86,6 @@ def spawn(state: State, winner: Winner) -> None:
         state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
     else:
         state.branches.copy_(state.done == 0)
-    state.set_window(None)
 
 
 def spawn_lookaheads(state: State, made: Tensor, count: Tensor) -> Tensor:

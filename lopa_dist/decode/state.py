@@ -289,7 +289,7 @@ class State:
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
     def window(self, width: int) -> Window:
-        """Return the windows, `width` positions of each; computed once a step (see `set_window`)."""
+        """Return the windows, `width` positions of each; computed once a step."""
         if self._window is None or self._window.span.shape[1] != width:
             span = self.complete[:, None] + arange(width, self.canvas.device)
             token = self.answers.gather(1, span)
@@ -303,9 +303,9 @@ class State:
         span, _, inside, masked = self.window(width)
         return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
-    def set_window(self, window: Window | None) -> None:
-        """Set the windows of this step, as `advance` left them, for `spawn`; None: the step is over."""
-        self._window = window
+    def forget_window(self) -> None:
+        """Let `window` be computed anew: the sequences were moved."""
+        self._window = None
 
     def fillable(self, masked: Tensor) -> Tensor:
         """Return which of the masked positions ``[S, W]`` may be filled in this step.

@@ -128,8 +128,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         running = [s for s in range(slots) if not bool(state.done[s])]
         winner = verify(state, records)
         before = {s: int(state.complete[s]) for s in running}
-        advance(state, winner)
-        spawn(state, winner)
+        spawn(state, winner, advance(state, winner))
         for slot in running:
             oracle = oracles[slot]
             assert host.masked[slot] == len(oracle.window_masks())

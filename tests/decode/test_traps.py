@@ -53,8 +53,7 @@ def records(state: State, token: int = 7, probability: float = LOW, confidence: 
 
 def step(state: State, found: Records) -> int:
     winner = verify(state, found)
-    advance(state, winner)
-    spawn(state, winner)
+    spawn(state, winner, advance(state, winner))
     return int(winner.branch[0])
 
 
@@ -348,8 +347,7 @@ def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
         assert int(batch.head_rows.max()) < len(batch.tokens)
         gathered = torch.ones(1, batch.local_branches, batch.columns, config.record_size, dtype=torch.int32)
         winner = verify(state, unpack(state, batch, gathered))
-        advance(state, winner)
-        spawn(state, winner)
+        spawn(state, winner, advance(state, winner))
 
 
 class NoSynchronisation(TorchDispatchMode):
@@ -382,5 +380,4 @@ def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
             gathered = torch.ones(1, batch.local_branches, batch.columns, state.config.record_size, dtype=torch.int32)
             found = unpack(state, batch, gathered)
             winner = verify(state, found)
-            advance(state, winner)
-            spawn(state, winner)
+            spawn(state, winner, advance(state, winner))
