@@ -119,8 +119,8 @@ def spawn(state: State, winner: Winner, left: Window | None = None) -> None:
         state.ends.copy_((ends & (there.cumprod(1) > 0)).any(1))
         there &= ~ends
     count = there.cumprod(1).sum(1)
-    room = (state.limit - 1 - state.complete).clamp(min=0)
-    state.drafts.copy_(torch.minimum(count, room)).masked_fill_(state.done != 0, 0)
+    most = (state.limit - 1 - state.complete).clamp(min=0)
+    state.drafts.copy_(torch.minimum(count, most)).masked_fill_(state.done != 0, 0)
     at = state.complete[:, None] + arange(n, token.device)
     drafted = arange(n, token.device) < state.drafts[:, None]
     state.answers.scatter_(1, at, torch.where(drafted, token, state.answers.gather(1, at)))

@@ -21,13 +21,13 @@ from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.memory import Plan, kv_budget, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.engine.room import Room
 from lopa_dist.engine.rules import Share, rules_for
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.engine.stop_strings import TextOf
+from lopa_dist.engine.workspace import Workspace
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
@@ -84,8 +84,7 @@ class Engine:
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
         self.lookahead = LookaheadPolicy(config, comm.size, model.config.block_drafts, clock)
         self.winner: Winner | None = None  # of the last step
-        self.room: Room | None = None  # of the last `generate` or `prepare`
-        self.prepared: Sequence[Request] | None = None  # of the last `prepare`; None: a generation has begun
+        self.workspace: Workspace | None = None  # of the last `generate` or `prepare`
         self.batch: RunningBatch | None = None  # of the last `generate`
         ids = model.config
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
@@ -129,34 +128,45 @@ class Engine:
     def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
         self.batch, self.ended = None, None
-        room = self.room if self.room is not None and self.prepared is requests else self.prepare(requests)
-        self.prepared = None
-        slots = room.plan.sequences
-        state = State.empty(self.config, self.vocabulary, slots, room.longest, self.device, room.suffix)
-        scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
-        chunks = ChunkedPrefill(room.pool, room.runner, self.rules, self.lockstep.attempt)
-        parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
-        self.batch = RunningBatch(requests, next_requests, *parts, self.text_of)
+        space = self.prepare(requests)
+        pool, runner, plan = space.pool, space.runner, space.plan
+        self.batch = RunningBatch(
+            requests,
+            next_requests,
+            State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix),
+            pool,
+            runner,
+            Scheduler(pool, self.config, plan.row_limit, self.comm.size, self.rules),
+            ChunkedPrefill(pool, runner, self.rules, self.lockstep.attempt),
+            self.lookahead,
+            self.sampling,
+            self.statistics,
+            self.text_of,
+        )
         self.statistics.start()
         return self.batch
 
     @torch.inference_mode()
-    def prepare(self, requests: Sequence[Request]) -> Room:
+    def prepare(self, requests: Sequence[Request]) -> Workspace:
         """Make K/V space for a generation of these requests and, on a GPU, compile and capture what its steps will run.
 
         `generate` does it, too. A job does it before, because it takes as long as many steps, and not equally long on
-        all ranks. If there are graphs, and the space of earlier requests is enough for these, it is used again.
+        all ranks. Space that is enough for these requests is used again; if there are no graphs in it, only for as many
+        sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
         longest, suffix, needs = sizes(requests)
         if not self.config.stores_kv:
             needs = 0 * needs
-        room = self.room
-        self.prepared = requests
-        if room is not None and self.runners.static and room.holds(asked, longest, suffix, needs, kv_tokens):
-            room.clear()
-            return room
-        self.room = None  # frees its K/V before others are made
+        space = self.workspace
+        if (
+            space
+            and (self.runners.static or asked == space.asked)
+            and space.holds(asked, longest, suffix, needs, kv_tokens)
+        ):
+            space.clear()
+            return space
+        self.workspace = None  # frees its K/V before others are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         budget = kv_budget(needs, asked, kv_tokens)
         plan = self.plan(needs, asked, local, longest, suffix)
@@ -166,8 +176,8 @@ class Engine:
         runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
         if self.device.type == "cuda":
             runner.warm_up()
-        self.room = Room(asked, longest, suffix, plan, pool, runner)
-        return self.room
+        self.workspace = Workspace(asked, longest, suffix, plan, pool, runner)
+        return self.workspace
 
     def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest: int, suffix: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.
