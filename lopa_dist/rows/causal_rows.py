@@ -35,7 +35,7 @@ from torch import Tensor
 
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, padded, ragged_arange, together
-from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch
+from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch, Predictions
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 
 
@@ -219,16 +219,17 @@ def layout(
     tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
     tokens.index_fill_(0, on["masks"], state.vocabulary.mask_id)
     if is_draft.any():
-        tokens.index_copy_(0, on["drafts"], state.chain[1].view(-1).index_select(0, on["chain"]))
+        tokens.index_copy_(0, on["drafts"], state.chain_token.view(-1).index_select(0, on["chain"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
+    predictions = Predictions(on["heads"], keys)
     return ForwardBatch(
         sequence=sequence, branch=branch, start=rows.cumsum() - rows, rows=rows,
         shared=np.where(segments.kind >= GROUP, first, first + rows), first=first - host.prompt[sequence], hi=hi,
         depth=np.zeros(total, np.int64), tail=None, begin=host.complete - 1, stop=host.complete + host.drafts,
         prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
-        head_rows=on["heads"], head_slots=on["columns"], head_sequence=of_row[heads], head_keys=keys,
-        local_branches=1, columns=common + -(-config.branches // ranks) * width, where=on["cells"], width=depths,
+        predict=lambda: predictions, head_slots=on["columns"], head_sequence=of_row[heads],
+        local_branches=1, columns=common + -(-config.branches // ranks) * width, width=depths,
         of_commit=None, drafts=None, seen=seen, place=np.where(in_scratch, -1, place),
         causal=CausalRows(
             on["cells"], on["path_cells"], depths, group, common_rows * ranks + path_rows * (host.branches - 1)
