@@ -168,10 +168,8 @@ class Engine:
             return space
         self.workspace = None  # frees its K/V before others are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
-        budget = kv_budget(needs, asked, kv_tokens)
         plan = self.plan(needs, asked, local, longest, suffix)
-        if plan.sequences < asked:
-            budget = kv_budget(needs, plan.sequences, kv_tokens)
+        budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
         runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
         if self.device.type == "cuda":
@@ -211,8 +209,7 @@ class Engine:
         """Store the step until the next one is under way (`hand_out`), and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
-        told, seconds = step.accepted_with, dict(self.statistics.seconds)
-        self.ended = EndedStep(step.before, step.after, rows, step.works, told, finished, seconds)
+        self.ended = EndedStep(step, rows, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -220,23 +217,19 @@ class Engine:
     def hand_out(self) -> Iterator[Generation]:
         """Count the step that ended last, yield the requests that it finished, and call `meanwhile`."""
         self.statistics.lap("decode")
-        step, self.ended = self.ended, None
-        if step is not None:
-            self.account(step)
-            yield from step.finished
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            self.account(ended)
+            yield from ended.finished
             for callback in self.meanwhile:
                 callback(self)
 
-    def account(self, step: EndedStep) -> None:
+    def account(self, ended: EndedStep) -> None:
         """Count a step."""
-        before, after, rows = step.before, step.after, step.rows
-        running = before.branches > 0
-        filled = ((before.masked + after.end - before.end) - after.masked)[running]
+        step, rows = ended.step, ended.rows
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
         if rows.causal is not None:
-            window_rows = rows.causal.computed
+            computed = rows.causal.computed
         else:
-            window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(
-            before, after, window_rows, step.works, step.accepted_with, int(filled.sum()), step.seconds
-        )
+            computed = rows_of_branch(self.config, step.before, rows.begin, rows.stop) * step.before.branches
+        self.statistics.step(step.before, step.after, computed, step.works, step.accepted_with, ended.seconds)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,58 +63,36 @@ class Step:
     accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
 
 
-@dataclass
-class EndedStep:
+class EndedStep(NamedTuple):
     """What is left of a step when the next one begins."""
 
-    before: HostState
-    after: HostState
+    step: Step
     rows: ForwardBatch
-    works: list[Work | None]
-    accepted_with: Ints | None
     finished: list[Generation]
     seconds: dict[str, float]  # of all phases until its end
 
 
+@dataclass(eq=False)
 class RunningBatch:
-    """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot.
+    """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot."""
 
-    Args:
-        requests: all of them.
-        next_requests: hands out positions in `requests`.
-        lookahead: how far causal models look ahead.
-        state, pool, runner, scheduler, chunks: made for these requests.
-        sampling: how tokens are chosen for requests that do not say.
-        statistics: counts the times of phases, and prompts.
-        text_of: decodes tokens, to find stop strings; None: they end no sequence.
-    """
+    requests: Sequence[Request]  # all of them
+    next_requests: NextRequests  # hands out positions in `requests`
+    state: State  # made for these requests, like the four fields behind it
+    pool: KVPool
+    runner: Runner
+    scheduler: Scheduler
+    chunks: ChunkedPrefill
+    lookahead: LookaheadPolicy  # how far causal models look ahead
+    sampling: Sampling  # how tokens are chosen for requests that do not say
+    statistics: Statistics  # counts the times of phases, and prompts
+    text_of: TextOf | None = None  # decodes tokens, to find stop strings; None: they end no sequence
+    running: dict[int, Admission] = field(default_factory=dict)  # by slot
+    structures: Structures = field(default_factory=dict)  # of earlier steps
+    waiting: deque[int] = field(default_factory=deque)  # handed out, but without K/V space yet
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        next_requests: NextRequests,
-        state: State,
-        pool: KVPool,
-        runner: Runner,
-        scheduler: Scheduler,
-        chunks: ChunkedPrefill,
-        lookahead: LookaheadPolicy,
-        sampling: Sampling,
-        statistics: Statistics,
-        text_of: TextOf | None = None,
-    ) -> None:
-        self.requests, self.next_requests, self.sampling, self.statistics = (
-            requests,
-            next_requests,
-            sampling,
-            statistics,
-        )
-        self.state, self.pool, self.runner, self.scheduler, self.chunks = state, pool, runner, scheduler, chunks
-        self.lookahead, self.text_of = lookahead, text_of
-        self.host = state.to_host()
-        self.running: dict[int, Admission] = {}  # by slot
-        self.structures: Structures = {}  # of earlier steps
-        self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
+    def __post_init__(self) -> None:
+        self.host = self.state.to_host()
 
     def admit(self) -> None:
         """Fill empty slots with the next requests, as far as there is K/V space."""
@@ -194,14 +173,13 @@ class RunningBatch:
         computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, list(self.chunks.computed))
         self.chunks.computed.difference_update(slots[prefill].tolist())
         reused = np.where(computed, 0, prefixes.length)
-        for at in np.flatnonzero(
-            prefill & (host.step == 0)
-        ).tolist():  # without a cache, every step computes the prompts anew
-            own = works[at]
+        # without a cache, every step computes the prompts anew
+        for number in np.flatnonzero(prefill & (host.step == 0)).tolist():
+            own = works[number]
             assert own is not None
             for work in (self.statistics, own):
-                work.prompt_tokens += int((host.prompt + host.known + host.suffix)[at])
-                work.prompt_reused += int(reused[at])
+                work.prompt_tokens += int((host.prompt + host.known + host.suffix)[number])
+                work.prompt_reused += int(reused[number])
         return prefixes
 
     def collect(self) -> list[Generation]:

@@ -161,7 +161,7 @@ def test_drafts_are_what_the_definition_says(
         assert engine.ended is not None
         assert engine.winner is not None
         assert engine.winner.records.drafts is not None
-        before, rows = engine.ended.before, engine.ended.rows
+        before, rows = engine.ended.step.before, engine.ended.rows
         groups, counted = engine.winner.records.drafts.token[0], rows.rows[rows.branch >= 0].sum()
         accepted = int(engine.winner.accepted[0])
         steps.append(Proposed(int(before.complete[0]), int(before.drafts[0]), groups, accepted, int(counted)))
