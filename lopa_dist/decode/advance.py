@@ -135,8 +135,7 @@ def keep_boundary(state: State, records: Records, running: Tensor) -> None:
     """Remember what a committing forward predicts for the first position behind the cache: no later row may do it."""
     if state.vocabulary.shift and state.config.stores_kv:
         commits = running & (state.committed != state.complete)
-        kept = state.boundary.packed
-        torch.where(commits, records.packed[:, :, 0], kept, out=kept)
+        torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)
 
 
 def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, stuck: Tensor | None = None) -> Tensor:

@@ -25,8 +25,7 @@ from lopa_dist.decode.state import FAILED, Records, State, Window, arange
 from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
-
-NEVER = 1 << 20  # drafts of a branch, for `best_paths`: each branch has all, so none continues another
+from lopa_dist.ragged import UNBOUNDED
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -128,7 +127,8 @@ def spawn(state: State, winner: Winner, left: Window | None = None) -> None:
     chain[:, :, :n] = token[:, None].clamp(min=0)
     branches = torch.ones_like(count)
     if config.branches:
-        paths = best_paths(found.probability, found.second_probability, state.drafts, config.branches, NEVER)
+        # each branch has all drafts, so none continues another
+        paths = best_paths(found.probability, found.second_probability, state.drafts, config.branches, UNBOUNDED)
         k = paths.last.shape[1]
         chain[:, 1 : k + 1, :n] = torch.where(paths.second, found.second_token[:, None].long(), chain[:, 1 : k + 1, :n])
         branches += paths.found

@@ -69,11 +69,6 @@ class Records:
         """The probabilities of the second choices."""
         return self.packed[4].view(torch.float32)
 
-    @classmethod
-    def of(cls, token: Tensor, probability: Tensor, confidence: Tensor) -> Records:
-        """Make records of three tensors of one shape."""
-        return cls(torch.stack([token, probability.view(torch.int32), confidence.view(torch.int32)]))
-
 
 class Window(NamedTuple):
     """The positions ``[complete, complete + width)`` of every sequence, all ``[S, width]``."""
@@ -126,7 +121,11 @@ class Admitted(NamedTuple):
     suffix: Sequence[int] = ()  # tokens behind the answer, where rows see them
 
 
-BY_SLOT = ("canvas", "key", "eos", "settling", "written")  # tensors that begin with S
+SLOT_DIMENSIONS = {
+    "canvas": 0, "key": 0, "eos": 0, "settling": 0, "written": 0,
+    "integers": 1, "edits": 1, "chain": 1, "paths": 1, "boundary": 1,
+}  # fmt: skip
+"""The tensors of `State`, and which dimension of each is S."""
 
 
 @dataclass
@@ -147,7 +146,7 @@ class State:
     # predicts it: the token before its position, given the drafts before it (`tree`), or without the shift a mask
     chain: Tensor
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
-    boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
+    boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
 
@@ -207,7 +206,7 @@ class State:
             edits=long(2, slots, k, e),
             chain=long(3, slots, config.max_chain),
             paths=long(4, slots, k),
-            boundary=Records(long(config.record_size, slots).int()),
+            boundary=long(config.record_size, slots).int(),
             sampled=np.zeros(slots, bool),
         )
         state.committed.fill_(-1)
@@ -325,27 +324,19 @@ class State:
     def take(self, slots: Ints) -> State:
         """Return a copy of some slots, for a step that runs only these; the others wait for rows of a later step."""
         at = to_device(slots, self.canvas.device)
-        parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
-        return replace(
-            self,
-            **parts,
-            integers=self.integers[:, at],
-            edits=self.edits[:, at],
-            chain=self.chain[:, at],
-            paths=self.paths[:, at],
-            boundary=Records(self.boundary.packed[:, at]),
-            sampled=self.sampled[slots],
-        )
+        parts = {
+            name: tensor.index_select(dimension, at)
+            for name, dimension in SLOT_DIMENSIONS.items()
+            if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **parts, sampled=self.sampled[slots])
 
     def put(self, slots: Ints, part: State) -> None:
         """Write back what `take` returned, after its step."""
         at = to_device(slots, self.canvas.device)
-        for name in BY_SLOT:
+        for name, dimension in SLOT_DIMENSIONS.items():
             if (tensor := getattr(self, name)) is not None:
-                tensor[at] = getattr(part, name)
-        self.integers[:, at], self.edits[:, at] = part.integers, part.edits
-        self.chain[:, at], self.paths[:, at] = part.chain, part.paths
-        self.boundary.packed[:, at] = part.boundary.packed
+                tensor.index_copy_(dimension, at, getattr(part, name))
         self._window = None
 
     def noise_keys(self, sequence: Tensor, position: Tensor) -> Tensor:

@@ -46,7 +46,6 @@ class Lockstep:
         self.own_level = StopLevel.RUN
         self.error: Exception | None = None  # of this rank in this step, from `attempt`
         self.choice: Choice = (0, 0)  # of lookahead in the next step: the first rank's proposal
-        self.proposal = self.choice  # this rank's own
 
     def least(self, value: int, device: torch.device) -> int:
         """Return the least of all ranks' values, so that all decide the same from it."""
@@ -76,8 +75,7 @@ class Lockstep:
             shape = (batch.local_branches, batch.columns, runner.record_size)
             records = torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device)
         self.own_level = StopLevel.FAILED if self.error else self.requested()
-        self.proposal = step.proposal
-        gathered = self.gather(records)
+        gathered = self.gather(records, step.proposal)
         error, self.error = self.error, None
         if error:
             raise error
@@ -97,12 +95,12 @@ class Lockstep:
                 raise
             self.error = self.error or error
 
-    def gather(self, records: Tensor) -> Tensor:
-        """Return the records of all branch ranks; their levels travel with them, and stay on the device."""
+    def gather(self, records: Tensor, proposal: Choice) -> Tensor:
+        """Return the records of all branch ranks; levels and proposals travel with them, and stay on the device."""
         if self.comm.size == self.tensor.size == 1:
             self.levels = records.new_empty(0)
             return records[None]
-        own = to_device(np.array([self.own_level, *self.proposal], np.int32), records.device)
+        own = to_device(np.array([self.own_level, *proposal], np.int32), records.device)
         if self.tensor.size > 1:  # tensor ranks receive a signal at different moments
             gathered = self.tensor.all_gather(own)
             own = torch.cat([gathered[:, 0].amax(0, keepdim=True), gathered[0, 1:]])
@@ -123,7 +121,7 @@ class Lockstep:
         """
         levels = batch.to_host(step, winner, self.levels)
         values = levels[::3].tolist()
-        self.choice = (int(levels[1]), int(levels[2])) if values else self.proposal
+        self.choice = (int(levels[1]), int(levels[2])) if values else step.proposal
         if StopLevel.FAILED in values:
             raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
         self.level = StopLevel(max(values, default=self.own_level))

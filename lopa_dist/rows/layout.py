@@ -190,7 +190,7 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
     if batch.of_commit is not None:
         first = packed[..., 0]
-        torch.where(batch.of_commit[:, None], state.boundary.packed[..., None], first, out=first)
+        torch.where(batch.of_commit[:, None], state.boundary[..., None], first, out=first)
     if not state.config.drafts:
         return Records(packed)
     return Records(packed, unpack_drafts(state, batch, packed, parts))

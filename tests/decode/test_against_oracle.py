@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
 from lopa_dist.rows.structure import record_of_commit
-from tests.decode.admission import admit
+from tests.decode.admission import admit, records_of
 from tests.decode.oracle import Oracle, OracleConfig, Record
 from tests.strategies import decode_configs
 
@@ -30,7 +30,7 @@ def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
     coarse = int(rng.choice([4, 16, GRID]))
     probability = rng.integers(0, coarse + 1, shape) / coarse
     confidence = -rng.integers(0, coarse + 1, shape) / coarse
-    first = Records.of(
+    first = records_of(
         torch.from_numpy(token).int(),
         torch.from_numpy(probability).float(),
         torch.from_numpy(confidence).float(),
@@ -120,7 +120,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         records = scripted(rng, state, width)
         kept = record_of_commit(state, host)
         if kept.any():  # as `unpack` does it
-            first, old = records.packed[..., 0], state.boundary.packed[..., None]
+            first, old = records.packed[..., 0], state.boundary[..., None]
             first.copy_(torch.where(torch.from_numpy(kept)[:, None], old, first))
         verified: list[dict[tuple[int, int], Record]] = [{} for _ in range(slots)]
         if config.verify == "agreement":

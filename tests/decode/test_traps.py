@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
 from lopa_dist.rows import layout, unpack
-from tests.decode.admission import admit
+from tests.decode.admission import admit, records_of
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
@@ -46,7 +46,7 @@ def records(state: State, token: int = 7, probability: float = LOW, confidence: 
     size = state.config.block_size
     width = -(-int(state.end[0] - state.complete[0]) // size) * size
     shape = (1, state.config.max_branches, width)
-    return Records.of(
+    return records_of(
         torch.full(shape, token, dtype=torch.int32), torch.full(shape, probability), torch.full(shape, confidence)
     )
 
@@ -153,7 +153,7 @@ def test_drafts_are_accepted_until_one_gives_way() -> None:
     again = records(state)
     again.confidence[0, :, 1] = -0.05
     probability = torch.tensor([[0.8, 0.5, 0.4]])
-    again.drafts = Records.of(torch.tensor([[7, 7, 8]], dtype=torch.int32), probability, probability - 1)
+    again.drafts = records_of(torch.tensor([[7, 7, 8]], dtype=torch.int32), probability, probability - 1)
     step(state, again)
     assert filled(state) == [4, 9, 11, 20]
     assert int(state.accepted[0]) == 2
@@ -170,7 +170,7 @@ def test_what_is_no_number_verifies_nothing() -> None:
     again = records(state)
     again.confidence[0, :, 20] = -0.05
     probability = torch.full((1, 3), torch.nan)
-    again.drafts = Records.of(torch.zeros(1, 3, dtype=torch.int32), probability, probability)
+    again.drafts = records_of(torch.zeros(1, 3, dtype=torch.int32), probability, probability)
     step(state, again)
     assert filled(state) == [9, 20]
 
