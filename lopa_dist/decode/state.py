@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import Ints, to_device, together
 
 
 @dataclass(frozen=True)
@@ -253,24 +253,22 @@ class State:
         }
         integers = np.stack([*fields.values()])
         canvas = np.full((len(admitted), columns), mask_id)
-        for row, one, at in zip(canvas, admitted, self.origin - before, strict=True):
-            row[at : at + len(one.prompt)] = one.prompt
-            if one.suffix:
-                behind = at + len(one.prompt) + one.max_new_tokens
-                row[behind : behind + len(one.suffix)] = one.suffix
+        for row, one, begin in zip(canvas, admitted, self.origin - before, strict=True):
+            row[begin : begin + len(one.prompt)] = one.prompt
+            behind = begin + len(one.prompt) + one.max_new_tokens
+            row[behind : behind + len(one.suffix)] = one.suffix
         keys = np.array([one.key for one in admitted])
         self.sampled[slots] = [one.sampled for one in admitted]
 
-        parts = slots, integers.ravel(), keys, canvas.ravel()
-        sent = to_device(np.concatenate(parts), self.canvas.device).split([len(part) for part in parts])
-        slots_, integers_, keys_, canvas_ = sent
-        self.integers.index_copy_(1, slots_, integers_.view(integers.shape))
-        self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
-        self.key.index_copy_(0, slots_, keys_)
-        self.eos.index_fill_(0, slots_, 0)
-        self.settling.index_fill_(0, slots_, 0)
-        self.edit_position.index_fill_(0, slots_, -1)
-        self.paths.index_fill_(1, slots_, 0)
+        sent = together(self.canvas.device, slots=slots, integers=integers.ravel(), keys=keys, canvas=canvas.ravel())
+        at = sent["slots"]
+        self.integers.index_copy_(1, at, sent["integers"].view(integers.shape))
+        self.canvas.index_copy_(0, at, sent["canvas"].view(canvas.shape))
+        self.key.index_copy_(0, at, sent["keys"])
+        self.eos.index_fill_(0, at, 0)
+        self.settling.index_fill_(0, at, 0)
+        self.edit_position.index_fill_(0, at, -1)
+        self.paths.index_fill_(1, at, 0)
         known = np.stack(host)
         known[:, slots] = integers
         return HostState._make(known)

@@ -46,7 +46,7 @@ def scripted_drafts(
     rng: np.random.Generator, state: State, records: Records, verified: list[dict[tuple[int, int], Record]]
 ) -> Records:
     """Records of the drafts: the branch's own of its first one, invented ones (`verified`) of most others."""
-    size, (position, token) = state.config.drafts, state.chain
+    size, (position, token) = state.config.drafts, state.chain[:2]
     packed = torch.zeros(state.config.record_size, *position.shape, dtype=torch.int32)
     for slot in range(state.slots):
         for number in range(int(state.branches[slot]) * size):
