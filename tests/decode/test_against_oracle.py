@@ -91,7 +91,7 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
             assert {p: t for p, t in pairs if p >= 0} == oracle.edits[j]
         size = state.config.drafts
         for j, drafts in enumerate(oracle.window()["drafts"]):
-            mine = state.chain[:, slot, j * size : j * size + int(state.paths[3, slot, j])]
+            mine = state.chain[:2, slot, j * size : j * size + int(state.paths[3, slot, j])]
             assert mine.T.tolist() == [list(draft) for draft in drafts]
 
 
