@@ -59,7 +59,7 @@ def advance(state: State, winner: Winner) -> Window:
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
     window = torch.where(chosen if edit is None else chosen | edit.made, records.token, window)
     state.answers.scatter_(1, span, window)
-    at = None if state.written is None else span.masked_fill(~masked, -1)
+    was_masked = None if state.written is None else span.masked_fill(~masked, -1)
     masked ^= chosen  # all that is chosen was masked
     is_eos = (window[..., None] == state.eos_ids).any(2) & inside
     if config.prompt_attention == "blocks":
@@ -90,10 +90,10 @@ def advance(state: State, winner: Winner) -> Window:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    note(state, winner, at, chosen, None if edit is None else span.masked_fill(~edit.made, -1))
+    note(state, winner, was_masked, chosen, None if edit is None else span.masked_fill(~edit.made, -1))
     # true also where position `complete` lies in a block that was appended in this step
-    torch.eq(first, complete, out=state.first_masked)
-    state.first_masked &= complete < new_end
+    torch.eq(first, complete, out=state.starts_masked)
+    state.starts_masked &= complete < new_end
     torch.add(holes.sum(1), new_end - end, out=state.masked)
     state.complete.copy_(complete)
     state.end.copy_(new_end)

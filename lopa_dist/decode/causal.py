@@ -84,8 +84,8 @@ def advance(state: State, winner: Winner) -> None:
     brought = winner.position >= 0
     count = brought.sum(1)
     failed = ((records.probability + records.confidence).isnan() & brought).any(1)
-    at = state.complete[:, None] + arange(brought.shape[1], brought.device)
-    state.answers.scatter_(1, at, torch.where(brought, winner.token, state.answers.gather(1, at)))
+    position = state.complete[:, None] + arange(brought.shape[1], brought.device)
+    state.answers.scatter_(1, position, torch.where(brought, winner.token, state.answers.gather(1, position)))
     state.eos |= (is_eos(state, winner.token) & brought).any(1)
     state.complete += count
     state.committed.copy_(torch.where(running, state.complete - 1, state.committed))
@@ -110,26 +110,29 @@ def spawn(state: State, winner: Winner, left: Window | None = None) -> None:
     groups = winner.records.drafts
     assert groups is not None
     assert winner.accepted is not None
-    found = Records(groups.packed[:, slots, winner.accepted])  # [S, n]
-    n = found.packed.shape[2]
-    token, there = found.token.long(), found.token >= 0
+    proposed = Records(groups.packed[:, slots, winner.accepted])  # [S, n]
+    n = proposed.packed.shape[2]
+    token, usable = proposed.token.long(), proposed.token >= 0
     if config.stop_at_eos:
         ends = is_eos(state, token)
-        state.ends.copy_((ends & (there.cumprod(1) > 0)).any(1))
-        there &= ~ends
-    count = there.cumprod(1).sum(1)
+        state.ends.copy_((ends & (usable.cumprod(1) > 0)).any(1))
+        usable &= ~ends
+    count = usable.cumprod(1).sum(1)
     most = (state.limit - 1 - state.complete).clamp(min=0)
     state.drafts.copy_(torch.minimum(count, most)).masked_fill_(state.done != 0, 0)
-    at = state.complete[:, None] + arange(n, token.device)
-    drafted = arange(n, token.device) < state.drafts[:, None]
-    state.answers.scatter_(1, at, torch.where(drafted, token, state.answers.gather(1, at)))
+    number = arange(n, token.device)
+    position = state.complete[:, None] + number
+    drafted = torch.where(number < state.drafts[:, None], token, state.answers.gather(1, position))
+    state.answers.scatter_(1, position, drafted)
     chain = chains(state)
     chain[:, :, :n] = token[:, None].clamp(min=0)
     branches = torch.ones_like(count)
     if config.branches:
         # each branch has all drafts, so none continues another
-        paths = best_paths(found.probability, found.second_probability, state.drafts, config.branches, UNBOUNDED)
+        paths = best_paths(proposed.probability, proposed.second_probability, state.drafts, config.branches, UNBOUNDED)
         k = paths.last.shape[1]
-        chain[:, 1 : k + 1, :n] = torch.where(paths.second, found.second_token[:, None].long(), chain[:, 1 : k + 1, :n])
-        branches += paths.found
+        chain[:, 1 : k + 1, :n] = torch.where(
+            paths.second, proposed.second_token[:, None].long(), chain[:, 1 : k + 1, :n]
+        )
+        branches += paths.chosen
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)

@@ -97,7 +97,7 @@ class HostState(NamedTuple):
     suffix: Ints  # given tokens from position `limit` on, which the answer leads to
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
-    first_masked: Ints  # 1 if the window's first position, `complete`, is masked
+    starts_masked: Ints  # 1 if the window's first position, `complete`, is masked
     drafts: Ints  # the most drafts that the next forward may accept, along the deepest branch (verify=agreement)
     ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
@@ -155,7 +155,7 @@ class State:
         rows = dict(zip(HostState._fields, self.integers, strict=True))
         self.prompt, self.known, self.limit = rows["prompt"], rows["known"], rows["limit"]
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
-        self.masked, self.first_masked = rows["masked"], rows["first_masked"]
+        self.masked, self.starts_masked = rows["masked"], rows["starts_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
         self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
@@ -249,7 +249,7 @@ class State:
             "suffix": suffix,
             "masked": end - tail,
             "branches": ones,
-            "first_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
+            "starts_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
         }
         integers = np.stack([*fields.values()])
         canvas = np.full((len(admitted), columns), mask_id)

@@ -42,7 +42,7 @@ def start(state: State) -> None:
 def note(
     state: State,
     winner: Winner,
-    at: Tensor | None = None,
+    masked: Tensor | None = None,
     chosen: Tensor | None = None,
     edited: Tensor | None = None,
 ) -> None:
@@ -51,7 +51,7 @@ def note(
     Args:
         state: with the drafts of this step.
         winner: what it brings was written.
-        at: ``[S, W]`` positions that were masked behind what the winner brings, -1: none. None: there are no masks.
+        masked: ``[S, W]`` positions that were masked behind what the winner brings, -1: none. None: there are no masks.
         chosen: ``[S, W]`` bool, which of these were filled from the winner's records.
         edited: ``[S, W]`` positions whose token was replaced by the records', -1: none.
     """
@@ -74,9 +74,9 @@ def note(
         way = ((accepted < state.drafts[:, None]) * BONUS).masked_fill(number < accepted, ACCEPTED)
     put(STEP, winner.position, step)
     put(WAY, winner.position, way)
-    if at is not None and chosen is not None:
-        put(PROBABILITY, at, winner.records.packed[1])
-        filled = at.masked_fill(~chosen, -1)
+    if masked is not None and chosen is not None:
+        put(PROBABILITY, masked, winner.records.packed[1])
+        filled = masked.masked_fill(~chosen, -1)
         put(STEP, filled, step)
         put(WAY, filled, step.new_full((1, 1), FILLED))
     if edited is not None:
@@ -88,11 +88,10 @@ def note(
 def written(state: State, slots: Sequence[int], ends: Sequence[int]) -> list[list[Written]]:
     """Return how the answers in `slots` up to the positions `ends` were written, without the prompts' tails."""
     assert state.written is not None
-    found = state.written[to_device(np.array(slots), state.written.device)].cpu().numpy()
+    recorded = state.written[to_device(np.array(slots), state.written.device)].cpu().numpy()
     known = state.known.cpu().numpy()[slots]
     answers = []
-    for (probability, step, way), begin, end in zip(found, known, ends, strict=True):
-        part = slice(begin, end)
-        three = probability.view(np.float32)[part].tolist(), step[part].tolist(), way[part].tolist()
-        answers.append([Written(p, s, WAYS[w]) for p, s, w in zip(*three, strict=True)])
+    for (probability, step, way), begin, end in zip(recorded, known, ends, strict=True):
+        columns = (values[begin:end].tolist() for values in (probability.view(np.float32), step, way))
+        answers.append([Written(p, s, WAYS[w]) for p, s, w in zip(*columns, strict=True)])
     return answers

@@ -157,7 +157,7 @@ def find_structure(
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of each sequence that determine a structure, `KINDS` too; () if the sequence does not run."""
-    fields = "branches", "first_masked", "committed", "complete", "end", "suffix"
+    fields = "branches", "starts_masked", "committed", "complete", "end", "suffix"
     for drafts, wanted, branches, first, committed, complete, end, suffix in zip(
         np.minimum(host.drafts, config.drafts).tolist(),
         wanted_count(config, host).tolist(),

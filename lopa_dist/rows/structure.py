@@ -180,7 +180,7 @@ def predict_windows(
     base = complete[sequence] - shift + structure.start - structure.first
     row_minus_cell = (base - sequence * width).repeat(reported)
     if shift:
-        ahead = np.flatnonzero(reported * host.first_masked[sequence])
+        ahead = np.flatnonzero(reported * host.starts_masked[sequence])
         # The row before the window predicts its first position. If that row is not in this forward, any row will do:
         # `unpack` puts the stored record in its place. In a prefill it is the prompt's last row.
         boundary = np.maximum(base, structure.start)
@@ -281,7 +281,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     config = state.config
     if not (config.boundary == "fresh" and config.window_attention == "full" and state.vocabulary.shift):
         return np.zeros(state.slots, bool)
-    return (host.committed > 0) & (host.committed == host.complete) & (host.first_masked > 0)
+    return (host.committed > 0) & (host.committed == host.complete) & (host.starts_masked > 0)
 
 
 def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
@@ -289,7 +289,7 @@ def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
     config = state.config
     if not config.stores_kv or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
-    waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.first_masked > 0)
+    waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.starts_masked > 0)
     return waiting & ~fresh_boundary(state, host)
 
 

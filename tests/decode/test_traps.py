@@ -258,7 +258,7 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     admit(state, 0, [*range(34), EOS], 40, 0)
     host = state.to_host()
     assert (host.prompt[0], host.known[0], host.end[0], host.limit[0]) == (32, 3, 32, 43)
-    assert (host.masked[0], host.first_masked[0]) == (29, 0)
+    assert (host.masked[0], host.starts_masked[0]) == (29, 0)
     batch = layout(state, host)
     assert batch.positions[:64].tolist() == list(range(64))
     step(state, records(state, probability=HIGH))
