@@ -135,7 +135,7 @@ class Scorer:
         return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
 
     def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float], bool]:
-        """Return masks of `length` tokens, their weights in the sum, and whether they were drawn; if not, they are all."""
+        """Return masks of `length` tokens, their weights in the sum, and whether they are drawn ones, not all."""
         if self.config.causal:  # every token is seen by those behind it, and predicted
             return [np.ones(length, bool)], [1.0], False
         if length < 63 and 2**length - 1 <= self.samples:
