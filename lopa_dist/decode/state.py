@@ -345,7 +345,7 @@ class State:
         Args:
             sequence, position: ``[H]``.
         """
-        step = 0 if self.config.verify == "agreement" or self.config.causal else self.step[sequence]
+        step = 0 if self.config.verifies else self.step[sequence]
         return (self.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
 
     def to_host(self) -> HostState:
