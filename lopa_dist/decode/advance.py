@@ -47,7 +47,7 @@ def advance(state: State, winner: Winner) -> Window:
     read = masked if edit is None else masked | edit.possible
     failed = ((records.probability + records.confidence).isnan() & read).any(1)
 
-    total = block_lengths(config, end, span)
+    total = (end[:, None] - span[:, ::size]).clamp(0, size)  # [S, blocks] positions of each block; 0: not appended
     full = active_blocks(config, masked, total, running)
 
     # fill
@@ -57,14 +57,14 @@ def advance(state: State, winner: Winner) -> Window:
     if config.boundary == "fill" and state.vocabulary.shift:
         # Fast-dLLM: the forward that fills the cache decides the window's first position only
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
-    window = torch.where(chosen if edit is None else chosen | edit.made, records.token, window)
+    window = torch.where(chosen if edit is None else chosen | edit.replaced, records.token, window)
     state.answers.scatter_(1, span, window)
     was_masked = None if state.written is None else span.masked_fill(~masked, -1)
     masked ^= chosen  # all that is chosen was masked
-    is_eos = (window[..., None] == state.eos_ids).any(2) & inside
+    is_eos = state.is_eos(window) & inside
     if config.prompt_attention == "blocks":
         is_eos &= span >= state.known[:, None]
-    final = running if edit is None else settled(state, masked_before, edit.made)  # what is filled now stays
+    final = running if edit is None else settled(state, masked_before, edit.replaced)  # what is filled now stays
     state.eos |= is_eos.any(1) & final
 
     # frontiers and the next block
@@ -90,7 +90,7 @@ def advance(state: State, winner: Winner) -> Window:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    note(state, winner, was_masked, chosen, None if edit is None else span.masked_fill(~edit.made, -1))
+    note(state, winner, was_masked, chosen, None if edit is None else span.masked_fill(~edit.replaced, -1))
     # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.starts_masked)
     state.starts_masked &= complete < new_end
@@ -99,11 +99,6 @@ def advance(state: State, winner: Winner) -> Window:
     state.end.copy_(new_end)
     state.forget_window()
     return Window(span, window, inside, masked)
-
-
-def block_lengths(config: DecodeConfig, end: Tensor, span: Tensor) -> Tensor:
-    """Return how many positions each block of the windows has, ``[S, blocks]``; 0 for blocks behind the last one."""
-    return (end[:, None] - span[:, :: config.block_size]).clamp(0, config.block_size)
 
 
 def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: Tensor) -> Tensor:
@@ -115,7 +110,7 @@ def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: 
     Args:
         config: `tau_act` is read.
         masked: ``[S, W]`` bool.
-        total: ``[S, blocks]`` from `block_lengths`.
+        total: ``[S, blocks]`` positions of each block.
         running: ``[S]`` bool.
     """
     nearly = (total - masked.view(*total.shape, -1).sum(2)) / total >= config.tau_act
@@ -157,7 +152,8 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     ranked = torch.where(masked, records.confidence, -torch.inf)
     by_block = (slots, width // size, size)
     none = full & ~passed.view(by_block).any(2)  # [S, blocks]
-    forced = (first_max(ranked.view(by_block)) & none[..., None]).view(slots, width)
+    best = arange(size, masked.device) == ranked.view(by_block).argmax(2, keepdim=True)  # the first of equals
+    forced = (best & none[..., None]).view(slots, width)
     if stuck is not None:
         forced = forced & stuck[:, None]
     chosen = passed | forced & masked
@@ -185,8 +181,3 @@ def own_rule(name: str, records: Records, masked: Tensor) -> Tensor:
     raise UserError(
         f"decode.fill={name} returned {found}: return a bool tensor of masked's shape, {list(masked.shape)}"
     )
-
-
-def first_max(x: Tensor) -> Tensor:
-    """Mark the leftmost maximum along the last dimension (argmax takes the first of equals)."""
-    return arange(x.shape[-1], x.device) == x.argmax(-1, keepdim=True)

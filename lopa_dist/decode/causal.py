@@ -49,10 +49,12 @@ def verify(state: State, records: Records) -> Winner:
     accepted, branch = of_branch.max(1)  # of equals the first, whose K/V are in place
     accepted_with = of_branch.cummax(1).values if state.config.branches else None
     accepted = accepted.clamp(min=0)
-    records = of_winner(records, branch)
+    slot = arange(state.slots, branch.device)
+    assert records.drafts is not None
+    records = Records(records.packed[:, slot, branch], Records(records.drafts.packed[:, slot, branch]))
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
     if state.config.stop_at_eos:
-        ends = (is_eos(state, records.token) & brought).long()
+        ends = (state.is_eos(records.token) & brought).long()
         brought &= ends.cumsum(1) - ends == 0
     position = torch.where(brought, position, -1)
     return Winner(
@@ -66,18 +68,6 @@ def chains(state: State) -> Tensor:
     return state.chain_token.view(state.slots, state.config.max_branches, -1)
 
 
-def of_winner(records: Records, branch: Tensor) -> Records:
-    """Return the records of one branch of each sequence: ``[S, D]``, and of the masks behind it ``[S, D, n]``."""
-    assert records.drafts is not None
-    slots = arange(len(branch), branch.device)
-    return Records(records.packed[:, slots, branch], Records(records.drafts.packed[:, slots, branch]))
-
-
-def is_eos(state: State, token: Tensor) -> Tensor:
-    """Return which tokens end a text."""
-    return (token[..., None] == state.eos_ids).any(-1)
-
-
 def advance(state: State, winner: Winner) -> None:
     """Write the verified tokens, and move the frontiers behind them, in place."""
     records, running = winner.records, state.done == 0
@@ -86,7 +76,7 @@ def advance(state: State, winner: Winner) -> None:
     failed = ((records.probability + records.confidence).isnan() & brought).any(1)
     position = state.complete[:, None] + arange(brought.shape[1], brought.device)
     state.answers.scatter_(1, position, torch.where(brought, winner.token, state.answers.gather(1, position)))
-    state.eos |= (is_eos(state, winner.token) & brought).any(1)
+    state.eos |= (state.is_eos(winner.token) & brought).any(1)
     state.complete += count
     state.committed.copy_(torch.where(running, state.complete - 1, state.committed))
     state.end.copy_(state.complete)
@@ -114,7 +104,7 @@ def spawn(state: State, winner: Winner, left: Window | None = None) -> None:
     n = proposed.packed.shape[2]
     token, usable = proposed.token.long(), proposed.token >= 0
     if config.stop_at_eos:
-        ends = is_eos(state, token)
+        ends = state.is_eos(token)
         state.ends.copy_((ends & (usable.cumprod(1) > 0)).any(1))
         usable &= ~ends
     count = usable.cumprod(1).sum(1)

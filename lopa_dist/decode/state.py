@@ -306,6 +306,10 @@ class State:
         """Let `window` be computed anew: the sequences were moved."""
         self._window = None
 
+    def is_eos(self, token: Tensor) -> Tensor:
+        """Return which tokens end a text, bool of the shape of `token`."""
+        return (token[..., None] == self.eos_ids).any(-1)
+
     def fillable(self, masked: Tensor) -> Tensor:
         """Return which of the masked positions ``[S, W]`` may be filled in this step.
 

@@ -121,14 +121,14 @@ def path_probability(state: State, probability: Tensor, branch: Tensor) -> Tenso
     return path
 
 
-def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
+def spawn_tree(state: State, records: Records, rank: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
     """Choose the paths of the next forward, and the drafts that each verifies.
 
     Args:
         state: gets the branches' paths, edits and drafts.
         records: ``[S, W]`` of the winner.
         rank: ``[S, n]`` columns of the candidates in `records`, the most confident first.
-        made: ``[2, S, n]`` their positions and tokens.
+        candidates: ``[2, S, n]`` their positions and tokens.
         count: ``[S]`` how many candidates there are.
 
     Returns:
@@ -140,12 +140,12 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     branches = torch.ones_like(count)
     depth = state.path_depth
     if config.branches:
-        branches = choose_paths(state, records, rank, made, count)
+        branches = choose_paths(state, records, rank, candidates, count)
 
     # every branch has rows for the same number of drafts: if fewer are left, drafts of its own path fill the gap
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
-    state.chain[:2] = made.gather(2, order.expand(2, -1, -1))
+    state.chain[:2] = candidates.gather(2, order.expand(2, -1, -1))
     torch.clamp(count[:, None] - depth, 0, m, out=state.path_drafts)
     deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.path_drafts, 0)
     state.drafts.copy_(deepest.amax(1))
@@ -154,19 +154,19 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     return branches
 
 
-def choose_paths(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
+def choose_paths(state: State, records: Records, rank: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
     """Choose the paths of the next forward.
 
     Args:
         state: gets the branches' paths and edits.
-        records, rank, made: as of `spawn_tree`.
+        records, rank, candidates: as of `spawn_tree`.
         count: ``[S]`` candidates, at most n.
 
     Returns:
         ``[S]`` branches to run, the anchor included.
     """
     config, m, length = state.config, state.config.drafts, min(state.config.max_edits, rank.shape[1])
-    rank, position, token = rank[:, :length], made[0, :, :length], made[1, :, :length]
+    rank, position, token = rank[:, :length], candidates[0, :, :length], candidates[1, :, :length]
     probability, second_probability = (p.gather(1, rank) for p in (records.probability, records.second_probability))
     paths = best_paths(probability, second_probability, count, config.branches, m)
     second = records.second_token.gather(1, rank)
