@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
 from lopa_dist.decode.winner import Winner
-from lopa_dist.decode.written import start, written
+from lopa_dist.decode.written import Written, start, written
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
@@ -153,13 +153,13 @@ class RunningBatch:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
         if step.slots is not None:
             self.state.put(step.slots, step.state)
-        told = winner.accepted_with
-        self.host, copied = self.state.to_host_with(extra if told is None else torch.cat([extra, told.view(-1)]))
-        if told is not None:
-            copied, step.accepted_with = copied[: len(extra)], copied[len(extra) :].reshape(told.shape)
+        accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
+        self.host, copied = self.state.to_host_with(torch.cat([extra, accepted_with.view(-1)]))
+        if winner.accepted_with is not None:
+            step.accepted_with = copied[len(extra) :].reshape(accepted_with.shape)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         self.statistics.lap("host", waited=True)
-        return copied
+        return copied[: len(extra)]
 
     def shared_prefixes(
         self, slots: Ints | None, host: HostState, works: Sequence[Work | None]
@@ -194,17 +194,14 @@ class RunningBatch:
         finished = [slot for slot in self.running if self.host.done[slot]]
         answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
-        told = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
-        found = []
+        ways = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
+        generations = []
         for slot, tokens in zip(finished, answers, strict=True):
+            generations.append(self.generation(slot, tokens, ways.get(slot), now))
             self.runner.request_sampling.pop(slot, None)
             self.scheduler.leave(slot)
-            failed = bool(self.host.done[slot] == FAILED)
-            generation = self.generation(self.running.pop(slot), tokens, failed, int(self.host.step[slot]), now)
-            if slot in told:
-                generation = replace(generation, written=told[slot][: len(generation.tokens)])
-            found.append(generation)
-        return found
+            del self.running[slot]
+        return generations
 
     def end_at_stops(self) -> list[int]:
         """Finish the sequences whose final tokens have a stop string of their request, and return their slots."""
@@ -216,32 +213,33 @@ class RunningBatch:
             if admission.request.stop and complete[slot] > admission.seen and not self.host.done[slot]
         ]  # fmt: skip
         texts = self.state.generated(slots, complete[slots].tolist()) if slots else []
-        found = []
+        stopped = []
         for slot, tokens in zip(slots, texts, strict=True):
             admission = self.running[slot]
             if has_stop(self.text_of, tokens, admission.seen, admission.request.stop):
-                found.append(slot)
+                stopped.append(slot)
             admission.seen = int(complete[slot])
-        if found:
-            self.host = self.state.finish(found, self.host)
-        return found
+        if stopped:
+            self.host = self.state.finish(stopped, self.host)
+        return stopped
 
-    def generation(
-        self, admission: Admission, tokens: list[int], failed: bool, forwards: int, now: float
-    ) -> Generation:
-        """Return what the user gets: the tokens up to the first EOS; no tokens if the sequence failed."""
-        vocabulary = self.state.vocabulary
+    def generation(self, slot: int, tokens: list[int], ways: list[Written] | None, now: float) -> Generation:
+        """Return what the user gets of the sequence in a slot: the tokens up to the first EOS; none if it failed."""
+        admission, vocabulary = self.running[slot], self.state.vocabulary
+        failed = self.host.done[slot] == FAILED
         tokens = [] if failed else tokens
         stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]
+        answer = tokens[: stops[0]] if stops else tokens
         return Generation(
             request=admission.request,
-            tokens=tokens[: stops[0]] if stops else tokens,
+            tokens=answer,
             finish_reason="error" if failed else "stop" if stops else "length",
-            forwards=admission.chunks + forwards,
+            forwards=admission.chunks + int(self.host.step[slot]),
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
             filled=sum(t != vocabulary.mask_id for t in tokens),
             work=admission.work,
+            written=ways and ways[: len(answer)],
         )
 
 
