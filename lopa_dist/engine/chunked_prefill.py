@@ -29,13 +29,15 @@ class ChunkedPrefill:
 
     pool: KVPool  # has space for the prefixes
     runner: Runner  # runs the chunks
-    rules: PrefixRules  # how long chunks are
+    prefix_rules: PrefixRules  # how long chunks are
     attempt: Callable[[], AbstractContextManager[None]]  # in which a chunk runs: `Lockstep.attempt`
     computed: set[int] = field(default_factory=set)  # slots whose prefix was computed here and is not counted yet
 
     def waiting(self) -> list[int]:
         """Return the slots whose sequences cannot run before their prefix is computed, the first admitted first."""
-        return [s for s, entry in self.pool.entry_of.items() if not entry.stored and self.rules.chunks(entry.tokens)]
+        return [
+            s for s, entry in self.pool.entry_of.items() if not entry.stored and self.prefix_rules.chunks(entry.tokens)
+        ]
 
     def compute(self, slot: int) -> None:
         """Compute the next chunk of the prefix of the sequence in `slot`; all ranks go on, also if it fails on one."""
@@ -55,8 +57,8 @@ class ChunkedPrefill:
 
         Positions in it are counted from the prompt's first token.
         """
-        size, first, causal = self.rules.unit, entry.computed, self.rules.config.causal
-        tokens = entry.prefix[first : first + (self.rules.chunk or 0)]
+        size, first, causal = self.prefix_rules.unit, entry.computed, self.prefix_rules.config.causal
+        tokens = entry.prefix[first : first + (self.prefix_rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
         rows = np.arange(count)
         ids, positions = np.zeros((2, padded(count)), np.int64)

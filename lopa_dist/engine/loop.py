@@ -76,7 +76,7 @@ class Engine:
         self.device = model.head_weight.device
         self.runners = Runners(model, config, self.options, self.tensor, comm.size)
         self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
-        self.rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
+        self.prefix_rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
@@ -136,8 +136,8 @@ class Engine:
             State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix),
             pool,
             runner,
-            Scheduler(pool, self.config, plan.row_limit, self.comm.size, self.rules),
-            ChunkedPrefill(pool, runner, self.rules, self.lockstep.attempt),
+            Scheduler(pool, self.config, plan.row_limit, self.comm.size, self.prefix_rules),
+            ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt),
             self.lookahead,
             self.sampling,
             self.statistics,
@@ -195,7 +195,7 @@ class Engine:
         if free is None:
             return Plan(sequences, options.max_rows)
         free = self.lockstep.least(free, self.device)
-        rows = most_rows(self.config, self.runners.branches, self.rules.at_once(longest), suffix)
+        rows = most_rows(self.config, self.runners.branches, self.prefix_rules.at_once(longest), suffix)
         element = self.model.head_weight.element_size()
         plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
         log.info(

@@ -110,7 +110,7 @@ class RunningBatch:
             sampled = sampling.temperature > 0
             limit = request.max_new_tokens
             admitted.append(Admitted(slot, request.prompt, limit, request.key, sampled, request.suffix))
-            chunks = self.chunks.rules.chunks(int(self.pool.prefix_length[slot]))
+            chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
             self.statistics.admitted += 1
         if admitted:

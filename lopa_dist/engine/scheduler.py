@@ -24,9 +24,10 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, rules: PrefixRules
+        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, prefix_rules: PrefixRules
     ) -> None:
-        self.pool, self.config, self.max_rows, self.ranks, self.rules = pool, config, max_rows, ranks, rules
+        self.pool, self.config, self.prefix_rules = pool, config, prefix_rules
+        self.max_rows, self.ranks = max_rows, ranks
         self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last
         self.step = 0
 
@@ -34,7 +35,7 @@ class Scheduler:
         """Give a slot the K/V space that a request needs; return False if there is too little."""
         if not self.config.stores_kv:
             return True
-        prefix = request.prompt[: self.rules.shared(len(request.prompt), request.prefix)]
+        prefix = request.prompt[: self.prefix_rules.shared(len(request.prompt), request.prefix)]
         tokens = len(request.prompt) + request.max_new_tokens + len(request.suffix)
         return self.pool.allocate(slot, tokens, tuple(prefix))
 
