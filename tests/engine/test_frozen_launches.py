@@ -37,7 +37,8 @@ LAUNCHED = (
     "rows_triton.add_rms_norm_kernel", "rows_triton.embed_rms_norm_kernel", "rows_triton.add_rms_norm_fp8_kernel",
     "rows_triton.swiglu_fp8_kernel", "rows_triton.quantize_rows_kernel", "rope_triton.rope_and_store_kernel",
     "rows_triton.swiglu_kernel",
-    "record_head_triton.tile_sums_kernel", "record_head_triton.share_sums_kernel", "meta_kernels.attend_kernel",
+    "record_head_triton.tile_sums_kernel", "record_head_triton.share_sums_kernel", "record_head_triton.records_kernel",
+    "meta_kernels.attend_kernel",
     "meta_kernels.merge_kernel", "virtual_gemm_triton.vgemm_kernel",
 )  # fmt: skip
 Launch = tuple[Any, ...]
@@ -192,7 +193,7 @@ def test_batches_of_one_bucket_launch_the_same(
     assert same["Head"] > 5
     expected = {
         "embed_rms_norm_kernel", "add_rms_norm_kernel", "rope_and_store_kernel", "swiglu_kernel", "tile_sums_kernel",
-        "share_sums_kernel", "attend_kernel",
+        "share_sums_kernel", "records_kernel", "attend_kernel",
     }  # fmt: skip
     expected |= {"vgemm_kernel" if options.get("reproducible") else "merge_kernel"}
     if knobs.get("context") == "vanilla":  # a tile that sees nothing cached is not cut

@@ -60,6 +60,7 @@ def step(rows: int, scratch: int, slots: int) -> None:
         random_keys = zeros(rows, dtype=torch.long) if temperature else None
         sampling = Sampling("neg_entropy", temperature)
         record_head_triton.share_sums(zeros(rows, 256), zeros(8 * 200, 256), 0, 8, 5, random_keys, sampling, real)
+    record_head_triton.merged_records(zeros(7, rows, 8, dtype=torch.float32), "neg_entropy")
     room = meta_attention.Capacity(rows // 8, rows // 16, rows // 8)
     plan = meta_attention.MetaPlan(rows, room, 4, 2, 64, 16, scratch, torch.device("cpu"))
     meta_attention.attend_meta(zeros(rows, 4, 64), keys, values, plan)
