@@ -67,11 +67,11 @@ class ChunkedPrefill:
         def one(value: int) -> Ints:  # of the one segment, or of its sequence
             return np.array([value])
 
-        keeps_hidden = first + count == entry.tokens and not causal  # of the last row, for the token behind it
+        stores_hidden = first + count == entry.tokens and not causal  # of the last row, for the token behind it
         prefill = Prefill(
             sequence=one(0), first=one(first), behind=one(first + count), num_prefixes=1, waiting=np.ones(1, bool),
             prefix_row=one(-1), suffix_row=one(-1),
-            hidden_to_keep=(one(count - 1), one(entry.hidden_slot)) if keeps_hidden else None,
+            hidden_to_store=(one(count - 1), one(entry.hidden_slot)) if stores_hidden else None,
         )  # fmt: skip
         nothing = torch.zeros(0, dtype=torch.long, device=device)
         return ForwardBatch(

@@ -23,7 +23,7 @@ from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import RowsBehind, Structure, block_begins, make_structure
 
 FEW = 4  # structures are cached for at most this many sequences in flight: with more, they hardly ever repeat
-MOST_KEPT = 1024  # structures; when there are more, all are dropped
+MOST_STRUCTURES = 1024  # in the cache; when there are more, all are dropped
 
 KINDS: tuple[Callable[[DecodeConfig, HostState], RowsBehind], ...] = (draft_rows,)
 """The kinds of rows that stand behind windows, in this order. `sizes.branch_rows` bounds their number.
@@ -149,7 +149,7 @@ def find_structure(
     if made.of_commit.any():
         made.on_device["of_commit"] = to_device(made.of_commit, state.canvas.device)
     if keeps and not made.prefill:  # the length of a prompt seldom comes again
-        if len(structures) >= MOST_KEPT:
+        if len(structures) >= MOST_STRUCTURES:
             structures.clear()
         structures[key] = made
     return made

@@ -37,8 +37,8 @@ class Prefill:
     waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not in the cache before this forward
     prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
     suffix_row: Ints  # [S] packed row where the rest of its prompt begins; -1: it is not in this forward
-    hidden_to_keep: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
-    reads_kept: bool = False  # whether a stored hidden state is among the forward's `head_rows`
+    hidden_to_store: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
+    reads_stored: bool = False  # whether a stored hidden state is among the forward's `head_rows`
 
 
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
@@ -76,7 +76,7 @@ def last_rows(prefill: Prefill, host: HostState, shared: SharedPrefixes | None) 
     if not shared:
         return prefill.suffix_row + host.prompt - 1
     prefixes = prefill.sequence[: prefill.num_prefixes]
-    prefill.hidden_to_keep = prefill.prefix_row[prefixes] + shared.length[prefixes] - 1, shared.hidden_slot[prefixes]
+    prefill.hidden_to_store = prefill.prefix_row[prefixes] + shared.length[prefixes] - 1, shared.hidden_slot[prefixes]
     all_shared = (shared.length > 0) & (shared.length == host.prompt)
-    prefill.reads_kept = bool((all_shared & prefill.waiting).any())
+    prefill.reads_stored = bool((all_shared & prefill.waiting).any())
     return np.where(all_shared, shared.hidden_slot, prefill.suffix_row + host.prompt - shared.length - 1)
