@@ -65,7 +65,7 @@ class StepTimes:
         size = int(4 * np.log2(max(rows, 1)))  # a class has up to a fifth more rows than the one before
         self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
 
-    def look(self) -> None:
+    def fit(self) -> None:
         """Take the measured steps into account."""
         self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
         if len(self.points) > 1:
@@ -73,8 +73,8 @@ class StepTimes:
             slope = max(float(np.polyfit(x, y, 1, w=1 / y)[0]), 0.0)
             self.line = max(float((y - slope * x).mean()), 0.0), slope
 
-    def of(self, rows: float) -> float:
-        """Return the expected seconds of a step, from the steps measured until the last `look`.
+    def expected(self, rows: float) -> float:
+        """Return the expected seconds of a step, from the steps measured until the last `fit`.
 
         Beyond the measured sizes it follows the line, but a row takes no longer there than in the nearest measured
         size, and more rows take no less time than fewer.
@@ -132,15 +132,15 @@ class LookaheadPolicy:
         depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
         return Lookahead(masks, tuple(depths), self.blocks)
 
-    def begin(self, host: HostState, prefixes: SharedPrefixes | None = None, chunk: bool = False) -> Lookahead:
-        """Begin a step, whose time is measured, of the sequences `host`; returns its `lookahead`.
+    def begin(self, ahead: Lookahead, host: HostState, prefixes: SharedPrefixes | None, chunk: bool) -> None:
+        """Begin a step, whose time is measured.
 
         Args:
-            host: of the step.
+            ahead: from `lookahead`.
+            host: of the step's sequences.
             prefixes: what prompts share; None if no prompt waits.
             chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
         """
-        ahead = self.lookahead()
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
         if self.auto:
             now = self.clock()
@@ -149,7 +149,6 @@ class LookaheadPolicy:
             self.began, self.rows = now, int(rows_on_rank(host, ahead, self.ranks).sum())
             if prefixes is not None:
                 self.rows += prompt_rows(host, prefixes)
-        return ahead
 
     def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
         """Count the accepted drafts of a step, and take `choice`, which all ranks follow, for the next one."""
@@ -161,9 +160,9 @@ class LookaheadPolicy:
             self.acceptance.count(before.drafts[drafted], after.accepted[drafted])
         ended = (before.done == 0) & (after.done != 0)
         if ended.any():
-            share = DECAY ** int(ended.sum())
-            found = int(ended.sum()), int((after.complete - after.known)[ended].sum())
-            self.lengths = [share * old + new for old, new in zip(self.lengths, found, strict=True)]
+            answers, tokens = int(ended.sum()), int((after.complete - after.known)[ended].sum())
+            weight = DECAY**answers
+            self.lengths = [weight * self.lengths[0] + answers, weight * self.lengths[1] + tokens]
 
     def propose(self, host: HostState) -> Choice:
         """Return this rank's choice for the next step."""
@@ -176,7 +175,7 @@ class LookaheadPolicy:
             return self.ranked[1 + self.steps // EXPLORE % 3]
         if not self.ranked or self.steps < 2 * RECONSIDER or self.steps % RECONSIDER == 0:
             sequences = int((host.branches > 0).sum())
-            self.times.look()
+            self.times.fit()
             self.ranked = sorted(self.choices(), key=lambda choice: -self.tokens_a_second(choice, sequences))
         return self.ranked[0]
 
@@ -199,7 +198,7 @@ class LookaheadPolicy:
         length = self.lengths[1] / self.lengths[0]
         rounds = (length - 1) / brought + (1 - 1 / brought) / 2
         of_group = masks + Lookahead(masks, (), self.blocks).lead * (masks > 0)
-        chain = self.times.of(sequences * (1 + masks + groups * of_group + self.paths * 2 * masks))
-        bare = self.times.of(sequences * (1 + masks))  # a first step or a last one
+        chain = self.times.expected(sequences * (1 + masks + groups * of_group + self.paths * 2 * masks))
+        bare = self.times.expected(sequences * (1 + masks))  # a first step or a last one
         seconds = bare + min(rounds, 1) * bare + max(rounds - 1, 0) * (chain + (1 - covered) * bare)
         return sequences * length / seconds

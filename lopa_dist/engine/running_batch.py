@@ -125,14 +125,15 @@ class RunningBatch:
         """Choose the sequences of the next step."""
         chunk = bool(self.chunks.waiting())
         waiting = self.compute_chunk()
-        slots = self.scheduler.choose(self.state, self.host, self.lookahead.lookahead(), waiting)
+        ahead = self.lookahead.lookahead()
+        slots = self.scheduler.choose(self.state, self.host, ahead, waiting)
         before = self.host if slots is None else self.host.take(slots)
         state = self.state if slots is None else self.state.take(slots)
         running = {slot: admission.work for slot, admission in self.running.items()}
         works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
         prefixes = self.shared_prefixes(slots, before, works)
-        ahead, proposal = self.lookahead.begin(before, prefixes, chunk), self.lookahead.propose(before)
-        return Step(slots, state, before, prefixes, before, ahead, proposal, works)
+        self.lookahead.begin(ahead, before, prefixes, chunk)
+        return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works)
 
     def compute_chunk(self) -> list[int]:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.

@@ -197,13 +197,13 @@ def test_acceptance_and_times_choose() -> None:
     policy.acceptance = accepted(0.9)
     for rows in (1, 64, 512, 4096, 10**5):
         policy.times.measured(rows, 1.0)
-    policy.times.look()
+    policy.times.fit()
     best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
     assert best[0] == max(MASKS)
     policy.times = StepTimes()
     for rows in (1, 64, 512, 4096):
         policy.times.measured(rows, float(rows))
-    policy.times.look()
+    policy.times.fit()
     policy.acceptance = accepted(0.3)
     best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
     assert best == (0, 1)
@@ -215,11 +215,11 @@ def test_an_answer_begins_and_ends() -> None:
     policy.acceptance = accepted(0.999)
     for rows in (1, 10**5):
         policy.times.measured(rows, 200.0 + rows)
-    policy.times.look()
+    policy.times.fit()
     best = []
     for length in (6, 1000):
         policy.lengths = [1, length]
-        assert policy.tokens_a_second((0, 1), 16) == pytest.approx(16 / policy.times.of(16))
+        assert policy.tokens_a_second((0, 1), 16) == pytest.approx(16 / policy.times.expected(16))
         best.append(max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16)))
     assert 0 < best[0][0] < best[1][0]
 
@@ -255,13 +255,13 @@ def test_a_chain_ends_somewhere(share: float, drafts: int) -> None:
 
 def test_times_lie_between_those_measured() -> None:
     times = StepTimes()
-    assert times.of(10) == times.of(1000)
+    assert times.expected(10) == times.expected(1000)
     times.measured(100, 2.0)
     times.measured(200, 3.0)
-    times.look()
-    assert times.of(150) == 2.5
-    assert 1.0 <= times.of(50) < 2.0  # no row takes longer than the nearest one measured
-    assert 3.0 < times.of(400) <= 6.0
+    times.fit()
+    assert times.expected(150) == 2.5
+    assert 1.0 <= times.expected(50) < 2.0  # no row takes longer than the nearest one measured
+    assert 3.0 < times.expected(400) <= 6.0
 
 
 def test_what_cannot_go_together_is_refused() -> None:
