@@ -43,11 +43,11 @@ def verify(state: State, records: Records) -> Winner:
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
     draft = F.pad(chains(state)[..., : len(depth) - 1], (0, 1))
     agrees = (records.token == draft) & (depth < state.drafts[:, None, None])
-    of_branch = agrees.cumprod(2).sum(2)  # [S, K]
+    by_branch = agrees.cumprod(2).sum(2)  # [S, K]
     runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
-    of_branch = torch.where(runs, of_branch, -1)
-    accepted, branch = of_branch.max(1)  # of equals the first, whose K/V are in place
-    accepted_with = of_branch.cummax(1).values if state.config.branches else None
+    by_branch = torch.where(runs, by_branch, -1)
+    accepted, branch = by_branch.max(1)  # of equals the first, whose K/V are in place
+    accepted_with = by_branch.cummax(1).values if state.config.branches else None
     accepted = accepted.clamp(min=0)
     slot = arange(state.slots, branch.device)
     assert records.drafts is not None
