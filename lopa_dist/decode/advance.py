@@ -59,7 +59,6 @@ def advance(state: State, winner: Winner) -> Window:
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
     window = torch.where(chosen if edit is None else chosen | edit.replaced, records.token, window)
     state.answers.scatter_(1, span, window)
-    was_masked = None if state.written is None else span.masked_fill(~masked, -1)
     masked ^= chosen  # all that is chosen was masked
     is_eos = state.is_eos(window) & inside
     if config.prompt_attention == "blocks":
@@ -90,7 +89,8 @@ def advance(state: State, winner: Winner) -> Window:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    note(state, winner, was_masked, chosen, None if edit is None else span.masked_fill(~edit.replaced, -1))
+    left = Window(span, window, inside, masked)
+    note(state, winner, left, chosen, None if edit is None else edit.replaced)
     # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.starts_masked)
     state.starts_masked &= complete < new_end
@@ -98,7 +98,7 @@ def advance(state: State, winner: Winner) -> Window:
     state.complete.copy_(complete)
     state.end.copy_(new_end)
     state.forget_window()
-    return Window(span, window, inside, masked)
+    return left
 
 
 def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: Tensor) -> Tensor:

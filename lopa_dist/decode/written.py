@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode.state import State
+from lopa_dist.decode.state import State, Window
 from lopa_dist.decode.winner import Winner
 from lopa_dist.ragged import to_device
 
@@ -42,18 +42,18 @@ def start(state: State) -> None:
 def note(
     state: State,
     winner: Winner,
-    masked: Tensor | None = None,
+    left: Window | None = None,
     chosen: Tensor | None = None,
-    edited: Tensor | None = None,
+    replaced: Tensor | None = None,
 ) -> None:
     """Record how the tokens of a step were written, if a request asks; to be called after `State.step` has counted it.
 
     Args:
         state: with the drafts of this step.
         winner: what it brings was written.
-        masked: ``[S, W]`` positions that were masked behind what the winner brings, -1: none. None: there are no masks.
-        chosen: ``[S, W]`` bool, which of these were filled from the winner's records.
-        edited: ``[S, W]`` positions whose token was replaced by the records', -1: none.
+        left: the windows after the fill; None: the model has none.
+        chosen: ``[S, W]`` bool, the positions that were filled from the winner's records.
+        replaced: ``[S, W]`` bool, the positions whose token was replaced by the records'; None: of none.
     """
     if state.written is None:
         return
@@ -74,12 +74,13 @@ def note(
         way = ((accepted < state.drafts[:, None]) * BONUS).masked_fill(number < accepted, ACCEPTED)
     put(STEP, winner.position, step)
     put(WAY, winner.position, way)
-    if masked is not None and chosen is not None:
-        put(PROBABILITY, masked, winner.records.packed[1])
-        filled = masked.masked_fill(~chosen, -1)
+    if left is not None and chosen is not None:
+        put(PROBABILITY, left.span.masked_fill(~(left.masked | chosen), -1), winner.records.packed[1])
+        filled = left.span.masked_fill(~chosen, -1)
         put(STEP, filled, step)
         put(WAY, filled, step.new_full((1, 1), FILLED))
-    if edited is not None:
+    if left is not None and replaced is not None:
+        edited = left.span.masked_fill(~replaced, -1)
         put(PROBABILITY, edited, winner.records.packed[1])
         put(STEP, edited, step)
         put(WAY, edited, step.new_full((1, 1), EDITED))

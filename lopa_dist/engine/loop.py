@@ -130,19 +130,13 @@ class Engine:
         self.batch, self.ended = None, None
         space = self.prepare(requests)
         pool, runner, plan = space.pool, space.runner, space.plan
+        state = State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix)
+        scheduler = Scheduler(pool, self.config, plan.row_limit, self.comm.size, self.prefix_rules)
+        chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt)
         self.batch = RunningBatch(
-            requests,
-            next_requests,
-            State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix),
-            pool,
-            runner,
-            Scheduler(pool, self.config, plan.row_limit, self.comm.size, self.prefix_rules),
-            ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt),
-            self.lookahead,
-            self.sampling,
-            self.statistics,
-            self.text_of,
-        )
+            requests, next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
+            self.statistics, self.text_of,
+        )  # fmt: skip
         self.statistics.start()
         return self.batch
 
