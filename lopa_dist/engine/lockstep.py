@@ -45,7 +45,7 @@ class Lockstep:
         self.levels = torch.empty(0)
         self.own_level = StopLevel.RUN
         self.error: Exception | None = None  # of this rank in this step, from `attempt`
-        self.choice: Choice = (0, 0)  # of lookahead in the next step: the first rank's proposal
+        self.choice = Choice(0, 0)  # of lookahead in the next step: the first rank's proposal
 
     def least(self, value: int, device: torch.device) -> int:
         """Return the least of all ranks' values, so that all decide the same from it."""
@@ -121,7 +121,7 @@ class Lockstep:
         """
         levels = batch.to_host(step, winner, self.levels)
         values = levels[::3].tolist()
-        self.choice = (int(levels[1]), int(levels[2])) if values else step.proposal
+        self.choice = Choice(*levels[1:3].tolist()) if values else step.proposal
         if StopLevel.FAILED in values:
             raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
         self.level = StopLevel(max(values, default=self.own_level))

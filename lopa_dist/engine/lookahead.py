@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +26,17 @@ DECAY = 0.998  # weight of a count of drafts, a step later
 REMEMBERED = 9  # steps of a size whose median time counts
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
-FIRST = ((2, 1), (2, 1), (0, 1))  # choices that a job begins with: cheap ones, of two sizes
 HOPE = 0.8  # probability that a draft is accepted, before any was
-Choice = tuple[int, int]
-"""Masks of a group, and groups."""
+
+
+class Choice(NamedTuple):
+    """How far a step looks ahead."""
+
+    masks: int  # of a group
+    groups: int
+
+
+FIRST = (Choice(2, 1), Choice(2, 1), Choice(0, 1))  # that a job begins with: cheap ones, of two sizes
 
 
 class Acceptance:
@@ -114,7 +122,7 @@ class LookaheadPolicy:
         self.blocks = blocks
         self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
-        self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, 1)
+        self.choice = FIRST[0] if self.auto else Choice(config.max_drafts * config.causal, 1)
         self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
         self.steps = 0
@@ -182,7 +190,7 @@ class LookaheadPolicy:
     def choices(self) -> list[Choice]:
         """Return all choices: a group behind the last draft alone, two, or groups for a quarter, half or all depths."""
         counts = {masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1} for masks in MASKS}
-        return [(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
+        return [Choice(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
 
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
         """Return the tokens a second of `sequences` sequences if every step were made by `choice`.
