@@ -32,9 +32,11 @@ class Written(NamedTuple):
     way: str
 
 
-def start(state: State) -> None:
-    """Begin to record how tokens are written; of earlier tokens nothing is known."""
-    if state.written is None:
+def take_notes(state: State, wanted: bool) -> None:
+    """Record how tokens are written from now on, if that is `wanted`; of earlier tokens nothing is known."""
+    if not wanted:
+        state.written = None
+    elif state.written is None:
         slots, columns = state.answers.shape
         state.written = state.answers.new_zeros((slots, 3, columns + 1)).int()
 

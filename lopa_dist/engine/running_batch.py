@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
 from lopa_dist.decode.winner import Winner
-from lopa_dist.decode.written import Written, start, written
+from lopa_dist.decode.written import Written, take_notes, written
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
@@ -115,10 +115,7 @@ class RunningBatch:
             self.statistics.admitted += 1
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
-            if any(admission.request.token_steps for admission in self.running.values()):
-                start(self.state)
-            else:
-                self.state.written = None
+            take_notes(self.state, any(admission.request.token_steps for admission in self.running.values()))
         self.statistics.lap("host")
 
     def schedule(self) -> Step:
