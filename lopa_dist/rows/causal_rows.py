@@ -139,8 +139,37 @@ def segments_on_rank(
     return Segments(kind, np.concatenate(sequence), branch, np.concatenate(first), np.concatenate(rows), depths)
 
 
-def cells_of_path(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
-    """Return of rows of paths the depth at which they predict, and which mask behind the drafts they are; 0: none.
+class Rows(NamedTuple):
+    """The rows of a forward on one rank; [R] is a row."""
+
+    kind: Ints  # [R] of its segment, like the two fields behind it
+    sequence: Ints  # [R]
+    branch: Ints  # [R]
+    number: Ints  # [R] in its segment
+    place: Ints  # [R]
+    seen: Ints  # [R] cached tokens that it sees
+    hi: Ints  # [R] rows of its segment that it sees, of those in scratch
+    depth: Ints  # [R] of the token from which it predicts: 0 the pending one, i the i-th draft
+    mask: Ints  # [R] number of a mask behind that token, from 1; 0: that token. In a group, 0 and less predict nothing
+
+
+def rows_of(host: HostState, lookahead: Lookahead, segments: Segments) -> Rows:
+    """Return the rows of a forward; `host`, `lookahead` and `segments` are those of the step."""
+    kind, sequence, branch, first, rows, group_depth = (x.repeat(segments.rows) for x in segments)
+    in_group, in_path, in_scratch = kind == GROUP, kind == PATH, kind >= GROUP
+    number = ragged_arange(segments.rows)
+    path_depth, path_mask = depth_and_mask(host.drafts[sequence], number)
+    return Rows(
+        kind=kind, sequence=sequence, branch=branch, number=number, place=first + number,
+        seen=np.where(in_scratch, first, first + number + 1),
+        hi=np.where(in_group & lookahead.blocks, rows, number + 1) * in_scratch,
+        depth=np.where(in_group, group_depth, np.where(in_path, path_depth, number)),
+        mask=np.where(in_group, number + 1 - lookahead.lead, in_path * path_mask),
+    )  # fmt: skip
+
+
+def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
+    """Return `Rows.depth` and `Rows.mask` of rows of paths: drafts, and masks behind the last one.
 
     Args:
         drafts: ``[n]`` of each row's path.
@@ -170,50 +199,38 @@ def layout(
     prefill = prefill_segments(config, host, prefixes)
     own = 1 + np.arange(rank, config.branches, ranks)
     segments = segments_on_rank(host, lookahead, prefill, masks, path_rows, own)
-    _, sequence, branch, first, rows, _ = segments
-
-    # [R] of each row
-    kind, of_row, begin, group_depth = (x.repeat(rows) for x in (segments.kind, sequence, first, segments.depth))
-    number = ragged_arange(rows)
-    place = begin + number
-    in_group, in_path, in_scratch = kind == GROUP, kind == PATH, kind >= GROUP
-    seen = np.where(in_scratch, begin, place + 1)
-    hi = np.where(in_scratch, number + 1, 0)
-    if lookahead.blocks:
-        hi = np.where(in_group, rows.repeat(rows), hi)
-    path_depth, path_mask = cells_of_path(host.drafts[of_row], number)
-    depth = np.where(in_group, group_depth, np.where(in_path, path_depth, number))  # of the draft that it predicts from
-    mask = np.where(in_group, number + 1 - lookahead.lead, in_path * path_mask)  # which of the masks there; 0: none
-    is_mask = in_group & (number >= lookahead.lead // 2) | in_path & (mask > 0)  # of a block, the first row is a copy
-    is_draft = in_path & (mask == 0)
+    rows = rows_of(host, lookahead, segments)
+    in_group, in_path = rows.kind == GROUP, rows.kind == PATH
+    is_draft = in_path & (rows.mask == 0)
+    is_mask = in_group & (rows.mask >= 0) | in_path & (rows.mask > 0)  # of a block, the first row is a copy
 
     # predictions: a column for each row of chains and groups, then of each path on this rank
-    heads = np.flatnonzero((kind > PROMPT) & (~in_group | (mask > 0)))
-    depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
-    column = np.arange(len(heads))
+    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | (rows.mask > 0)))
     common = int((~in_path[heads]).sum())
-    width, first_column = int(path_rows.sum()), path_rows.cumsum() - path_rows
-    of_path = heads[common:]
-    path = (branch.repeat(rows)[of_path] - 1) // ranks
-    column[common:] = common + path * width + first_column[of_row[of_path]] + number[of_path]
+    of_paths = heads[common:]
+    width, first_column = int(path_rows.sum()), path_rows.cumsum() - path_rows  # of a path, the same for all of them
+    path = (rows.branch[of_paths] - 1) // ranks
+    columns = np.arange(len(heads))
+    columns[common:] = common + path * width + first_column[rows.sequence[of_paths]] + rows.number[of_paths]
+    depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
 
-    def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:
+    def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `CausalRows`
         return (sequence * depths + depth) * (1 + group) + mask
 
     branching = np.arange(len(path_rows)).repeat(path_rows)
-    path_cells = cell(branching, *cells_of_path(host.drafts[branching], ragged_arange(path_rows)))
+    path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(path_rows)))
 
     # to the device in one transfer
-    total = len(place)
+    total = len(rows.place)
+    position = rows.place - host.prompt[rows.sequence]
     canvas_cells, positions = np.zeros((2, padded(max(total, 1))), np.int64)
-    position = place - host.prompt[of_row]
-    canvas_cells[:total] = of_row * state.canvas.shape[1] + state.origin + position
-    positions[:total] = place
-    chain = (of_row * config.max_branches + branch.repeat(rows)) * config.max_drafts + number
+    canvas_cells[:total] = rows.sequence * state.canvas.shape[1] + state.origin + position
+    positions[:total] = rows.place
+    chain = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
     on = together(
-        state.canvas.device, canvas_cells=canvas_cells, positions=positions, heads=heads, columns=column,
-        head_sequence=of_row[heads], predicted=(position + 1 - in_group * lookahead.blocks)[heads],
-        cells=cell(of_row, depth, mask)[heads[:common]], path_cells=path_cells,
+        state.canvas.device, canvas_cells=canvas_cells, positions=positions, heads=heads, columns=columns,
+        head_sequence=rows.sequence[heads], predicted=(position + 1 - in_group * lookahead.blocks)[heads],
+        cells=cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], path_cells=path_cells,
         masks=np.flatnonzero(is_mask), drafts=np.flatnonzero(is_draft), chain=chain[is_draft],
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
@@ -223,14 +240,15 @@ def layout(
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
     predictions = Predictions(on["heads"], keys)
+    kind, sequence, branch, first, count, _ = segments
     return ForwardBatch(
-        sequence=sequence, branch=branch, start=rows.cumsum() - rows, rows=rows,
-        shared=np.where(segments.kind >= GROUP, first, first + rows), first=first - host.prompt[sequence], hi=hi,
+        sequence=sequence, branch=branch, start=count.cumsum() - count, rows=count,
+        shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
         depth=np.zeros(total, np.int64), tail=None, begin=host.complete - 1, stop=host.complete + host.drafts,
         prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
-        predict=lambda: predictions, head_slots=on["columns"], head_sequence=of_row[heads],
+        predict=lambda: predictions, head_slots=on["columns"], head_sequence=rows.sequence[heads],
         local_branches=1, columns=common + -(-config.branches // ranks) * width, width=depths,
-        of_commit=None, drafts=None, seen=seen, place=np.where(in_scratch, -1, place),
+        of_commit=None, drafts=None, seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
         causal=CausalRows(
             on["cells"], on["path_cells"], depths, group, common_rows * ranks + path_rows * (host.branches - 1)
         ),
