@@ -86,7 +86,7 @@ class Watch:
         """Note a step; of sequences that end with it, count what each of their steps gained."""
         assert engine.ended is not None
         assert engine.batch is not None
-        before, after, batch = engine.ended.before, engine.ended.after, engine.ended.rows
+        before, after, batch = engine.ended.step.before, engine.ended.step.after, engine.ended.rows
         state = engine.batch.state
         answers = state.answers.numpy()
         rows = rows_of_branch(engine.config, before, batch.begin, batch.stop)

@@ -48,7 +48,7 @@ UNVERIFIED: dict[str, Any] = {
     "drafts": 0,
 }  # under `BASE`; results are keyed without it
 BRANCHES, THRESHOLDS = (0, 1, 3, 7, 15), (0.95, 0.9, 0.8, 0.7)
-LEFT_TO_RIGHT = {"tau_conf": 1.0, "force": "leftmost", "max_active_blocks": 1}
+LEFT_TO_RIGHT = {"tau_conf": 1.0, "sub_block_size": 1, "max_active_blocks": 1}
 
 Setting = dict[str, Any]
 

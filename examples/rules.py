@@ -9,8 +9,8 @@ from torch import Tensor
 def budget(probability: Tensor, confidence: Tensor, masked: Tensor) -> Tensor:
     """Return which masked positions to fill: the most whose chances of an error add up to less than 0.2.
 
-    Where it fills none, `decode.force` fills one. It runs in every step, on all sequences together, and on a GPU in a
-    CUDA graph: no Python loop over positions, no `.item()`.
+    Where it fills none, the best position of each fully active block is filled. It runs in every step, on all sequences
+    together, and on a GPU in a CUDA graph: no Python loop over positions, no `.item()`.
 
     Args:
         probability: ``[S, W]`` of each position's most probable token.

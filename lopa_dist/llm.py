@@ -359,7 +359,7 @@ class LLM:
         """The answer of a finished request."""
         generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
         reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
-        told = generation.written
+        told, work = generation.written, generation.work
         assert item.origin
         return Output(
             id=item.origin.custom_id,
@@ -371,11 +371,11 @@ class LLM:
             finish_reason="invalid" if generation.invalid else generation.finish_reason,
             prompt_tokens=len(generation.request.prompt) + len(generation.request.suffix),
             forwards=generation.forwards,
-            drafts=generation.drafts,
-            accepted=generation.accepted,
+            drafts=work.drafts_verified,
+            accepted=work.drafts_accepted,
             seconds=generation.seconds,
             tokens_per_forward=len(generation.tokens) / max(1, generation.forwards),
-            acceptance=generation.accepted / generation.drafts if generation.drafts else None,
+            acceptance=work.accepted_share() if work.drafts_verified else None,
             logprobs=None if told is None else [logprob(one) for one in told],
             steps=None if told is None else [one.step for one in told],
             ways=None if told is None else [one.way for one in told],

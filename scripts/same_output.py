@@ -38,7 +38,7 @@ SDAR = ["model.path={folder}/sdar", *LLADA[1:], *BLOCKS, "decode.block_size=4"]
 JOBS: dict[str, list[str]] = {
     "plain": PLAIN,
     "control": ["decode=embedded_control"],
-    "one_block": [*PLAIN, "decode.max_active_blocks=1", "decode.force=leftmost", "decode.confidence=margin"],
+    "left_to_right": [*PLAIN, "decode.max_active_blocks=1", "decode.sub_block_size=1", "decode.confidence=margin"],
     "lopa": ["decode=embedded_lopa"],
     "lopa_tau_look": [*LOPA, "decode.tau_look=0.3"],
     "lopa_sampled": [*LOPA, "decode.temperature=0.7", "decode.top_p=0.9"],

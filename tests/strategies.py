@@ -47,7 +47,6 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
         tau_act=draw(eighths),
         tau_conf=draw(st.sampled_from([0.02, 0.25, 0.5, 0.75, 0.875, 0.95])),
         tau_look=draw(st.sampled_from([0.0, 0.25, 0.5])),
-        force=draw(st.sampled_from(["block", "leftmost"])),
         context=context,
         stop_at_eos=draw(st.booleans()),
     )
@@ -67,7 +66,6 @@ def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
         tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),
         tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
         confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
-        force=draw(st.sampled_from(["block", "leftmost"])),
         context=draw(st.sampled_from(CONTEXTS)),
         stop_at_eos=draw(st.booleans()),
     )

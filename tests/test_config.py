@@ -180,10 +180,10 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
     """Fast-dLLM on models without blocks, block diffusion on those with them; vanilla is never anything else."""
     threshold = composed("decode=threshold").decode
     found = resolve_decode(threshold, PATTERNS["vanilla"])
-    assert (found.context, found.canvas, found.cache, found.block_size) == ("dual", "whole", "dual", 32)
+    assert (found.context, found.cache, found.block_size) == ("dual", "dual", 32)
     assert (found.max_active_blocks, found.branches, found.tau_conf, found.confidence) == (1, 0, 0.9, "probability")
     found = resolve_decode(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
-    assert (found.canvas, found.cache, found.prompt_attention) == ("growing", "block", "blocks")
+    assert (found.cache, found.prompt_attention) == ("block", "blocks")
     assert (found.window_attention, found.sub_block_size, found.boundary) == ("block_causal", 8, "fill")
     asked = composed("decode=threshold", "decode.context=dual").decode
     assert resolve_decode(asked, replace(PATTERNS["block_diffusion"], sub_block_size=8)).sub_block_size is None
@@ -358,7 +358,7 @@ LONG = [
     f"decode.{setting}"
     for setting in (
         "branches=0", "block_size=16", "max_new_tokens=16", "max_active_blocks=1", "tau_conf=0.9", "tau_add=0.1",
-        "temperature=0.0", "context=d2f", "top_p=1.0", "top_k=0", "sub_block_size=null", "force=block",
+        "temperature=0.0", "context=d2f", "top_p=1.0", "top_k=0", "sub_block_size=null", "tau_look=0.0",
         "verify=agreement",
     )
 ]  # fmt: skip

@@ -9,22 +9,25 @@ from torch import Tensor
 from lopa_dist.checks import UserError
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.edit import edits, settled
-from lopa_dist.decode.state import FAILED, Records, State, arange, last_end
+from lopa_dist.decode.state import FAILED, Records, State, Window, arange, last_end
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
 from lopa_dist.own_code import load
 
 
-def advance(state: State, winner: Winner) -> None:
+def advance(state: State, winner: Winner) -> Window:
     """Move every running sequence by one step, in place.
 
     Slots that are done pass through the same operations. None of their positions is inside the window, so nothing is
     filled.
 
     Args:
-        state: from which the forward was laid out. Its windows are left as they are after the fill, for `spawn`.
+        state: from which the forward was laid out.
         winner: from `verify`; the width of its records, W, is a multiple of the block size and at least
             end - complete.
+
+    Returns:
+        The forward's windows as they are after the fill, for `spawn`.
     """
     config, mask_id, records = state.config, state.vocabulary.mask_id, winner.records
     slots, width = records.packed.shape[1:]
@@ -44,24 +47,23 @@ def advance(state: State, winner: Winner) -> None:
     read = masked if edit is None else masked | edit.possible
     failed = ((records.probability + records.confidence).isnan() & read).any(1)
 
-    total = block_lengths(config, end, span)
+    total = (end[:, None] - span[:, ::size]).clamp(0, size)  # [S, blocks] positions of each block; 0: not appended
     full = active_blocks(config, masked, total, running)
 
     # fill
     # with drafts, a position is forced only if the winner brings no token
     stuck = None if winner.accepted is None else (winner.position < 0).all(1)
     chosen = fill(config, records, state.fillable(masked), full, stuck)
-    if config.boundary == "fill" and state.vocabulary.shift and config.stores_kv:
+    if config.boundary == "fill" and state.vocabulary.shift:
         # Fast-dLLM: the forward that fills the cache decides the window's first position only
         chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
-    window = torch.where(chosen if edit is None else chosen | edit.made, records.token, window)
+    window = torch.where(chosen if edit is None else chosen | edit.replaced, records.token, window)
     state.answers.scatter_(1, span, window)
-    at = None if state.written is None else span.masked_fill(~masked, -1)
     masked ^= chosen  # all that is chosen was masked
-    is_eos = (window[..., None] == state.eos_ids).any(2) & inside
+    is_eos = state.is_eos(window) & inside
     if config.prompt_attention == "blocks":
         is_eos &= span >= state.known[:, None]
-    final = running if edit is None else settled(state, masked_before, edit.made)  # what is filled now stays
+    final = running if edit is None else settled(state, masked_before, edit.replaced)  # what is filled now stays
     state.eos |= is_eos.any(1) & final
 
     # frontiers and the next block
@@ -87,19 +89,16 @@ def advance(state: State, winner: Winner) -> None:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    note(state, winner, at, chosen, None if edit is None else span.masked_fill(~edit.made, -1))
+    left = Window(span, window, inside, masked)
+    note(state, winner, left, chosen, None if edit is None else edit.replaced)
     # true also where position `complete` lies in a block that was appended in this step
-    torch.eq(first, complete, out=state.first_masked)
-    state.first_masked &= complete < new_end
+    torch.eq(first, complete, out=state.starts_masked)
+    state.starts_masked &= complete < new_end
     torch.add(holes.sum(1), new_end - end, out=state.masked)
     state.complete.copy_(complete)
     state.end.copy_(new_end)
-    state.set_window(state.window(width)._replace(token=window, masked=masked))
-
-
-def block_lengths(config: DecodeConfig, end: Tensor, span: Tensor) -> Tensor:
-    """Return how many positions each block of the windows has, ``[S, blocks]``; 0 for blocks behind the last one."""
-    return (end[:, None] - span[:, :: config.block_size]).clamp(0, config.block_size)
+    state.forget_window()
+    return left
 
 
 def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: Tensor) -> Tensor:
@@ -111,7 +110,7 @@ def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: 
     Args:
         config: `tau_act` is read.
         masked: ``[S, W]`` bool.
-        total: ``[S, blocks]`` from `block_lengths`.
+        total: ``[S, blocks]`` positions of each block.
         running: ``[S]`` bool.
     """
     nearly = (total - masked.view(*total.shape, -1).sum(2)) / total >= config.tau_act
@@ -131,15 +130,14 @@ def keep_boundary(state: State, records: Records, running: Tensor) -> None:
     """Remember what a committing forward predicts for the first position behind the cache: no later row may do it."""
     if state.vocabulary.shift and state.config.stores_kv:
         commits = running & (state.committed != state.complete)
-        kept = state.boundary.packed
-        torch.where(commits, records.packed[:, :, 0], kept, out=kept)
+        torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)
 
 
 def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, stuck: Tensor | None = None) -> Tensor:
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
-        config: `tau_conf` or `fill`, `force` and `extra_fill` are read.
+        config: `tau_conf` or `fill`, and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
@@ -152,13 +150,10 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     else:
         passed = masked & own_rule(config.fill, records, masked)
     ranked = torch.where(masked, records.confidence, -torch.inf)
-    if config.force == "block":
-        per_block = (slots, width // size, size)
-        none = full & ~passed.view(per_block).any(2)  # [S, blocks]
-        forced = (first_max(ranked.view(per_block)) & none[..., None]).view(slots, width)
-    else:
-        none = ~passed.any(1, keepdim=True)
-        forced = first_max(masked.long()) & none
+    by_block = (slots, width // size, size)
+    none = full & ~passed.view(by_block).any(2)  # [S, blocks]
+    best = arange(size, masked.device) == ranked.view(by_block).argmax(2, keepdim=True)  # the first of equals
+    forced = (best & none[..., None]).view(slots, width)
     if stuck is not None:
         forced = forced & stuck[:, None]
     chosen = passed | forced & masked
@@ -186,8 +181,3 @@ def own_rule(name: str, records: Records, masked: Tensor) -> Tensor:
     raise UserError(
         f"decode.fill={name} returned {found}: return a bool tensor of masked's shape, {list(masked.shape)}"
     )
-
-
-def first_max(x: Tensor) -> Tensor:
-    """Mark the leftmost maximum along the last dimension (argmax takes the first of equals)."""
-    return arange(x.shape[-1], x.device) == x.argmax(-1, keepdim=True)

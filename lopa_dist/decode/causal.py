@@ -21,12 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.decode.state import FAILED, Records, State, arange
+from lopa_dist.decode.state import FAILED, Records, State, Window, arange
 from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
-
-NEVER = 1 << 20  # drafts of a branch, for `best_paths`: each branch has all, so none continues another
+from lopa_dist.ragged import UNBOUNDED
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -44,16 +43,18 @@ def verify(state: State, records: Records) -> Winner:
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
     draft = F.pad(chains(state)[..., : len(depth) - 1], (0, 1))
     agrees = (records.token == draft) & (depth < state.drafts[:, None, None])
-    of_branch = agrees.cumprod(2).sum(2)  # [S, K]
+    by_branch = agrees.cumprod(2).sum(2)  # [S, K]
     runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
-    of_branch = torch.where(runs, of_branch, -1)
-    accepted, branch = of_branch.max(1)  # of equals the first, whose K/V are in place
-    accepted_with = of_branch.cummax(1).values if state.config.branches else None
+    by_branch = torch.where(runs, by_branch, -1)
+    accepted, branch = by_branch.max(1)  # of equals the first, whose K/V are in place
+    accepted_with = by_branch.cummax(1).values if state.config.branches else None
     accepted = accepted.clamp(min=0)
-    records = of_winner(records, branch)
+    slot = arange(state.slots, branch.device)
+    assert records.drafts is not None
+    records = Records(records.packed[:, slot, branch], Records(records.drafts.packed[:, slot, branch]))
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
     if state.config.stop_at_eos:
-        ends = (is_eos(state, records.token) & brought).long()
+        ends = (state.is_eos(records.token) & brought).long()
         brought &= ends.cumsum(1) - ends == 0
     position = torch.where(brought, position, -1)
     return Winner(
@@ -67,27 +68,15 @@ def chains(state: State) -> Tensor:
     return state.chain_token.view(state.slots, state.config.max_branches, -1)
 
 
-def of_winner(records: Records, branch: Tensor) -> Records:
-    """Return the records of one branch of each sequence: ``[S, D]``, and of the masks behind it ``[S, D, n]``."""
-    assert records.drafts is not None
-    slots = arange(len(branch), branch.device)
-    return Records(records.packed[:, slots, branch], Records(records.drafts.packed[:, slots, branch]))
-
-
-def is_eos(state: State, token: Tensor) -> Tensor:
-    """Return which tokens end a text."""
-    return (token[..., None] == state.eos_ids).any(-1)
-
-
 def advance(state: State, winner: Winner) -> None:
     """Write the verified tokens, and move the frontiers behind them, in place."""
     records, running = winner.records, state.done == 0
     brought = winner.position >= 0
     count = brought.sum(1)
     failed = ((records.probability + records.confidence).isnan() & brought).any(1)
-    at = state.complete[:, None] + arange(brought.shape[1], brought.device)
-    state.answers.scatter_(1, at, torch.where(brought, winner.token, state.answers.gather(1, at)))
-    state.eos |= (is_eos(state, winner.token) & brought).any(1)
+    position = state.complete[:, None] + arange(brought.shape[1], brought.device)
+    state.answers.scatter_(1, position, torch.where(brought, winner.token, state.answers.gather(1, position)))
+    state.eos |= (state.is_eos(winner.token) & brought).any(1)
     state.complete += count
     state.committed.copy_(torch.where(running, state.complete - 1, state.committed))
     state.end.copy_(state.complete)
@@ -100,36 +89,40 @@ def advance(state: State, winner: Winner) -> None:
     note(state, winner)
 
 
-def spawn(state: State, winner: Winner) -> None:
+def spawn(state: State, winner: Winner, left: Window | None = None) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
     The anchor's drafts are also written into the canvas. Drafts that no row could verify before the answer's limit are
     left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
-    before it predicts it.
+    before it predicts it. There are no windows, of which something could be `left`.
     """
     config, slots = state.config, arange(state.slots, state.canvas.device)
     groups = winner.records.drafts
     assert groups is not None
     assert winner.accepted is not None
-    found = Records(groups.packed[:, slots, winner.accepted])  # [S, n]
-    n = found.packed.shape[2]
-    token, there = found.token.long(), found.token >= 0
+    proposed = Records(groups.packed[:, slots, winner.accepted])  # [S, n]
+    n = proposed.packed.shape[2]
+    token, usable = proposed.token.long(), proposed.token >= 0
     if config.stop_at_eos:
-        ends = is_eos(state, token)
-        state.ends.copy_((ends & (there.cumprod(1) > 0)).any(1))
-        there &= ~ends
-    count = there.cumprod(1).sum(1)
-    room = (state.limit - 1 - state.complete).clamp(min=0)
-    state.drafts.copy_(torch.minimum(count, room)).masked_fill_(state.done != 0, 0)
-    at = state.complete[:, None] + arange(n, token.device)
-    drafted = arange(n, token.device) < state.drafts[:, None]
-    state.answers.scatter_(1, at, torch.where(drafted, token, state.answers.gather(1, at)))
+        ends = state.is_eos(token)
+        state.ends.copy_((ends & (usable.cumprod(1) > 0)).any(1))
+        usable &= ~ends
+    count = usable.cumprod(1).sum(1)
+    most = (state.limit - 1 - state.complete).clamp(min=0)
+    state.drafts.copy_(torch.minimum(count, most)).masked_fill_(state.done != 0, 0)
+    number = arange(n, token.device)
+    position = state.complete[:, None] + number
+    drafted = torch.where(number < state.drafts[:, None], token, state.answers.gather(1, position))
+    state.answers.scatter_(1, position, drafted)
     chain = chains(state)
     chain[:, :, :n] = token[:, None].clamp(min=0)
     branches = torch.ones_like(count)
     if config.branches:
-        paths = best_paths(found.probability, found.second_probability, state.drafts, config.branches, NEVER)
+        # each branch has all drafts, so none continues another
+        paths = best_paths(proposed.probability, proposed.second_probability, state.drafts, config.branches, UNBOUNDED)
         k = paths.last.shape[1]
-        chain[:, 1 : k + 1, :n] = torch.where(paths.second, found.second_token[:, None].long(), chain[:, 1 : k + 1, :n])
-        branches += paths.found
+        chain[:, 1 : k + 1, :n] = torch.where(
+            paths.second, proposed.second_token[:, None].long(), chain[:, 1 : k + 1, :n]
+        )
+        branches += paths.chosen
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)

@@ -49,11 +49,6 @@ class DecodeConfig:
         10,
         "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
     )
-    groups: int = option(
-        1,
-        "causal models: groups of masks, which predict the next drafts: behind the last draft, and behind those where "
-        "chains of drafts end most often",
-    )
     block_size: int = option(32, "tokens of a block")
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
@@ -61,7 +56,11 @@ class DecodeConfig:
     )
     tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
     tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
-    tau_conf: float = option(0.9, "a token is filled, without verification, when its probability is above this")
+    tau_conf: float = option(
+        0.9,
+        "a token is filled, without verification, when its probability is above this; where none is, the best position "
+        "of each fully active block is filled",
+    )
     tau_edit: float | None = option(
         None,
         "models that edit (LLaDA2.1): a filled token is overwritten where another's probability is above this; null: "
@@ -76,11 +75,6 @@ class DecodeConfig:
         ("probability", "margin", "neg_entropy"),
     )
     tau_look: float = option(0.0, "least probability of a lookahead token")
-    force: str = option(
-        "block",
-        "where nothing passes tau_conf: fill the best position of each fully active block, or the window's first",
-        ("block", "leftmost"),
-    )
     extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
     context: str = option("d2f", "what rows see, and what is cached", tuple(CONTEXTS))
     sub_block_size: int | None = option(
@@ -95,26 +89,16 @@ class DecodeConfig:
         check_choices("decode", self)
         self.drafts = number(self.drafts)
         require_count("decode.drafts", self.drafts, 0, auto=self.causal)
-        at_least = {
-            "branches": 0,
-            "groups": 1,
-            "extra_fill": 0,
-            "block_size": 1,
-            "max_new_tokens": 1,
-            "top_k": 0,
-        }
-        if self.sub_block_size is not None:
-            at_least["sub_block_size"] = 1
-        for key, least in at_least.items():
-            if getattr(self, key) < least:
-                raise ValueError(f"decode.{key}={getattr(self, key)}: must be at least {least}")
-        if self.max_active_blocks is not None and self.max_active_blocks < 1:
-            raise ValueError(f"decode.max_active_blocks={self.max_active_blocks}: must be at least 1, or null")
-        for key in ("tau_add", "tau_act", "tau_conf", "tau_look", "top_p"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"decode.{key}={getattr(self, key)}: must be between 0 and 1")
-        if self.tau_edit is not None and not 0 <= self.tau_edit <= 1:
-            raise ValueError(f"decode.tau_edit={self.tau_edit}: must be between 0 and 1, or null")
+        for keys, least, most, allowed in (
+            (("branches", "extra_fill", "top_k"), 0, math.inf, "at least 0"),
+            (("block_size", "sub_block_size", "max_active_blocks", "max_new_tokens"), 1, math.inf, "at least 1"),
+            (("tau_add", "tau_act", "tau_conf", "tau_edit", "tau_look", "top_p"), 0, 1, "between 0 and 1"),
+        ):
+            for key in keys:
+                value = getattr(self, key)
+                if value is not None and not least <= value <= most:
+                    or_null = ", or null" if key in ("sub_block_size", "max_active_blocks", "tau_edit") else ""
+                    raise ValueError(f"decode.{key}={value}: must be {allowed}{or_null}")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
@@ -130,31 +114,23 @@ class DecodeConfig:
             )
 
     def _check_verification(self) -> None:
-        if self.causal:
-            if self.extra_fill:
-                raise ValueError("causal models need decode.extra_fill=0: what is written is verified")
-            if self.branches and not self.drafts:
+        if not self.verifies:
+            if self.drafts:
                 raise ValueError(
-                    f"decode.branches={self.branches} needs decode.drafts of 1 or more, of which branches hold second "
-                    "choices; decode.branches=0 decode.drafts=0 writes one token a forward"
+                    f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole "
+                    "branches; set decode.drafts=0"
                 )
             return
-        if self.verify != "agreement" and self.drafts:
+        who = "a causal model" if self.causal else "decode.verify=agreement"
+        if self.branches and not self.drafts:
             raise ValueError(
-                f"decode.drafts={self.drafts} needs decode.verify=agreement: {self.verify} chooses among whole "
-                "branches; set decode.drafts=0"
+                f"decode.branches={self.branches} with {who} needs decode.drafts of 1 or more, which its branches "
+                "verify; decode.branches=0 decode.drafts=0 does without lookahead"
             )
-        if self.verify == "agreement":
-            if self.branches and not self.drafts:
-                raise ValueError(
-                    f"decode.branches={self.branches} with decode.verify=agreement needs decode.drafts of 1 or more, "
-                    "which its branches verify; decode.branches=0 decode.drafts=0 is plain decoding"
-                )
-            if self.extra_fill:
-                raise ValueError(
-                    f"decode.extra_fill={self.extra_fill} cannot go with decode.verify=agreement: it fills tokens that "
-                    "nothing verifies"
-                )
+        if self.extra_fill:
+            raise ValueError(
+                f"decode.extra_fill={self.extra_fill} cannot go with {who}: it fills tokens that nothing verifies"
+            )
 
     @property
     def window_attention(self) -> str:
@@ -177,14 +153,14 @@ class DecodeConfig:
         return CONTEXTS[self.context].cache
 
     @property
-    def canvas(self) -> str:
-        """See `Context`."""
-        return CONTEXTS[self.context].canvas
-
-    @property
     def causal(self) -> bool:
         """Whether a row sees nothing behind itself, so that verification is exact (`causal`)."""
         return self.window_attention == "causal"
+
+    @property
+    def verifies(self) -> bool:
+        """Whether lookahead tokens are verified as drafts before they stay."""
+        return self.causal or self.verify == "agreement"
 
     @property
     def stores_kv(self) -> bool:
@@ -193,7 +169,10 @@ class DecodeConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and reused."""
+        """Whether K/V of prompts and complete blocks are computed once and reused.
+
+        Prompts then never see their answer, and are prefilled in segments of their own.
+        """
         return self.cache == "block"
 
     @property
@@ -224,7 +203,7 @@ class DecodeConfig:
     @property
     def second_choices(self) -> bool:
         """Whether branches hold second choices of drafts (`tree`), so that records need them."""
-        return (self.verify == "agreement" or self.causal) and self.branches > 0
+        return self.verifies and self.branches > 0
 
     @property
     def record_size(self) -> int:

@@ -32,10 +32,9 @@ class Context:
     - none: no K/V; all rows of a sequence run in every step.
     - block: those of all tokens before. The forward after a block was completed computes its K/V for good.
     - dual: those of all tokens before and of the masks behind. The forward after a block was completed computes all K/V
-      of the sequence anew."""
+      of the sequence anew.
 
-    canvas: str
-    """Which masks are seen: of the appended blocks only (growing), or of all blocks from the start (whole)."""
+    With block, rows see the masks of the appended blocks only, otherwise those of the complete answer."""
 
     max_active_blocks: int | None
     """The value of ``max_active_blocks=auto``."""
@@ -46,16 +45,16 @@ class Context:
 
 CONTEXTS = {
     # Discrete diffusion forcing (arXiv 2508.09192): several blocks are decoded at a time, finished ones are cached.
-    "d2f": Context("full", "self", "fresh", "block", "growing", None, "the prompt and complete blocks"),
+    "d2f": Context("full", "self", "fresh", "block", None, "the prompt and complete blocks"),
     # The same with windows that are block-causal: K/V of complete blocks are the same in every branch.
-    "d2f_causal": Context("block_causal", "self", "fresh", "block", "growing", None, "the prompt and complete blocks"),
+    "d2f_causal": Context("block_causal", "self", "fresh", "block", None, "the prompt and complete blocks"),
     # Block diffusion (SDAR, Fast-dLLM v2): a block sees itself and what is before it, one block at a time.
-    "blocks": Context("block_causal", "blocks", "fill", "block", "growing", 1, "the prompt and complete blocks"),
+    "blocks": Context("block_causal", "blocks", "fill", "block", 1, "the prompt and complete blocks"),
     # Every row sees all others, so K/V change with every token that is filled: nothing is cached.
-    "vanilla": Context("full", "joint", "fresh", "none", "whole", None, "nothing"),
+    "vanilla": Context("full", "joint", "fresh", "none", None, "nothing"),
     # Fast-dLLM's dual cache (arXiv 2505.22618): vanilla, but K/V outside the window are as old as its last block.
-    "dual": Context("full", "joint", "fill", "dual", "whole", None, "all but the window, anew after each block"),
+    "dual": Context("full", "joint", "fill", "dual", None, "all but the window, anew after each block"),
     # Every row, of a mask too, sees what is before it and itself.
-    "causal": Context("causal", "causal", "fresh", "block", "growing", 1, "all verified tokens"),
+    "causal": Context("causal", "causal", "fresh", "block", 1, "all verified tokens"),
 }
 """The contexts, by their names in `DecodeConfig.context`."""

@@ -20,7 +20,7 @@ class Edits(NamedTuple):
     """What a forward says of the filled positions of the windows, ``[S, W]`` bool."""
 
     possible: Tensor  # positions of the answer that were filled before the forward
-    made: Tensor  # of these, where the record's token replaces the one that stands there
+    replaced: Tensor  # of these, where the record's token replaces the one that stands there
 
 
 def edits(state: State, records: Records) -> Edits:
@@ -37,14 +37,14 @@ def edits(state: State, records: Records) -> Edits:
     return Edits(possible, possible & (records.token != token) & (records.probability > state.config.tau_edit))
 
 
-def settled(state: State, masked: Tensor, made: Tensor) -> Tensor:
+def settled(state: State, masked: Tensor, replaced: Tensor) -> Tensor:
     """Return which windows are complete, ``[S]`` bool; counts the forwards that found no mask in them.
 
     Args:
         state: whose `settling` is moved.
         masked: ``[S, W]`` bool, the masks that the forward found.
-        made: ``[S, W]`` bool, of `Edits`.
+        replaced: ``[S, W]`` bool, of `Edits`.
     """
     checked = (state.done == 0) & ~masked.any(1)
     state.settling.add_(1).mul_(checked)
-    return checked & (~made.any(1) | (state.settling >= MOST_CHECKS))
+    return checked & (~replaced.any(1) | (state.settling >= MOST_CHECKS))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.state import Records, State, arange
+from lopa_dist.decode.state import Records, State, Window, arange
 from lopa_dist.decode.tree import by_agreement, most_candidates, spawn_tree
 from lopa_dist.decode.winner import Winner, anchor_alone
 
@@ -56,52 +56,37 @@ VERIFY: dict[str, Callable[[State, Records], Winner]] = {
 """The rules of verification, by their names in `DecodeConfig.verify`."""
 
 
-def spawn(state: State, winner: Winner) -> None:
+def spawn(state: State, winner: Winner, left: Window | None) -> None:
     """Make the branches of the next forward: the anchor, and lookaheads at its most confident masked positions.
 
     The lookaheads take the tokens of the winner's records, so no forward is spent on drafting (LoPA, section 3).
 
     Args:
-        state: after `advance`, with the windows that it left.
+        state: after `advance`.
         winner: of this step.
+        left: the windows that `advance` left.
     """
     config, records = state.config, winner.records
     most = most_candidates(config) if config.drafts else config.branches
-    if most:
-        span, _, _, masked = state.window(records.packed.shape[-1])
-        masked = state.fillable(masked)
-        candidates = masked & (records.probability >= config.tau_look) if config.tau_look else masked
-        if config.drafts > 1 and config.window_attention == "block_causal":
-            # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
-            candidates = candidates & (span < (state.complete + config.block_size)[:, None])
-        ranked = torch.where(candidates, records.confidence, -torch.inf)
-        rank = ranked.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [S, n] candidates first
-        made = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, n]
-        count = candidates.sum(1)
-        if config.drafts:
-            branches = spawn_tree(state, records, rank, made, count)
-        else:
-            branches = spawn_lookaheads(state, made, count)
-        state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
-    else:
+    if not most:
         state.branches.copy_(state.done == 0)
-    state.set_window(None)
-
-
-def spawn_lookaheads(state: State, made: Tensor, count: Tensor) -> Tensor:
-    """Let branch j fill the j-th candidate.
-
-    Args:
-        state: gets the branches' edits.
-        made: ``[2, S, n]`` positions and tokens of the best candidates; n is k, or less where windows are short.
-        count: ``[S]`` how many candidates there are.
-
-    Returns:
-        ``[S]`` branches to run, the anchor included.
-    """
-    n = made.shape[2]
-    state.edits[:, :, 1 : n + 1, 0] = made
-    return (count + 1).clamp(max=state.config.max_branches)
+        return
+    assert left is not None
+    span, masked = left.span, state.fillable(left.masked)
+    possible = masked & (records.probability >= config.tau_look) if config.tau_look else masked
+    if config.drafts > 1 and config.window_attention == "block_causal":
+        # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
+        possible = possible & (span < (state.complete + config.block_size)[:, None])
+    ranked = torch.where(possible, records.confidence, -torch.inf)
+    rank = ranked.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [S, n]
+    candidates = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, n] positions, tokens
+    count = possible.sum(1)  # of candidates; what lies behind them is not used
+    if config.drafts:
+        branches = spawn_tree(state, records, rank, candidates, count)
+    else:  # branch j fills the j-th candidate
+        state.edits[:, :, 1 : rank.shape[1] + 1, 0] = candidates
+        branches = (count + 1).clamp(max=config.max_branches)
+    state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
 
 
 def branch_confidence(confidence: Tensor, open_: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import Ints, to_device, together
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ class Records:
         """The probabilities of the second choices."""
         return self.packed[4].view(torch.float32)
 
-    @classmethod
-    def of(cls, token: Tensor, probability: Tensor, confidence: Tensor) -> Records:
-        """Make records of three tensors of one shape."""
-        return cls(torch.stack([token, probability.view(torch.int32), confidence.view(torch.int32)]))
-
 
 class Window(NamedTuple):
     """The positions ``[complete, complete + width)`` of every sequence, all ``[S, width]``."""
@@ -102,7 +97,7 @@ class HostState(NamedTuple):
     suffix: Ints  # given tokens from position `limit` on, which the answer leads to
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
-    first_masked: Ints  # 1 if the window's first position, `complete`, is masked
+    starts_masked: Ints  # 1 if the window's first position, `complete`, is masked
     drafts: Ints  # the most drafts that the next forward may accept, along the deepest branch (verify=agreement)
     ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
@@ -126,7 +121,11 @@ class Admitted(NamedTuple):
     suffix: Sequence[int] = ()  # tokens behind the answer, where rows see them
 
 
-BY_SLOT = ("canvas", "key", "eos", "settling", "written")  # tensors that begin with S
+SLOT_DIMENSIONS = {
+    "canvas": 0, "key": 0, "eos": 0, "settling": 0, "written": 0,
+    "integers": 1, "edits": 1, "chain": 1, "paths": 1, "boundary": 1,
+}  # fmt: skip
+"""The tensors of `State`, and which dimension of each is S."""
 
 
 @dataclass
@@ -147,7 +146,7 @@ class State:
     # predicts it: the token before its position, given the drafts before it (`tree`), or without the shift a mask
     chain: Tensor
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
-    boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
+    boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
 
@@ -156,7 +155,7 @@ class State:
         rows = dict(zip(HostState._fields, self.integers, strict=True))
         self.prompt, self.known, self.limit = rows["prompt"], rows["known"], rows["limit"]
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
-        self.masked, self.first_masked = rows["masked"], rows["first_masked"]
+        self.masked, self.starts_masked = rows["masked"], rows["starts_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
         self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
@@ -207,7 +206,7 @@ class State:
             edits=long(2, slots, k, e),
             chain=long(3, slots, config.max_chain),
             paths=long(4, slots, k),
-            boundary=Records(long(config.record_size, slots).int()),
+            boundary=long(config.record_size, slots).int(),
             sampled=np.zeros(slots, bool),
         )
         state.committed.fill_(-1)
@@ -250,28 +249,26 @@ class State:
             "suffix": suffix,
             "masked": end - tail,
             "branches": ones,
-            "first_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
+            "starts_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
         }
         integers = np.stack([*fields.values()])
         canvas = np.full((len(admitted), columns), mask_id)
-        for row, one, at in zip(canvas, admitted, self.origin - before, strict=True):
-            row[at : at + len(one.prompt)] = one.prompt
-            if one.suffix:
-                behind = at + len(one.prompt) + one.max_new_tokens
-                row[behind : behind + len(one.suffix)] = one.suffix
+        for row, one, begin in zip(canvas, admitted, self.origin - before, strict=True):
+            row[begin : begin + len(one.prompt)] = one.prompt
+            behind = begin + len(one.prompt) + one.max_new_tokens
+            row[behind : behind + len(one.suffix)] = one.suffix
         keys = np.array([one.key for one in admitted])
         self.sampled[slots] = [one.sampled for one in admitted]
 
-        parts = slots, integers.ravel(), keys, canvas.ravel()
-        sent = to_device(np.concatenate(parts), self.canvas.device).split([len(part) for part in parts])
-        slots_, integers_, keys_, canvas_ = sent
-        self.integers.index_copy_(1, slots_, integers_.view(integers.shape))
-        self.canvas.index_copy_(0, slots_, canvas_.view(canvas.shape))
-        self.key.index_copy_(0, slots_, keys_)
-        self.eos.index_fill_(0, slots_, 0)
-        self.settling.index_fill_(0, slots_, 0)
-        self.edit_position.index_fill_(0, slots_, -1)
-        self.paths.index_fill_(1, slots_, 0)
+        sent = together(self.canvas.device, slots=slots, integers=integers.ravel(), keys=keys, canvas=canvas.ravel())
+        at = sent["slots"]
+        self.integers.index_copy_(1, at, sent["integers"].view(integers.shape))
+        self.canvas.index_copy_(0, at, sent["canvas"].view(canvas.shape))
+        self.key.index_copy_(0, at, sent["keys"])
+        self.eos.index_fill_(0, at, 0)
+        self.settling.index_fill_(0, at, 0)
+        self.edit_position.index_fill_(0, at, -1)
+        self.paths.index_fill_(1, at, 0)
         known = np.stack(host)
         known[:, slots] = integers
         return HostState._make(known)
@@ -291,7 +288,7 @@ class State:
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
 
     def window(self, width: int) -> Window:
-        """Return the windows, `width` positions of each; computed once a step (see `set_window`)."""
+        """Return the windows, `width` positions of each; computed once a step."""
         if self._window is None or self._window.span.shape[1] != width:
             span = self.complete[:, None] + arange(width, self.canvas.device)
             token = self.answers.gather(1, span)
@@ -305,9 +302,13 @@ class State:
         span, _, inside, masked = self.window(width)
         return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
-    def set_window(self, window: Window | None) -> None:
-        """Set the windows of this step, as `advance` left them, for `spawn`; None: the step is over."""
-        self._window = window
+    def forget_window(self) -> None:
+        """Let `window` be computed anew: the sequences were moved."""
+        self._window = None
+
+    def is_eos(self, token: Tensor) -> Tensor:
+        """Return which tokens end a text, bool of the shape of `token`."""
+        return (token[..., None] == self.eos_ids).any(-1)
 
     def fillable(self, masked: Tensor) -> Tensor:
         """Return which of the masked positions ``[S, W]`` may be filled in this step.
@@ -325,27 +326,19 @@ class State:
     def take(self, slots: Ints) -> State:
         """Return a copy of some slots, for a step that runs only these; the others wait for rows of a later step."""
         at = to_device(slots, self.canvas.device)
-        parts = {name: tensor[at] for name in BY_SLOT if (tensor := getattr(self, name)) is not None}
-        return replace(
-            self,
-            **parts,
-            integers=self.integers[:, at],
-            edits=self.edits[:, at],
-            chain=self.chain[:, at],
-            paths=self.paths[:, at],
-            boundary=Records(self.boundary.packed[:, at]),
-            sampled=self.sampled[slots],
-        )
+        parts = {
+            name: tensor.index_select(dimension, at)
+            for name, dimension in SLOT_DIMENSIONS.items()
+            if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **parts, sampled=self.sampled[slots])
 
     def put(self, slots: Ints, part: State) -> None:
         """Write back what `take` returned, after its step."""
         at = to_device(slots, self.canvas.device)
-        for name in BY_SLOT:
+        for name, dimension in SLOT_DIMENSIONS.items():
             if (tensor := getattr(self, name)) is not None:
-                tensor[at] = getattr(part, name)
-        self.integers[:, at], self.edits[:, at] = part.integers, part.edits
-        self.chain[:, at], self.paths[:, at] = part.chain, part.paths
-        self.boundary.packed[:, at] = part.boundary.packed
+                tensor.index_copy_(dimension, at, getattr(part, name))
         self._window = None
 
     def noise_keys(self, sequence: Tensor, position: Tensor) -> Tensor:
@@ -356,7 +349,7 @@ class State:
         Args:
             sequence, position: ``[H]``.
         """
-        step = 0 if self.config.verify == "agreement" or self.config.causal else self.step[sequence]
+        step = 0 if self.config.verifies else self.step[sequence]
         return (self.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
 
     def to_host(self) -> HostState:

@@ -3,16 +3,16 @@
 The most confident masked positions, with the tokens predicted there, are *drafts* d_1, d_2, ... The anchor verifies the
 first m of them: a draft is accepted if all before it are and the forward, in their context, predicts its token.
 
-Most chains of drafts fail before their end, and where one fails the model most often says its second choice. So the
+Most chains of drafts fail before their end, and where one fails the model most often predicts its second choice. So the
 other branches are *paths*: choices for the first drafts, some of them second choices. A branch has the tokens of its
 path filled, and verifies the m drafts behind it. Its weight is the probability that verification comes this way
 (`chances`); the k paths of largest weight run. A path has up to two second choices. It may also continue another branch
 whose m drafts are all accepted.
 
 Verification walks from the anchor. Where the drafts of a branch end, or one is rejected, the walk continues in the
-branch whose path has the token that the model says there. Without such a branch the walk ends: the model's own token is
-filled, and this branch wins. So every token that the winner brings is the model's own choice in the context in which it
-is placed.
+branch whose path has the token that the model predicts there. Without such a branch the walk ends: the model's own
+token is filled, and this branch wins. So every token that the winner brings is the model's own choice in the context in
+which it is placed.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def by_agreement(state: State, records: Records) -> Winner:
     slots, branches, m = state.slots, config.max_branches, config.drafts
     number = arange(m, state.canvas.device)
     assert records.drafts is not None
-    position, draft, predicted, sure = (
+    position, draft, predicted, probability = (
         x.view(slots, branches, m) for x in (*state.chain[:2], records.drafts.token, records.drafts.probability)
     )
     depth = state.path_depth
-    valid = (number < state.path_drafts[..., None]) & ~sure.isnan()  # rows of drafts may overflow
+    valid = (number < state.path_drafts[..., None]) & ~probability.isnan()  # rows of drafts may overflow
     accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
     branch, accepted_with = depth.new_zeros(slots), None
     if config.branches:
@@ -63,20 +63,20 @@ def by_agreement(state: State, records: Records) -> Winner:
         branch = torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
         accepted_with = torch.where(reached, depth + accepted, 0).cummax(1).values
 
-    at = arange(slots, branch.device)
-    accepted, valid, probability = accepted[at, branch], valid[at, branch], sure[at, branch]
-    token = torch.where(number < accepted[:, None], draft[at, branch], predicted[at, branch])
-    position = torch.where((number <= accepted[:, None]) & valid, position[at, branch], -1)
+    slot = arange(slots, branch.device)
+    accepted, valid = accepted[slot, branch], valid[slot, branch]
+    token = torch.where(number < accepted[:, None], draft[slot, branch], predicted[slot, branch])
+    position = torch.where((number <= accepted[:, None]) & valid, position[slot, branch], -1)
+    brought = probability[slot, branch]
     if config.branches:
-        path_position, path_token = state.edits[:, at, branch]
+        path_position, path_token = state.edits[:, slot, branch]
         position, token = torch.cat([path_position, position], 1), torch.cat([path_token, token], 1)
         if state.written is not None:
-            probability = torch.cat([of_path(state, sure, branch), probability], 1)
-        accepted = accepted + depth[at, branch]
-    winner = Records(records.packed[:, at, branch])
+            brought = torch.cat([path_probability(state, probability, branch), brought], 1)
+        accepted = accepted + depth[slot, branch]
     return Winner(
-        branch, winner, position, token,
-        accepted=accepted, accepted_with=accepted_with, probability=probability.view(torch.int32),
+        branch, Records(records.packed[:, slot, branch]), position, token,
+        accepted=accepted, accepted_with=accepted_with, probability=brought.view(torch.int32),
     )  # fmt: skip
 
 
@@ -91,44 +91,44 @@ def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
     _, branches, m = predicted.shape
     depth, parent = state.path_depth, state.path_parent
     # the parent's draft in whose place the path has its last token
-    at = (depth - 1 - depth.gather(1, parent)).clamp(min=0)
-    says = predicted.flatten(1).gather(1, parent * m + at) == state.path_token
+    draft = (depth - 1 - depth.gather(1, parent)).clamp(min=0)
+    agrees = predicted.flatten(1).gather(1, parent * m + draft) == state.path_token
     number = arange(branches, depth.device)
-    reached = says & (accepted.gather(1, parent) >= at) & (number < state.branches[:, None]) | (number == 0)
+    reached = agrees & (accepted.gather(1, parent) >= draft) & (number < state.branches[:, None]) | (number == 0)
     for _ in range((branches - 1).bit_length()):  # is its parent reached, the parent's parent, and so on to the anchor
         reached = reached & reached.gather(1, parent)
         parent = parent.gather(1, parent)
     return reached
 
 
-def of_path(state: State, sure: Tensor, branch: Tensor) -> Tensor:
-    """Return the probabilities with which verification said the tokens of a branch's path, ``[S, E]``.
+def path_probability(state: State, probability: Tensor, branch: Tensor) -> Tensor:
+    """Return the probabilities with which verification predicted the tokens of a branch's path, ``[S, E]``.
 
     Args:
         state: from which the forward was laid out.
-        sure: ``[S, K, m]`` probabilities of what was predicted at each branch's drafts.
+        probability: ``[S, K, m]`` of what was predicted at each branch's drafts.
         branch: ``[S]``.
     """
-    slots, number = arange(state.slots, branch.device), arange(state.config.max_edits, branch.device)
-    depth, parent = state.path_depth, state.path_parent
-    found = sure.new_zeros(state.slots, len(number))
+    slot, number = arange(state.slots, branch.device), arange(state.config.max_edits, branch.device)
+    depth, m = state.path_depth, probability.shape[2]
+    path = probability.new_zeros(state.slots, len(number))
     for _ in range(state.config.branches):  # from a branch to the one that verified the end of its path
-        before = parent[slots, branch]
-        begin, end = depth[slots, before, None], depth[slots, branch, None]
-        said = sure[slots, before].gather(1, (number - begin).clamp(0, sure.shape[2] - 1))
-        found = torch.where((number >= begin) & (number < end), said, found)
-        branch = before
-    return found
+        parent = state.path_parent[slot, branch]
+        begin, end = depth[slot, parent, None], depth[slot, branch, None]
+        verified = probability[slot, parent].gather(1, (number - begin).clamp(0, m - 1))
+        path = torch.where((number >= begin) & (number < end), verified, path)
+        branch = parent
+    return path
 
 
-def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
+def spawn_tree(state: State, records: Records, rank: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
     """Choose the paths of the next forward, and the drafts that each verifies.
 
     Args:
         state: gets the branches' paths, edits and drafts.
         records: ``[S, W]`` of the winner.
         rank: ``[S, n]`` columns of the candidates in `records`, the most confident first.
-        made: ``[2, S, n]`` their positions and tokens.
+        candidates: ``[2, S, n]`` their positions and tokens.
         count: ``[S]`` how many candidates there are.
 
     Returns:
@@ -140,12 +140,12 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     branches = torch.ones_like(count)
     depth = state.path_depth
     if config.branches:
-        branches = choose_paths(state, records, rank, made, count)
+        branches = choose_paths(state, records, rank, candidates, count)
 
     # every branch has rows for the same number of drafts: if fewer are left, drafts of its own path fill the gap
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
-    state.chain[:2] = made.gather(2, order.expand(2, -1, -1))
+    state.chain[:2] = candidates.gather(2, order.expand(2, -1, -1))
     torch.clamp(count[:, None] - depth, 0, m, out=state.path_drafts)
     deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.path_drafts, 0)
     state.drafts.copy_(deepest.amax(1))
@@ -154,19 +154,19 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     return branches
 
 
-def choose_paths(state: State, records: Records, rank: Tensor, made: Tensor, count: Tensor) -> Tensor:
+def choose_paths(state: State, records: Records, rank: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
     """Choose the paths of the next forward.
 
     Args:
         state: gets the branches' paths and edits.
-        records, rank, made: as of `spawn_tree`.
+        records, rank, candidates: as of `spawn_tree`.
         count: ``[S]`` candidates, at most n.
 
     Returns:
         ``[S]`` branches to run, the anchor included.
     """
     config, m, length = state.config, state.config.drafts, min(state.config.max_edits, rank.shape[1])
-    rank, position, token = rank[:, :length], made[0, :, :length], made[1, :, :length]
+    rank, position, token = rank[:, :length], candidates[0, :, :length], candidates[1, :, :length]
     probability, second_probability = (p.gather(1, rank) for p in (records.probability, records.second_probability))
     paths = best_paths(probability, second_probability, count, config.branches, m)
     second = records.second_token.gather(1, rank)
@@ -178,15 +178,15 @@ def choose_paths(state: State, records: Records, rank: Tensor, made: Tensor, cou
 
     state.path_depth.zero_()
     state.path_depth[:, 1 : k + 1] = paths.last + 1
-    state.path_parent[:, 1 : k + 1] = parents(paths, m, length)
+    state.path_parent[:, 1 : k + 1] = branches_before(paths, m, length)
     state.path_token[:, 1 : k + 1] = tokens.gather(2, last)[..., 0]
-    return paths.found + 1
+    return paths.chosen + 1
 
 
 class Paths(NamedTuple):
     """The k' paths of largest weight, of each sequence; k' is k, or less if there are few drafts."""
 
-    found: Tensor  # [S] how many there are
+    chosen: Tensor  # [S] how many there are
     number: Tensor  # [S, k'] in the table of all paths
     earlier: Tensor  # [S, k'] draft for which a path takes the second choice before its end; -1: none
     last: Tensor  # [S, k'] draft for which it makes its last choice
@@ -213,17 +213,17 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
     number = arange(n, first.device)
     before = torch.where(number < count[:, None], first.cumsum(1) - first, -torch.inf)
     final = (before[..., None] + both).view(slots, 1, -1)  # [S, 1, 2 n]
-    other = F.pad(both[..., 1] - first, (1, 0))  # [S, 1 + n]
-    weight = other[..., None] + final + table(m, n, first.device)
+    earlier_second = F.pad(both[..., 1] - first, (1, 0))  # [S, 1 + n] what it adds
+    weight = earlier_second[..., None] + final + bias_of_paths(m, n, first.device)
     best = weight.flatten(1).topk(min(k, weight[0].numel()), dim=1)
-    earlier, at = best.indices // (2 * n) - 1, best.indices % (2 * n)
-    last = at // 2
-    takes_second = (number == earlier[..., None]) | (number == last[..., None]) & (at % 2 == 1)[..., None]
+    earlier, column = best.indices // (2 * n) - 1, best.indices % (2 * n)
+    last = column // 2
+    takes_second = (number == earlier[..., None]) | (number == last[..., None]) & (column % 2 == 1)[..., None]
     return Paths((best.values > -torch.inf).sum(1), best.indices, earlier, last, takes_second)
 
 
 def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities that verification says a draft's first choice, and that it says the second one.
+    """Return the probabilities that verification predicts a draft's first choice, and that it predicts the second one.
 
     Both exceed the model's own probabilities, the smaller ones by more, because verification sees the drafts before,
     which were confirmed. The exponents were measured (docs/branches.md).
@@ -236,7 +236,7 @@ def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return accepted, (1 - accepted) * of_the_rest**SECOND
 
 
-def parents(paths: Paths, m: int, n: int) -> Tensor:
+def branches_before(paths: Paths, m: int, n: int) -> Tensor:
     """Return the branch that verifies each path's last draft, ``[S, k']``; 0: the anchor.
 
     Its path goes behind draft i, or the beginning, by the largest multiple of m drafts that fits.
@@ -255,7 +255,7 @@ def parents(paths: Paths, m: int, n: int) -> Tensor:
 
 
 @lru_cache(64)
-def table(m: int, length: int, device: torch.device) -> Tensor:
+def bias_of_paths(m: int, length: int, device: torch.device) -> Tensor:
     """Return what is added to the weights of paths: ``[1 + length, 2 length]``, i (or none) by j and choice.
 
     Combinations that are not a path get -inf. The others get a tiny amount that breaks ties.
@@ -289,5 +289,5 @@ def contexts(state: State) -> Tensor:
     length = position.shape[2]
     earlier = arange(length, position.device) < length - m + number
     drafted = (position[:, :, None] == before[..., None]) & earlier  # [S, K, m, length]
-    found = (token[:, :, None] * drafted).amax(3).flatten(1)
-    return torch.where(drafted.any(3).flatten(1), found, written)
+    earlier_token = (token[:, :, None] * drafted).amax(3).flatten(1)
+    return torch.where(drafted.any(3).flatten(1), earlier_token, written)

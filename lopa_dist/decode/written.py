@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from lopa_dist.decode.state import State
+from lopa_dist.decode.state import State, Window
 from lopa_dist.decode.winner import Winner
 from lopa_dist.ragged import to_device
 
@@ -32,9 +32,11 @@ class Written(NamedTuple):
     way: str
 
 
-def start(state: State) -> None:
-    """Begin to record how tokens are written; of earlier tokens nothing is known."""
-    if state.written is None:
+def take_notes(state: State, wanted: bool) -> None:
+    """Record how tokens are written from now on, if that is `wanted`; of earlier tokens nothing is known."""
+    if not wanted:
+        state.written = None
+    elif state.written is None:
         slots, columns = state.answers.shape
         state.written = state.answers.new_zeros((slots, 3, columns + 1)).int()
 
@@ -42,18 +44,18 @@ def start(state: State) -> None:
 def note(
     state: State,
     winner: Winner,
-    at: Tensor | None = None,
+    left: Window | None = None,
     chosen: Tensor | None = None,
-    edited: Tensor | None = None,
+    replaced: Tensor | None = None,
 ) -> None:
     """Record how the tokens of a step were written, if a request asks; to be called after `State.step` has counted it.
 
     Args:
         state: with the drafts of this step.
         winner: what it brings was written.
-        at: ``[S, W]`` positions that were masked behind what the winner brings, -1: none. None: there are no masks.
-        chosen: ``[S, W]`` bool, which of these were filled from the winner's records.
-        edited: ``[S, W]`` positions whose token was replaced by the records', -1: none.
+        left: the windows after the fill; None: the model has none.
+        chosen: ``[S, W]`` bool, the positions that were filled from the winner's records.
+        replaced: ``[S, W]`` bool, the positions whose token was replaced by the records'; None: of none.
     """
     if state.written is None:
         return
@@ -74,12 +76,13 @@ def note(
         way = ((accepted < state.drafts[:, None]) * BONUS).masked_fill(number < accepted, ACCEPTED)
     put(STEP, winner.position, step)
     put(WAY, winner.position, way)
-    if at is not None and chosen is not None:
-        put(PROBABILITY, at, winner.records.packed[1])
-        filled = at.masked_fill(~chosen, -1)
+    if left is not None and chosen is not None:
+        put(PROBABILITY, left.span.masked_fill(~(left.masked | chosen), -1), winner.records.packed[1])
+        filled = left.span.masked_fill(~chosen, -1)
         put(STEP, filled, step)
         put(WAY, filled, step.new_full((1, 1), FILLED))
-    if edited is not None:
+    if left is not None and replaced is not None:
+        edited = left.span.masked_fill(~replaced, -1)
         put(PROBABILITY, edited, winner.records.packed[1])
         put(STEP, edited, step)
         put(WAY, edited, step.new_full((1, 1), EDITED))
@@ -88,11 +91,10 @@ def note(
 def written(state: State, slots: Sequence[int], ends: Sequence[int]) -> list[list[Written]]:
     """Return how the answers in `slots` up to the positions `ends` were written, without the prompts' tails."""
     assert state.written is not None
-    found = state.written[to_device(np.array(slots), state.written.device)].cpu().numpy()
+    recorded = state.written[to_device(np.array(slots), state.written.device)].cpu().numpy()
     known = state.known.cpu().numpy()[slots]
     answers = []
-    for (probability, step, way), begin, end in zip(found, known, ends, strict=True):
-        part = slice(begin, end)
-        three = probability.view(np.float32)[part].tolist(), step[part].tolist(), way[part].tolist()
-        answers.append([Written(p, s, WAYS[w]) for p, s, w in zip(*three, strict=True)])
+    for (probability, step, way), begin, end in zip(recorded, known, ends, strict=True):
+        columns = (values[begin:end].tolist() for values in (probability.view(np.float32), step, way))
+        answers.append([Written(p, s, WAYS[w]) for p, s, w in zip(*columns, strict=True)])
     return answers

@@ -8,48 +8,46 @@ windows beside it would gain nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
 
 from lopa_dist.engine.kv_pool import KVPool, PrefixEntry
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.runner import Runner
-from lopa_dist.ragged import padded, to_device
+from lopa_dist.ragged import Ints, padded, to_device
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 from lopa_dist.rows.prefill import Prefill
 
 
+@dataclass
 class ChunkedPrefill:
-    """Computes the shared prefixes that are longer than a chunk, into the pool.
+    """Computes the shared prefixes that are longer than a chunk, into the pool."""
 
-    Args:
-        pool: has space for the prefixes.
-        runner: runs the chunks.
-        rules: how long chunks are.
-    """
-
-    def __init__(self, pool: KVPool, runner: Runner, rules: PrefixRules) -> None:
-        self.pool, self.runner, self.rules = pool, runner, rules
-        self.computed: set[int] = set()  # slots whose prefix was computed here and is not counted yet
-        self.error: Exception | None = None  # of a chunk; the next forward tells the other ranks
+    pool: KVPool  # has space for the prefixes
+    runner: Runner  # runs the chunks
+    prefix_rules: PrefixRules  # how long chunks are
+    attempt: Callable[[], AbstractContextManager[None]]  # in which a chunk runs: `Lockstep.attempt`
+    computed: set[int] = field(default_factory=set)  # slots whose prefix was computed here and is not counted yet
 
     def waiting(self) -> list[int]:
         """Return the slots whose sequences cannot run before their prefix is computed, the first admitted first."""
-        if self.rules.chunk is None:
-            return []
-        return [s for s, entry in self.pool.entry_of.items() if not entry.stored and self.rules.chunks(entry.tokens)]
+        return [
+            s for s, entry in self.pool.entry_of.items() if not entry.stored and self.prefix_rules.chunks(entry.tokens)
+        ]
 
     def compute(self, slot: int) -> None:
-        """Compute the next chunk of the prefix of the sequence in `slot`; an exception is stored as `error`."""
+        """Compute the next chunk of the prefix of the sequence in `slot`; all ranks go on, also if it fails on one."""
         entry = self.pool.entry_of[slot]
         batch = self.batch(entry)
         count = int(batch.rows[0])
-        try:
+        with self.attempt():
             self.runner.forward(self.runner.prepare(batch, np.array([slot])))
             if batch.place is None:
                 self.pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
-        except Exception as error:
-            self.error = self.error or error
         entry.computed += count
         if entry.stored:
             self.computed.add(slot)
@@ -59,27 +57,30 @@ class ChunkedPrefill:
 
         Positions in it are counted from the prompt's first token.
         """
-        size, first, causal = self.rules.unit, entry.computed, self.rules.config.causal
-        tokens = entry.prefix[first : first + (self.rules.chunk or 0)]
+        size, first, causal = self.prefix_rules.unit, entry.computed, self.prefix_rules.config.causal
+        tokens = entry.prefix[first : first + (self.prefix_rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
         rows = np.arange(count)
         ids, positions = np.zeros((2, padded(count)), np.int64)
         ids[:count], positions[:count] = tokens, first + rows
-        one, none = np.array([count]), np.zeros(0, np.int64)
-        start = one - count
-        last = first + count == entry.tokens
+
+        def one(value: int) -> Ints:  # of the one segment, or of its sequence
+            return np.array([value])
+
+        stores_hidden = first + count == entry.tokens and not causal  # of the last row, for the token behind it
         prefill = Prefill(
-            sequence=start, first=start + first, behind=one + first,
-            num_prefixes=1, waiting=one > 0, prefix_row=start - 1, suffix_row=start - 1,
-            hidden_to_keep=(one - 1, start + entry.hidden_slot) if last and not causal else None,
+            sequence=one(0), first=one(first), behind=one(first + count), num_prefixes=1, waiting=np.ones(1, bool),
+            prefix_row=one(-1), suffix_row=one(-1),
+            hidden_to_store=(one(count - 1), one(entry.hidden_slot)) if stores_hidden else None,
         )  # fmt: skip
         nothing = torch.zeros(0, dtype=torch.long, device=device)
         return ForwardBatch(
-            sequence=start, branch=start - 1, start=start, rows=one, shared=start + first + count * causal,
-            first=prefill.first, hi=0 * rows if causal else np.minimum((rows // size + 1) * size, count),
-            depth=0 * rows, tail=None, begin=start, stop=start,
+            sequence=one(0), branch=one(-1), start=one(0), rows=one(count),
+            shared=one(first + count if causal else first), first=one(first),
+            hi=np.zeros_like(rows) if causal else np.minimum((rows // size + 1) * size, count),
+            depth=np.zeros_like(rows), tail=None, begin=one(0), stop=one(0),
             prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
-            predict=lambda: Predictions(nothing, None), head_slots=nothing, head_sequence=none, local_branches=1,
-            columns=0, width=size, of_commit=None, drafts=None,
+            predict=lambda: Predictions(nothing, None), head_slots=nothing, head_sequence=np.zeros(0, np.int64),
+            local_branches=1, columns=0, width=size, of_commit=None, drafts=None,
             seen=first + rows + 1 if causal else None, place=first + rows if causal else None,
         )  # fmt: skip

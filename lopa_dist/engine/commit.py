@@ -76,10 +76,11 @@ def commit_path(prepared: Prepared, pool: KVPool, before: HostState, after: Host
 
 def segments(batch: ForwardBatch, winner: Ints) -> Ints:
     """Return the segment of each sequence's windows by branch, ``[S, K]``; -1: not on this rank."""
-    found = np.full((len(winner), int(max(winner.max(), batch.branch.max(initial=0))) + 1), -1)
+    branches = int(max(winner.max(), batch.branch.max(initial=0))) + 1
+    segment = np.full((len(winner), branches), -1)
     of_window = np.nonzero(batch.branch >= 0)[0]
-    found[batch.sequence[of_window], batch.branch[of_window]] = of_window
-    return found
+    segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
+    return segment
 
 
 def store(
@@ -102,23 +103,18 @@ def store(
         count: ``[S]`` rows.
         owner: ``[S]`` the branch rank that computed them; -1: every rank did.
     """
-
-    def slots(sequences: Ints) -> Ints:
-        of, first = (np.repeat(x[sequences], count[sequences]) for x in (slot, token))
-        return pool.slots(of, first + ragged_arange(count[sequences]))
-
-    def rows(sequences: Ints) -> Ints:
-        return np.repeat(batch.start[segment[sequences]], count[sequences]) + ragged_arange(count[sequences])
-
-    local = np.nonzero((count > 0) & (owner < 0))[0]
-    if len(local):
-        pool.move(rows(local), slots(local))
+    sequence, number = np.arange(len(count)).repeat(count), ragged_arange(count)
+    rows = np.append(batch.start, 0)[segment[sequence]] + number  # those of other ranks are not read
+    slots = pool.slots(slot[sequence], token[sequence] + number)
+    rank_of_row = owner[sequence]
+    local = rank_of_row < 0
+    if local.any():
+        pool.move(rows[local], slots[local])
     for rank in range(comm.size):
-        theirs = np.nonzero((count > 0) & (owner == rank))[0]
-        if len(theirs):
-            at = slots(theirs)
-            packed = pool.pack(rows(theirs)) if rank == comm.rank else pool.buffer(len(at))
-            pool.store(at, comm.broadcast(packed, rank))
+        theirs = rank_of_row == rank
+        if theirs.any():
+            packed = pool.pack(rows[theirs]) if rank == comm.rank else pool.buffer(int(theirs.sum()))
+            pool.store(slots[theirs], comm.broadcast(packed, rank))
 
 
 def commit_prompts(batch: ForwardBatch, prefill: Prefill, pool: KVPool, slot: Ints) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, padded, to_device
+from lopa_dist.rows.structure import own_columns
 
 Mask = NDArray[np.bool_]
 ROWS = 4096  # of a forward, unless one mask of one answer has more
@@ -52,17 +53,17 @@ class Part(NamedTuple):
 class View(NamedTuple):
     """A part of an answer, some of whose tokens are masked."""
 
-    given: int  # its number
+    answer: int  # its number
     part: Part
     mask: Mask  # [end - first]
 
 
-class Found(NamedTuple):
-    """What a model says of the masked tokens of a view, in order."""
+class Predicted(NamedTuple):
+    """What a model predicts at the masked tokens of a view, in order."""
 
     logprob: NDArray[np.float64]  # of the answer's tokens
     right: Mask  # whether the answer's token is the most probable one
-    sure: NDArray[np.float64]  # log probability of the most probable one
+    best: NDArray[np.float64]  # log probability of the most probable one
 
 
 class Scorer:
@@ -95,27 +96,29 @@ class Scorer:
         views: list[View] = []
         weights: list[float] = []  # of the views in their part's sum
         drawn: set[tuple[int, Part]] = set()  # parts some of whose masks are left out
-        for number, one in enumerate(given):
-            for index, part in enumerate(self.parts(one)):
-                masks, of = self.masks(part.end - part.first, np.random.default_rng([one.key, index]))
-                if of is None:
-                    drawn.add((number, part))
-                    of = [len(mask) / int(mask.sum()) / len(masks) for mask in masks]
+        for number, answer in enumerate(given):
+            for index, part in enumerate(self.parts(answer)):
+                random = np.random.default_rng([answer.key, index])
+                masks, own_weights, are_drawn = self.masks(part.end - part.first, random)
                 views += [View(number, part, mask) for mask in masks]
-                weights += of
-        sums, variances, greedy = ([start] * len(given) for start in (0.0, 0.0, 1.0))
-        told = zip(views, weights, self.found(given, views), strict=True)
-        for (number, part), group in groupby(told, lambda one: (one[0].given, one[0].part)):
-            several = list(group)
-            values = [weight * found.logprob.sum() for _, weight, found in several]
-            sums[number] += float(sum(values))
-            if (number, part) in drawn and len(values) > 1:
-                variances[number] += len(values) * float(np.var(values, ddof=1))
-            greedy[number] *= several[0][2].right.all()  # of a causal model
-        forwards = Counter(view.given for view in views)
-        found = greedy if self.config.causal else self.greedy(given, forwards)
-        columns = zip(sums, variances, found, strict=True)
-        return [Likelihood(a, math.sqrt(b), bool(c), forwards[n]) for n, (a, b, c) in enumerate(columns)]
+                weights += own_weights
+                if are_drawn:
+                    drawn.add((number, part))
+        terms: dict[tuple[int, Part], list[float]] = {}
+        greedy = [True] * len(given)
+        for view, weight, predicted in zip(views, weights, self.predict(given, views), strict=True):
+            terms.setdefault((view.answer, view.part), []).append(weight * float(predicted.logprob.sum()))
+            greedy[view.answer] &= bool(predicted.right.all())  # of a causal model
+        sums, variances = np.zeros((2, len(given)))
+        for (number, part), of_masks in terms.items():
+            sums[number] += sum(of_masks)
+            if (number, part) in drawn and len(of_masks) > 1:
+                variances[number] += len(of_masks) * np.var(of_masks, ddof=1)
+        forwards = Counter(view.answer for view in views)
+        if not self.config.causal:
+            greedy = self.greedy(given, forwards)
+        errors = np.sqrt(variances)
+        return [Likelihood(float(sums[n]), float(errors[n]), greedy[n], forwards[n]) for n in range(len(given))]
 
     def parts(self, given: Given) -> list[Part]:
         """Return the parts of an answer: all of it, or its blocks if none sees the blocks behind it."""
@@ -131,16 +134,17 @@ class Scorer:
         first = origin + (prompt - origin) // size * size
         return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
 
-    def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float] | None]:
-        """Return masks of `length` tokens; and their weights if these are all masks, None if they were drawn."""
+    def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float], bool]:
+        """Return masks of `length` tokens, their weights in the sum, and whether they are drawn ones, not all."""
         if self.config.causal:  # every token is seen by those behind it, and predicted
-            return [np.ones(length, bool)], [1.0]
+            return [np.ones(length, bool)], [1.0], False
         if length < 63 and 2**length - 1 <= self.samples:
             sets = [list(some) for count in range(1, length + 1) for some in combinations(range(length), count)]
             masks = [np.isin(np.arange(length), some) for some in sets]
-            return masks, [1 / len(some) / math.comb(length, len(some)) for some in sets]
+            return masks, [1 / len(some) / math.comb(length, len(some)) for some in sets], False
         counts = ((np.arange(self.samples) + random.random()) / self.samples * length).astype(int) + 1
-        return [random.permutation(length) < count for count in counts], None
+        masks = [random.permutation(length) < count for count in counts]
+        return masks, [length / count / self.samples for count in counts.tolist()], True
 
     def greedy(self, given: Sequence[Given], forwards: Counter[int]) -> list[bool]:
         """Return which answers are written by filling the most probable token of each part in every forward.
@@ -152,45 +156,45 @@ class Scorer:
         greedy = [True] * len(given)
         views = [
             View(number, part, np.ones(part.end - part.first, bool))
-            for number, one in enumerate(given)
-            for part in self.parts(one)
+            for number, answer in enumerate(given)
+            for part in self.parts(answer)
         ]
         while views:
             left = []
-            forwards.update(view.given for view in views)
-            for view, found in zip(views, self.found(given, views), strict=True):
-                best = int(found.sure.argmax())
-                greedy[view.given] &= bool(found.right[best])
+            forwards.update(view.answer for view in views)
+            for view, predicted in zip(views, self.predict(given, views), strict=True):
+                best = int(predicted.best.argmax())
+                greedy[view.answer] &= bool(predicted.right[best])
                 mask = view.mask.copy()
                 mask[np.flatnonzero(mask)[best]] = False
                 if mask.any():
                     left.append(view._replace(mask=mask))
-            views = [view for view in left if greedy[view.given]]
+            views = [view for view in left if greedy[view.answer]]
         return greedy
 
-    def found(self, given: Sequence[Given], views: Iterable[View]) -> Iterator[Found]:
-        """Yield what the model says of each view, in as few forwards as their rows fit into."""
-        some: list[View] = []
+    def predict(self, given: Sequence[Given], views: Iterable[View]) -> Iterator[Predicted]:
+        """Yield what the model predicts in each view, in as few forwards as their rows fit into."""
+        batch: list[View] = []
         rows, last = 0, None
         for view in views:
-            before = self.before(given[view.given], view.part)
+            before = self.before(given[view.answer], view.part)
             own = view.part.end - view.part.begin
             more = own + (0 if before == last else len(before))
-            if some and rows + more > self.rows:
-                yield from self.forward(given, some)
-                some, rows, more = [], 0, own + len(before)
-            some.append(view)
+            if batch and rows + more > self.rows:
+                yield from self.forward(given, batch)
+                batch, rows, more = [], 0, own + len(before)
+            batch.append(view)
             rows, last = rows + more, before
-        if some:
-            yield from self.forward(given, some)
+        if batch:
+            yield from self.forward(given, batch)
 
     def before(self, given: Given, part: Part) -> list[int]:
         """Return the tokens before a part that it sees and that do not see it."""
         joint = self.config.prompt_attention == "joint"
         return [] if joint else [*given.prompt, *given.answer][: max(part.begin, len(given.prompt))]
 
-    def forward(self, given: Sequence[Given], views: Sequence[View]) -> list[Found]:
-        """Return what the model says of some views, whose rows are all in one forward."""
+    def forward(self, given: Sequence[Given], views: Sequence[View]) -> list[Predicted]:
+        """Return what the model predicts in some views, whose rows are all in one forward."""
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[tuple[int, int, int, int]] = []  # start, rows, base and number of the other rows that it sees
@@ -199,15 +203,15 @@ class Scorer:
         targets: list[int] = []
         last, base = None, 0
         for view in views:
-            one, part = given[view.given], view.part
-            text, before = [*one.prompt, *one.answer], self.before(one, part)
+            answer, part = given[view.answer], view.part
+            text, before = [*answer.prompt, *answer.answer], self.before(answer, part)
             if before != last:
                 last, base = before, len(tokens)
                 if before:
                     segments.append((base, len(before), base, 0))
                     tokens += before
                     positions += range(len(before))
-                    ends += self.ends(len(before), len(one.prompt))
+                    ends += self.ends(len(before), len(answer.prompt))
             masked = part.first + np.flatnonzero(view.mask)
             start, count = len(tokens), part.end - part.begin
             own = np.array(text[part.begin : part.end])
@@ -219,22 +223,19 @@ class Scorer:
             ends += range(1, count + 1) if self.config.causal else [count] * count
             predicts = masked - self.shift
             wanted += np.where(predicts < part.begin, base + predicts, start + predicts - part.begin).tolist()
-            targets += [text[at] for at in masked.tolist()]
+            targets += [text[position] for position in masked.tolist()]
         columns = self.logprobs(self.hidden(tokens, positions, np.array(segments), np.array(ends)), wanted, targets)
         cuts = np.cumsum([view.mask.sum() for view in views])[:-1]
-        logprob, right, sure = (np.split(column, cuts) for column in columns)
-        return [Found(*one) for one in zip(logprob, (r > 0 for r in right), sure, strict=True)]
+        logprob, right, best = (np.split(column, cuts) for column in columns)
+        return [Predicted(*of_view) for of_view in zip(logprob, (r > 0 for r in right), best, strict=True)]
 
     def ends(self, rows: int, prompt: int) -> list[int]:
         """Return where the columns end that each of `rows` rows sees; the first `prompt` rows are the prompt's."""
-        size, attention = self.config.block_size, self.config.prompt_attention
-        if attention == "causal":
-            return [row + 1 for row in range(rows)]
-        if attention == "blocks":
-            return [min(rows, (row // size + 1) * size) for row in range(rows)]
-        return [
-            prompt if row < prompt else min(rows, prompt + ((row - prompt) // size + 1) * size) for row in range(rows)
-        ]
+        if self.config.causal:
+            return list(range(1, rows + 1))
+        first = np.array([0 if self.config.prompt_attention == "blocks" else -prompt])
+        count = np.array([rows])
+        return own_columns(self.config, first + np.arange(rows), first, count, count).tolist()
 
     def hidden(self, tokens: list[int], positions: list[int], segments: Ints, ends: Ints) -> Tensor:
         """Hidden states ``[R, d]`` of packed rows."""
@@ -247,7 +248,7 @@ class Scorer:
 
     def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int]) -> NDArray[np.float64]:
         """Return ``[3, H]``: the targets' log probabilities, 1 if one is the most probable token, the latter's own."""
-        mask_id, found = self.model.config.mask_id, []
+        mask_id, columns = self.model.config.mask_id, []
         both = to_device(np.array([rows, targets]), hidden.device)
         for row, target in zip(both[0].split(TILE), both[1].split(TILE), strict=True):
             tile = F.pad(row, (0, padded(len(row)) - len(row)))
@@ -256,5 +257,5 @@ class Scorer:
             logits[:, mask_id : mask_id + 1] = -torch.inf  # as in decoding, it is never predicted
             total, (best, token) = logits.logsumexp(1), logits.max(1)
             logprob = logits.gather(1, target[:, None])[:, 0] - total
-            found.append(torch.stack([logprob, (token == target).float(), best - total]))
-        return torch.cat(found, 1).double().cpu().numpy()
+            columns.append(torch.stack([logprob, (token == target).float(), best - total]))
+        return torch.cat(columns, 1).double().cpu().numpy()

@@ -7,7 +7,8 @@ step, whichever was asked to stop or failed. Each rank also sends how far it wou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -43,8 +44,8 @@ class Lockstep:
         # of the branch ranks in this step, on the device: level, and choice; empty for one rank alone
         self.levels = torch.empty(0)
         self.own_level = StopLevel.RUN
-        self.choice: Choice = (0, 0)  # of lookahead in the next step: the first rank's proposal
-        self.proposal = self.choice  # this rank's own
+        self.error: Exception | None = None  # of this rank in this step, from `attempt`
+        self.choice = Choice(0, 0)  # of lookahead in the next step: the first rank's proposal
 
     def least(self, value: int, device: torch.device) -> int:
         """Return the least of all ranks' values, so that all decide the same from it."""
@@ -59,44 +60,47 @@ class Lockstep:
         Args:
             runner: runs it.
             batch: this rank's rows.
-            step: of the batch. If it brings an error, this counts as the forward's.
+            step: of the batch.
 
         Returns:
             This rank's share as it ran, for `commit`; and records ``[ranks, local_branches, columns, 3 or 5]`` int32.
         """
-        prepared, records, error = self.attempt(runner, batch, step)
-        self.own_level = StopLevel.FAILED if error else self.requested()
-        self.proposal = step.proposal
-        gathered = self.gather(records)
-        if error or prepared is None:
-            raise error or RuntimeError("a forward without an error was not prepared")
+        if self.error is None:  # of a chunk before it
+            with self.attempt():
+                prepared = runner.prepare(batch, step.slots)
+                self.statistics.lap("host")
+                records = runner.forward(prepared)
+                self.statistics.lap("forward")
+        if self.error:
+            shape = (batch.local_branches, batch.columns, runner.record_size)
+            records = torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device)
+        self.own_level = StopLevel.FAILED if self.error else self.requested()
+        gathered = self.gather(records, step.proposal)
+        error, self.error = self.error, None
+        if error:
+            raise error
         self.statistics.lap("all_gather")
         return prepared, gathered
 
-    def attempt(
-        self, runner: Runner, batch: ForwardBatch, step: Step
-    ) -> tuple[Prepared | None, Tensor, Exception | None]:
-        """Return the forward and its records, or empty ones and the exception that it ended in."""
-        try:
-            if step.error is not None:
-                raise step.error
-            prepared = runner.prepare(batch, step.slots)
-            self.statistics.lap("host")
-            records = runner.forward(prepared)
-            self.statistics.lap("forward")
-            return prepared, records, None
-        except Exception as error:
-            if self.comm.size == 1 or broken(error):  # a broken collective is noticed by the other ranks themselves
-                raise
-            shape = (batch.local_branches, batch.columns, runner.record_size)
-            return None, torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device), error
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Hold an exception back until `forward` has told the other ranks of it.
 
-    def gather(self, records: Tensor) -> Tensor:
-        """Return the records of all branch ranks; their levels travel with them, and stay on the device."""
+        It is raised at once if there are no others, or if a collective broke, which they notice themselves.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.comm.size == 1 or broken(error):
+                raise
+            self.error = self.error or error
+
+    def gather(self, records: Tensor, proposal: Choice) -> Tensor:
+        """Return the records of all branch ranks; levels and proposals travel with them, and stay on the device."""
         if self.comm.size == self.tensor.size == 1:
             self.levels = records.new_empty(0)
             return records[None]
-        own = to_device(np.array([self.own_level, *self.proposal], np.int32), records.device)
+        own = to_device(np.array([self.own_level, *proposal], np.int32), records.device)
         if self.tensor.size > 1:  # tensor ranks receive a signal at different moments
             gathered = self.tensor.all_gather(own)
             own = torch.cat([gathered[:, 0].amax(0, keepdim=True), gathered[0, 1:]])
@@ -117,7 +121,7 @@ class Lockstep:
         """
         levels = batch.to_host(step, winner, self.levels)
         values = levels[::3].tolist()
-        self.choice = (int(levels[1]), int(levels[2])) if values else self.proposal
+        self.choice = Choice(*levels[1:3].tolist()) if values else step.proposal
         if StopLevel.FAILED in values:
             raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
         self.level = StopLevel(max(values, default=self.own_level))

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +26,17 @@ DECAY = 0.998  # weight of a count of drafts, a step later
 REMEMBERED = 9  # steps of a size whose median time counts
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
-FIRST = ((2, 1), (2, 1), (0, 1))  # choices that a job begins with: cheap ones, of two sizes
 HOPE = 0.8  # probability that a draft is accepted, before any was
-Choice = tuple[int, int]
-"""Masks of a group, and groups."""
+
+
+class Choice(NamedTuple):
+    """How far a step looks ahead."""
+
+    masks: int  # of a group
+    groups: int
+
+
+FIRST = (Choice(2, 1), Choice(2, 1), Choice(0, 1))  # that a job begins with: cheap ones, of two sizes
 
 
 class Acceptance:
@@ -65,7 +73,7 @@ class StepTimes:
         size = int(4 * np.log2(max(rows, 1)))  # a class has up to a fifth more rows than the one before
         self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
 
-    def look(self) -> None:
+    def fit(self) -> None:
         """Take the measured steps into account."""
         self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
         if len(self.points) > 1:
@@ -73,8 +81,8 @@ class StepTimes:
             slope = max(float(np.polyfit(x, y, 1, w=1 / y)[0]), 0.0)
             self.line = max(float((y - slope * x).mean()), 0.0), slope
 
-    def of(self, rows: float) -> float:
-        """Return the expected seconds of a step, from the steps measured until the last `look`.
+    def expected(self, rows: float) -> float:
+        """Return the expected seconds of a step, from the steps measured until the last `fit`.
 
         Beyond the measured sizes it follows the line, but a row takes no longer there than in the nearest measured
         size, and more rows take no less time than fewer.
@@ -93,12 +101,12 @@ class StepTimes:
 class LookaheadPolicy:
     """Chooses the masks of every step of one replica.
 
-    If `drafts` is a number, it is always this number, and `DecodeConfig.groups` groups. With ``drafts=auto`` it is the
-    choice with most tokens a second, from the acceptance and the times of this job's own steps. The times differ from
-    rank to rank, so each rank makes a proposal, and all follow the first one's (`Lockstep`).
+    If `drafts` is a number, it is always this number, in one group. With ``drafts=auto`` it is the choice with most
+    tokens a second, from the acceptance and the times of this job's own steps. The times differ from rank to rank, so
+    each rank makes a proposal, and all follow the first one's (`Lockstep`).
 
     Args:
-        config: `drafts`, `groups` and `branches` are read.
+        config: `drafts` and `branches` are read.
         ranks: of the branch group, which share the branches.
         blocks: whether masks draft in blocks (`Lookahead.blocks`).
         clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
@@ -114,7 +122,7 @@ class LookaheadPolicy:
         self.blocks = blocks
         self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
-        self.choice: Choice = FIRST[0] if self.auto else (config.max_drafts * config.causal, config.groups)
+        self.choice = FIRST[0] if self.auto else Choice(config.max_drafts * config.causal, 1)
         self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
         self.steps = 0
@@ -132,15 +140,15 @@ class LookaheadPolicy:
         depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
         return Lookahead(masks, tuple(depths), self.blocks)
 
-    def begin(self, host: HostState, prefixes: SharedPrefixes | None = None, chunk: bool = False) -> Lookahead:
-        """Begin a step, whose time is measured, of the sequences `host`; returns its `lookahead`.
+    def begin(self, ahead: Lookahead, host: HostState, prefixes: SharedPrefixes | None, chunk: bool) -> None:
+        """Begin a step, whose time is measured.
 
         Args:
-            host: of the step.
+            ahead: from `lookahead`.
+            host: of the step's sequences.
             prefixes: what prompts share; None if no prompt waits.
             chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
         """
-        ahead = self.lookahead()
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
         if self.auto:
             now = self.clock()
@@ -149,7 +157,6 @@ class LookaheadPolicy:
             self.began, self.rows = now, int(rows_on_rank(host, ahead, self.ranks).sum())
             if prefixes is not None:
                 self.rows += prompt_rows(host, prefixes)
-        return ahead
 
     def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
         """Count the accepted drafts of a step, and take `choice`, which all ranks follow, for the next one."""
@@ -161,9 +168,9 @@ class LookaheadPolicy:
             self.acceptance.count(before.drafts[drafted], after.accepted[drafted])
         ended = (before.done == 0) & (after.done != 0)
         if ended.any():
-            share = DECAY ** int(ended.sum())
-            found = int(ended.sum()), int((after.complete - after.known)[ended].sum())
-            self.lengths = [share * old + new for old, new in zip(self.lengths, found, strict=True)]
+            answers, tokens = int(ended.sum()), int((after.complete - after.known)[ended].sum())
+            weight = DECAY**answers
+            self.lengths = [weight * self.lengths[0] + answers, weight * self.lengths[1] + tokens]
 
     def propose(self, host: HostState) -> Choice:
         """Return this rank's choice for the next step."""
@@ -176,14 +183,14 @@ class LookaheadPolicy:
             return self.ranked[1 + self.steps // EXPLORE % 3]
         if not self.ranked or self.steps < 2 * RECONSIDER or self.steps % RECONSIDER == 0:
             sequences = int((host.branches > 0).sum())
-            self.times.look()
+            self.times.fit()
             self.ranked = sorted(self.choices(), key=lambda choice: -self.tokens_a_second(choice, sequences))
         return self.ranked[0]
 
     def choices(self) -> list[Choice]:
         """Return all choices: a group behind the last draft alone, two, or groups for a quarter, half or all depths."""
         counts = {masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1} for masks in MASKS}
-        return [(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
+        return [Choice(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
 
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
         """Return the tokens a second of `sequences` sequences if every step were made by `choice`.
@@ -199,7 +206,7 @@ class LookaheadPolicy:
         length = self.lengths[1] / self.lengths[0]
         rounds = (length - 1) / brought + (1 - 1 / brought) / 2
         of_group = masks + Lookahead(masks, (), self.blocks).lead * (masks > 0)
-        chain = self.times.of(sequences * (1 + masks + groups * of_group + self.paths * 2 * masks))
-        bare = self.times.of(sequences * (1 + masks))  # a first step or a last one
+        chain = self.times.expected(sequences * (1 + masks + groups * of_group + self.paths * 2 * masks))
+        bare = self.times.expected(sequences * (1 + masks))  # a first step or a last one
         seconds = bare + min(rounds, 1) * bare + max(rounds - 1, 0) * (chain + (1 - covered) * bare)
         return sequences * length / seconds

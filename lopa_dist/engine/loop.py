@@ -21,13 +21,13 @@ from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.memory import Plan, kv_budget, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.engine.room import Room
 from lopa_dist.engine.rules import Share, rules_for
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.engine.stop_strings import TextOf
+from lopa_dist.engine.workspace import Workspace
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
@@ -76,7 +76,7 @@ class Engine:
         self.device = model.head_weight.device
         self.runners = Runners(model, config, self.options, self.tensor, comm.size)
         self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
-        self.rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
+        self.prefix_rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
@@ -84,8 +84,7 @@ class Engine:
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
         self.lookahead = LookaheadPolicy(config, comm.size, model.config.block_drafts, clock)
         self.winner: Winner | None = None  # of the last step
-        self.room: Room | None = None  # of the last `generate` or `prepare`
-        self.prepared: Sequence[Request] | None = None  # of the last `prepare`; None: a generation has begun
+        self.workspace: Workspace | None = None  # of the last `generate` or `prepare`
         self.batch: RunningBatch | None = None  # of the last `generate`
         ids = model.config
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
@@ -112,8 +111,8 @@ class Engine:
                 prepared, gathered = self.lockstep.forward(batch.runner, rows, step)  # records of all ranks
                 records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
                 winner = verify(step.state, records)  # LoPA: which branch wins
-                advance(step.state, winner)  # D2F: write what it brings, fill, move the frontiers, append, finish
-                spawn(step.state, winner)  # LoPA: the branches of the next step
+                left = advance(step.state, winner)  # D2F: write what it brings, fill, append, finish; what is left
+                spawn(step.state, winner, left)  # LoPA: the branches of the next step
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
                 if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host
@@ -129,45 +128,48 @@ class Engine:
     def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
         self.batch, self.ended = None, None
-        room = self.room if self.room is not None and self.prepared is requests else self.prepare(requests)
-        self.prepared = None
-        slots = room.plan.sequences
-        state = State.empty(self.config, self.vocabulary, slots, room.longest, self.device, room.suffix)
-        scheduler = Scheduler(room.pool, self.config, room.plan.row_limit, self.comm.size, self.rules)
-        chunks = ChunkedPrefill(room.pool, room.runner, self.rules)
-        parts = state, room.pool, room.runner, scheduler, chunks, self.lookahead, self.sampling, self.statistics
-        self.batch = RunningBatch(requests, next_requests, *parts, self.text_of)
+        space = self.prepare(requests)
+        pool, runner, plan = space.pool, space.runner, space.plan
+        state = State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix)
+        scheduler = Scheduler(pool, self.config, plan.row_limit, self.comm.size, self.prefix_rules)
+        chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt)
+        self.batch = RunningBatch(
+            requests, next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
+            self.statistics, self.text_of,
+        )  # fmt: skip
         self.statistics.start()
         return self.batch
 
     @torch.inference_mode()
-    def prepare(self, requests: Sequence[Request]) -> Room:
+    def prepare(self, requests: Sequence[Request]) -> Workspace:
         """Make K/V space for a generation of these requests and, on a GPU, compile and capture what its steps will run.
 
         `generate` does it, too. A job does it before, because it takes as long as many steps, and not equally long on
-        all ranks. If there are graphs, and the space of earlier requests is enough for these, it is used again.
+        all ranks. Space that is enough for these requests is used again; if there are no graphs in it, only for as many
+        sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
         longest, suffix, needs = sizes(requests)
         if not self.config.stores_kv:
             needs = 0 * needs
-        room = self.room
-        self.prepared = requests
-        if room is not None and self.runners.static and room.holds(asked, longest, suffix, needs, kv_tokens):
-            room.clear()
-            return room
-        self.room = None  # frees its K/V before others are made
+        space = self.workspace
+        if (
+            space
+            and (self.runners.static or asked == space.asked)
+            and space.holds(asked, longest, suffix, needs, kv_tokens)
+        ):
+            space.clear()
+            return space
+        self.workspace = None  # frees its K/V before others are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
-        budget = kv_budget(needs, asked, kv_tokens)
         plan = self.plan(needs, asked, local, longest, suffix)
-        if plan.sequences < asked:
-            budget = kv_budget(needs, plan.sequences, kv_tokens)
+        budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
         runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
         if self.device.type == "cuda":
             runner.warm_up()
-        self.room = Room(asked, longest, suffix, plan, pool, runner)
-        return self.room
+        self.workspace = Workspace(asked, longest, suffix, plan, pool, runner)
+        return self.workspace
 
     def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest: int, suffix: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.
@@ -187,7 +189,7 @@ class Engine:
         if free is None:
             return Plan(sequences, options.max_rows)
         free = self.lockstep.least(free, self.device)
-        rows = most_rows(self.config, self.runners.branches, self.rules.at_once(longest), suffix)
+        rows = most_rows(self.config, self.runners.branches, self.prefix_rules.at_once(longest), suffix)
         element = self.model.head_weight.element_size()
         plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
         log.info(
@@ -201,8 +203,7 @@ class Engine:
         """Store the step until the next one is under way (`hand_out`), and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
-        told, seconds = step.accepted_with, dict(self.statistics.seconds)
-        self.ended = EndedStep(step.before, step.after, rows, step.works, told, finished, seconds)
+        self.ended = EndedStep(step, rows, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -210,23 +211,19 @@ class Engine:
     def hand_out(self) -> Iterator[Generation]:
         """Count the step that ended last, yield the requests that it finished, and call `meanwhile`."""
         self.statistics.lap("decode")
-        step, self.ended = self.ended, None
-        if step is not None:
-            self.account(step)
-            yield from step.finished
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            self.account(ended)
+            yield from ended.finished
             for callback in self.meanwhile:
                 callback(self)
 
-    def account(self, step: EndedStep) -> None:
+    def account(self, ended: EndedStep) -> None:
         """Count a step."""
-        before, after, rows = step.before, step.after, step.rows
-        running = before.branches > 0
-        filled = ((before.masked + after.end - before.end) - after.masked)[running]
+        step, rows = ended.step, ended.rows
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
         if rows.causal is not None:
-            window_rows = rows.causal.computed
+            computed = rows.causal.computed
         else:
-            window_rows = rows_of_branch(self.config, before, rows.begin, rows.stop) * before.branches
-        self.statistics.step(
-            before, after, window_rows, step.works, step.accepted_with, int(filled.sum()), step.seconds
-        )
+            computed = rows_of_branch(self.config, step.before, rows.begin, rows.stop) * step.before.branches
+        self.statistics.step(step.before, step.after, computed, step.works, step.accepted_with, ended.seconds)

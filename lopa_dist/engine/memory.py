@@ -17,7 +17,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
 
 SHARE = 0.9  # of the free memory
-KEPT = 512 << 20  # bytes reserved for the tables of graphs, the libraries' workspaces and all that is not modelled
+RESERVED = 512 << 20  # bytes for the tables of graphs, the libraries' workspaces and all that is not modelled
 MOST_ROWS = 8192  # of a forward, unless the user says how many, or one sequence has more
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
 SPARE = 8  # slots for each spare maximal request in the K/V space, against fragmentation
@@ -125,7 +125,7 @@ def plan(
     Raises:
         TooLarge: it says what one sequence takes.
     """
-    usable = int(SHARE * free) - KEPT
+    usable = int(SHARE * free) - RESERVED
     of_token, of_row = token_bytes(model, element), row_bytes(model, element)
 
     def planned(count: int, rows: int) -> Plan:

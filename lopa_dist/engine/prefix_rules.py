@@ -7,7 +7,6 @@ from functools import cached_property
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import known_tokens
-from lopa_dist.rows.prefill import prefill_apart
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class PrefixRules:
         prefix -= prefix % self.unit
         if 0 < prefix < prompt and (self.chunk is None or prompt - prefix <= self.chunk):
             return prefix
-        return prompt if prefill_apart(config) else 0
+        return prompt
 
     @property
     def unit(self) -> int:

@@ -70,16 +70,6 @@ class Generation:
     failed_tokens: int = 0  # of the answers before it, which were not of the format that was asked for
     invalid: str = ""  # why this one is not of that format
 
-    @property
-    def drafts(self) -> int:
-        """Drafts that its forwards verified (verify=agreement)."""
-        return sum(drafts * count for drafts, count in self.work.proposed.items())
-
-    @property
-    def accepted(self) -> int:
-        """Of these, the drafts that were accepted."""
-        return sum(drafts * count for drafts, count in self.work.accepted.items())
-
 
 def request_key(seed: int, custom_id: str) -> int:
     """63-bit key of (seed, request): the same in every run, process and batch."""

@@ -11,7 +11,7 @@ from lopa_dist.decode import causal
 from lopa_dist.decode.advance import advance
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.lopa import spawn, verify
-from lopa_dist.decode.state import HostState, Records, State
+from lopa_dist.decode.state import HostState, Records, State, Window
 from lopa_dist.decode.winner import Winner
 from lopa_dist.rows import causal_rows
 from lopa_dist.rows.forward_batch import ForwardBatch
@@ -35,8 +35,8 @@ class Rules(NamedTuple):
     layout: Callable[[State, HostState, Share], ForwardBatch]
     unpack: Callable[[State, ForwardBatch, Tensor], Records]
     verify: Callable[[State, Records], Winner]
-    advance: Callable[[State, Winner], None]
-    spawn: Callable[[State, Winner], None]
+    advance: Callable[[State, Winner], Window | None]
+    spawn: Callable[[State, Winner, Window | None], None]
 
 
 MASKED = Rules(

@@ -134,7 +134,7 @@ class Runner:
         head = hidden[: len(rows)]
         if last is not None:
             self.prefix_hidden[last[1]] = hidden[len(rows) : len(rows) + last.shape[1]]
-        if batch.prefill and batch.prefill.reads_kept:
+        if batch.prefill and batch.prefill.reads_stored:
             head = torch.where((rows < 0)[:, None], self.prefix_hidden[rows.clamp(max=-1)], head)
         self.write_records(prepared, head, records)
         return records.view(shape)
@@ -149,9 +149,9 @@ class Runner:
 
         ``[2, prefixes]``; None if it computes none.
         """
-        if not batch.prefill or not batch.prefill.hidden_to_keep:
+        if not batch.prefill or not batch.prefill.hidden_to_store:
             return None
-        return to_device(np.stack(batch.prefill.hidden_to_keep), batch.tokens.device)
+        return to_device(np.stack(batch.prefill.hidden_to_store), batch.tokens.device)
 
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
         """Write the records of the head rows' hidden states ``[H, d]``, each by its request's sampling."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
 from lopa_dist.decode.winner import Winner
-from lopa_dist.decode.written import start, written
+from lopa_dist.decode.written import Written, take_notes, written
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
@@ -59,62 +60,39 @@ class Step:
     lookahead: Lookahead  # of a causal model
     proposal: Choice  # of this rank, for the next step's
     works: list[Work | None]  # of these slots' requests
-    error: Exception | None = None  # of a chunk of a prompt that ran before it
     accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
 
 
-@dataclass
-class EndedStep:
+class EndedStep(NamedTuple):
     """What is left of a step when the next one begins."""
 
-    before: HostState
-    after: HostState
+    step: Step
     rows: ForwardBatch
-    works: list[Work | None]
-    accepted_with: Ints | None
     finished: list[Generation]
     seconds: dict[str, float]  # of all phases until its end
 
 
+@dataclass(eq=False)
 class RunningBatch:
-    """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot.
+    """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot."""
 
-    Args:
-        requests: all of them.
-        next_requests: hands out positions in `requests`.
-        lookahead: how far causal models look ahead.
-        state, pool, runner, scheduler, chunks: made for these requests.
-        sampling: how tokens are chosen for requests that do not say.
-        statistics: counts the times of phases, and prompts.
-        text_of: decodes tokens, to find stop strings; None: they end no sequence.
-    """
+    requests: Sequence[Request]  # all of them
+    next_requests: NextRequests  # hands out positions in `requests`
+    state: State  # made for these requests, like the four fields behind it
+    pool: KVPool
+    runner: Runner
+    scheduler: Scheduler
+    chunks: ChunkedPrefill
+    lookahead: LookaheadPolicy  # how far causal models look ahead
+    sampling: Sampling  # how tokens are chosen for requests that do not say
+    statistics: Statistics  # counts the times of phases, and prompts
+    text_of: TextOf | None = None  # decodes tokens, to find stop strings; None: they end no sequence
+    running: dict[int, Admission] = field(default_factory=dict)  # by slot
+    structures: Structures = field(default_factory=dict)  # of earlier steps
+    waiting: deque[int] = field(default_factory=deque)  # handed out, but without K/V space yet
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        next_requests: NextRequests,
-        state: State,
-        pool: KVPool,
-        runner: Runner,
-        scheduler: Scheduler,
-        chunks: ChunkedPrefill,
-        lookahead: LookaheadPolicy,
-        sampling: Sampling,
-        statistics: Statistics,
-        text_of: TextOf | None = None,
-    ) -> None:
-        self.requests, self.next_requests, self.sampling, self.statistics = (
-            requests,
-            next_requests,
-            sampling,
-            statistics,
-        )
-        self.state, self.pool, self.runner, self.scheduler, self.chunks = state, pool, runner, scheduler, chunks
-        self.lookahead, self.text_of = lookahead, text_of
-        self.host = state.to_host()
-        self.running: dict[int, Admission] = {}  # by slot
-        self.structures: Structures = {}  # of earlier steps
-        self.waiting: deque[int] = deque()  # handed out, but without K/V space yet
+    def __post_init__(self) -> None:
+        self.host = self.state.to_host()
 
     def admit(self) -> None:
         """Fill empty slots with the next requests, as far as there is K/V space."""
@@ -132,29 +110,27 @@ class RunningBatch:
             sampled = sampling.temperature > 0
             limit = request.max_new_tokens
             admitted.append(Admitted(slot, request.prompt, limit, request.key, sampled, request.suffix))
-            chunks = self.chunks.rules.chunks(int(self.pool.prefix_length[slot]))
+            chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
             self.statistics.admitted += 1
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
-            if any(admission.request.token_steps for admission in self.running.values()):
-                start(self.state)
-            else:
-                self.state.written = None
+            take_notes(self.state, any(admission.request.token_steps for admission in self.running.values()))
         self.statistics.lap("host")
 
     def schedule(self) -> Step:
         """Choose the sequences of the next step."""
         chunk = bool(self.chunks.waiting())
         waiting = self.compute_chunk()
-        slots = self.scheduler.choose(self.state, self.host, self.lookahead.lookahead(), waiting)
+        ahead = self.lookahead.lookahead()
+        slots = self.scheduler.choose(self.state, self.host, ahead, waiting)
         before = self.host if slots is None else self.host.take(slots)
         state = self.state if slots is None else self.state.take(slots)
         running = {slot: admission.work for slot, admission in self.running.items()}
         works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
-        prefixes, error = self.shared_prefixes(slots, before, works), self.chunks.error
-        ahead, proposal = self.lookahead.begin(before, prefixes, chunk), self.lookahead.propose(before)
-        return Step(slots, state, before, prefixes, before, ahead, proposal, works, error)
+        prefixes = self.shared_prefixes(slots, before, works)
+        self.lookahead.begin(ahead, before, prefixes, chunk)
+        return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works)
 
     def compute_chunk(self) -> list[int]:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
@@ -175,13 +151,13 @@ class RunningBatch:
         """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
         if step.slots is not None:
             self.state.put(step.slots, step.state)
-        told = winner.accepted_with
-        self.host, copied = self.state.to_host_with(extra if told is None else torch.cat([extra, told.view(-1)]))
-        if told is not None:
-            copied, step.accepted_with = copied[: len(extra)], copied[len(extra) :].reshape(told.shape)
+        accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
+        self.host, copied = self.state.to_host_with(torch.cat([extra, accepted_with.view(-1)]))
+        if winner.accepted_with is not None:
+            step.accepted_with = copied[len(extra) :].reshape(accepted_with.shape)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         self.statistics.lap("host", waited=True)
-        return copied
+        return copied[: len(extra)]
 
     def shared_prefixes(
         self, slots: Ints | None, host: HostState, works: Sequence[Work | None]
@@ -195,14 +171,13 @@ class RunningBatch:
         computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, list(self.chunks.computed))
         self.chunks.computed.difference_update(slots[prefill].tolist())
         reused = np.where(computed, 0, prefixes.length)
-        for at in np.flatnonzero(
-            prefill & (host.step == 0)
-        ).tolist():  # without a cache, every step computes the prompts anew
-            own = works[at]
+        # without a cache, every step computes the prompts anew
+        for number in np.flatnonzero(prefill & (host.step == 0)).tolist():
+            own = works[number]
             assert own is not None
             for work in (self.statistics, own):
-                work.prompt_tokens += int((host.prompt + host.known + host.suffix)[at])
-                work.prompt_reused += int(reused[at])
+                work.prompt_tokens += int((host.prompt + host.known + host.suffix)[number])
+                work.prompt_reused += int(reused[number])
         return prefixes
 
     def collect(self) -> list[Generation]:
@@ -217,17 +192,14 @@ class RunningBatch:
         finished = [slot for slot in self.running if self.host.done[slot]]
         answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
-        told = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
-        found = []
+        ways = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
+        generations = []
         for slot, tokens in zip(finished, answers, strict=True):
+            generations.append(self.generation(slot, tokens, ways.get(slot), now))
             self.runner.request_sampling.pop(slot, None)
             self.scheduler.leave(slot)
-            failed = bool(self.host.done[slot] == FAILED)
-            generation = self.generation(self.running.pop(slot), tokens, failed, int(self.host.step[slot]), now)
-            if slot in told:
-                generation = replace(generation, written=told[slot][: len(generation.tokens)])
-            found.append(generation)
-        return found
+            del self.running[slot]
+        return generations
 
     def end_at_stops(self) -> list[int]:
         """Finish the sequences whose final tokens have a stop string of their request, and return their slots."""
@@ -239,32 +211,33 @@ class RunningBatch:
             if admission.request.stop and complete[slot] > admission.seen and not self.host.done[slot]
         ]  # fmt: skip
         texts = self.state.generated(slots, complete[slots].tolist()) if slots else []
-        found = []
+        stopped = []
         for slot, tokens in zip(slots, texts, strict=True):
             admission = self.running[slot]
             if has_stop(self.text_of, tokens, admission.seen, admission.request.stop):
-                found.append(slot)
+                stopped.append(slot)
             admission.seen = int(complete[slot])
-        if found:
-            self.host = self.state.finish(found, self.host)
-        return found
+        if stopped:
+            self.host = self.state.finish(stopped, self.host)
+        return stopped
 
-    def generation(
-        self, admission: Admission, tokens: list[int], failed: bool, forwards: int, now: float
-    ) -> Generation:
-        """Return what the user gets: the tokens up to the first EOS; no tokens if the sequence failed."""
-        vocabulary = self.state.vocabulary
+    def generation(self, slot: int, tokens: list[int], ways: list[Written] | None, now: float) -> Generation:
+        """Return what the user gets of the sequence in a slot: the tokens up to the first EOS; none if it failed."""
+        admission, vocabulary = self.running[slot], self.state.vocabulary
+        failed = self.host.done[slot] == FAILED
         tokens = [] if failed else tokens
         stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]
+        answer = tokens[: stops[0]] if stops else tokens
         return Generation(
             request=admission.request,
-            tokens=tokens[: stops[0]] if stops else tokens,
+            tokens=answer,
             finish_reason="error" if failed else "stop" if stops else "length",
-            forwards=admission.chunks + forwards,
+            forwards=admission.chunks + int(self.host.step[slot]),
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
             filled=sum(t != vocabulary.mask_id for t in tokens),
             work=admission.work,
+            written=ways and ways[: len(answer)],
         )
 
 

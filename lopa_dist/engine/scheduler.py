@@ -13,7 +13,6 @@ from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.causal_rows import Lookahead
-from lopa_dist.rows.prefill import prefill_apart
 from lopa_dist.rows.sizes import rows_in_step
 
 
@@ -25,9 +24,10 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, rules: PrefixRules
+        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, prefix_rules: PrefixRules
     ) -> None:
-        self.pool, self.config, self.max_rows, self.ranks, self.rules = pool, config, max_rows, ranks, rules
+        self.pool, self.config, self.prefix_rules = pool, config, prefix_rules
+        self.max_rows, self.ranks = max_rows, ranks
         self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last
         self.step = 0
 
@@ -35,7 +35,7 @@ class Scheduler:
         """Give a slot the K/V space that a request needs; return False if there is too little."""
         if not self.config.stores_kv:
             return True
-        prefix = request.prompt[: self.rules.shared(len(request.prompt), request.prefix)]
+        prefix = request.prompt[: self.prefix_rules.shared(len(request.prompt), request.prefix)]
         tokens = len(request.prompt) + request.max_new_tokens + len(request.suffix)
         return self.pool.allocate(slot, tokens, tuple(prefix))
 
@@ -59,13 +59,11 @@ class Scheduler:
         if self.max_rows is None and not waiting:
             return None
         prefill = (host.committed < 0) & (host.branches > 0)
-        prefix_length = self.pool.prefix_length
-        prefixes = self.pool.shared_prefixes(np.arange(len(prefix_length)), prefill)
-        rows = rows_in_step(state, host, lookahead, prefixes, self.ranks)
-        if prefill.any():  # a prefix that several wait for is counted for each: it is open which one computes it
-            stored = np.array([self.pool.stored(slot) for slot in range(len(prefix_length))])
-            prompt = np.where(stored, 0, prefix_length) + (host.prompt - prefix_length) * prefill_apart(self.config)
-            rows += np.where(prefill, prompt, 0)
+        rows = rows_in_step(state, host, lookahead, self.ranks)
+        if self.config.keeps_kv and prefill.any():
+            # a prefix that several wait for is counted for each: it is open which one computes it
+            stored = np.array([self.pool.stored(slot) for slot in range(state.slots)])
+            rows += np.where(prefill, host.prompt - np.where(stored, self.pool.prefix_length, 0), 0)
         rows[list(waiting)] = 0
         limit = rows.sum() if self.max_rows is None else self.max_rows
         if rows.sum() <= limit and not waiting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import islice
 from typing import Any
 
 from lopa_dist.decode import DecodeConfig
@@ -64,30 +64,36 @@ class ScoringEngine(Engine):
     def score(self, requests: Sequence[Request]) -> list[Generation]:
         """Score the texts of some requests in the same forwards."""
         began = time.perf_counter()
-        texts = [text for request in requests for text in request.scored]
-        found = iter(self.scorer.score(list(chain.from_iterable(texts))))
-        likelihoods = iter([total([next(found) for _ in text]) for text in texts])
+        parts = [given for request in requests for text in request.scored for given in text]
+        likelihoods = iter(self.scorer.score(parts))
         seconds = time.perf_counter() - began
         self.statistics.lap("forward")
         self.statistics.admitted += len(requests)
         self.statistics.steps += 1
         self.statistics.seconds_counted = dict(self.statistics.seconds)
-        done = []
+        generations = []
         for request in requests:
-            own = [next(likelihoods) for _ in request.scored]
-            tokens = [token for text in request.scored for one in text for token in one.answer]
-            forwards = sum(one.forwards for one in own)
-            failed = any(math.isnan(one.loglikelihood) for one in own)
-            reason = "error" if failed else "scored"
-            times = seconds, seconds, len(tokens)
-            done.append(Generation(request, [] if failed else tokens, reason, forwards, *times, likelihoods=own))
-            self.statistics.forwards += forwards
+            own = [total(list(islice(likelihoods, len(text)))) for text in request.scored]
+            tokens = [token for text in request.scored for given in text for token in given.answer]
+            failed = any(math.isnan(text.loglikelihood) for text in own)
+            generation = Generation(
+                request=request,
+                tokens=[] if failed else tokens,
+                finish_reason="error" if failed else "scored",
+                forwards=sum(text.forwards for text in own),
+                seconds=seconds,
+                first_step_seconds=seconds,
+                filled=len(tokens),
+                likelihoods=own,
+            )
+            generations.append(generation)
+            self.statistics.forwards += generation.forwards
             self.statistics.tokens_filled += len(tokens)
-        return done
+        return generations
 
 
 def total(parts: Sequence[Likelihood]) -> Likelihood:
-    """The likelihood of a text whose parts follow one another."""
+    """Return the likelihood of a text whose parts follow one another."""
     sums, errors, greedy, forwards = zip(*parts, strict=True)
     error = math.sqrt(sum(error**2 for error in errors))
     return Likelihood(float(sum(sums)), error, all(greedy), sum(forwards))

@@ -87,7 +87,6 @@ class Statistics(Work):
         rows: Ints,
         works: Sequence[Work | None],
         accepted_with: Ints | None,
-        filled: int,
         seconds: dict[str, float],
     ) -> None:
         """Count one step, also for the requests that took part in it.
@@ -97,20 +96,17 @@ class Statistics(Work):
             rows: ``[S]`` computed for windows.
             works: ``[S]`` of the sequences' requests; None for those that had nothing to do.
             accepted_with: ``[S, K]`` as of `Winner`.
-            filled: tokens, of all sequences.
             seconds: as `self.seconds` was when the step ended.
         """
         self.seconds_counted = seconds
+        filled = before.masked - after.masked + after.end - before.end  # [S]
+        self.tokens_filled += int(filled[before.branches > 0].sum())
         running = 0
         by_branches = [[]] * len(works) if accepted_with is None else accepted_with.tolist()
-        found = zip(
-            works,
-            rows.tolist(),
-            *(x.tolist() for x in (before.branches, after.winner, before.drafts, after.accepted)),
-            by_branches,
-            strict=True,
-        )
-        for own, computed, branches, winner, drafts, accepted, of_branches in found:
+        columns = (x.tolist() for x in (rows, before.branches, after.winner, before.drafts, after.accepted))
+        for own, computed, branches, winner, drafts, accepted, of_branches in zip(
+            works, *columns, by_branches, strict=True
+        ):
             if not branches or own is None:
                 continue
             running += 1
@@ -124,7 +120,6 @@ class Statistics(Work):
                     work.accepted_with.update(dict(enumerate(of_branches)))
         self.steps += 1
         self.forwards += running
-        self.tokens_filled += filled
 
     def totals(self) -> dict[str, Any]:
         """Return the sums, JSON-able, for another process to `absorb`."""

@@ -24,9 +24,9 @@ def has_stop(text_of: TextOf, tokens: Sequence[int], seen: int, stops: Sequence[
         stops: the stop strings; not empty.
     """
 
-    def found(tokens: Sequence[int]) -> bool:
+    def has(tokens: Sequence[int]) -> bool:
         text = text_of(tokens)
         return any(stop in text for stop in stops)
 
     end = tokens[max(0, seen - MARGIN - max(map(len, stops))) :]
-    return found(end) and found(tokens)
+    return has(end) and has(tokens)

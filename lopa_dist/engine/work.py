@@ -42,12 +42,21 @@ class Work:
         passed = [sum(count for drafts, count in self.accepted.items() if drafts >= d) for d in range(1, deepest + 1)]
         return [a / b for a, b in zip(passed, reached, strict=True)]
 
+    @property
+    def drafts_verified(self) -> int:
+        """Drafts of all forwards."""
+        return sum(drafts * count for drafts, count in self.proposed.items())
+
+    @property
+    def drafts_accepted(self) -> int:
+        """Of these, the drafts that were accepted."""
+        return sum(drafts * count for drafts, count in self.accepted.items())
+
     def accepted_share(self) -> float:
         """Return how many of all drafts that were verified were accepted, as a share; 0 if there were none."""
-        tried = sum(drafts * count for drafts, count in self.proposed.items())
-        return sum(drafts * count for drafts, count in self.accepted.items()) / tried if tried else 0.0
+        return self.drafts_accepted / self.drafts_verified if self.drafts_verified else 0.0
 
     def accepted_per_forward(self) -> float:
         """Return the mean number of accepted drafts of the sequence forwards that had drafts; 0 if none had."""
         forwards = sum(self.accepted.values())
-        return sum(drafts * count for drafts, count in self.accepted.items()) / forwards if forwards else 0.0
+        return self.drafts_accepted / forwards if forwards else 0.0

@@ -28,6 +28,7 @@ all K/V. If such a branch wins, `engine.commit` moves the K/V of its accepted to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -95,20 +96,19 @@ def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
     return int((host.prompt - prefixes.length)[waiting].sum() + prefixes.length[waiting & computed].sum())
 
 
-@dataclass
-class Segments:
-    """The segments of a forward on one rank: prompts, then chains, groups of masks, and the other branches (paths).
+PROMPT, CHAIN, GROUP, PATH = range(4)
+"""Kinds of segments, in their order. Rows of the last two have their K/V in scratch."""
 
-    [G] is a segment. Places are counted from the prompt's first token.
-    """
 
+class Segments(NamedTuple):
+    """The segments of a forward on one rank; [G] is a segment. Places are counted from the prompt's first token."""
+
+    kind: Ints  # [G]
     sequence: Ints  # [G]
     branch: Ints  # [G] -1 for prompts
     first: Ints  # [G] place of its first row
     rows: Ints  # [G]
-    chains: int  # number of the first chain
-    groups: int  # number of the first group
-    paths: int  # number of the first path
+    depth: Ints  # [G] drafts before a group of masks
 
 
 def segments_on_rank(
@@ -122,23 +122,60 @@ def segments_on_rank(
         masks, path_rows: from `row_counts`.
         own: the branches beside the chain that run on this rank.
     """
-    prompt = prefill.sequence if prefill else np.empty(0, np.int64)
+    pending = host.prompt + host.complete - 1  # [S] its place
     running = np.flatnonzero(host.branches > 0)
     of_group, depth = np.nonzero(masks)
     number, of_path = np.nonzero((own[:, None] < host.branches) & (path_rows > 0))
-    pending = host.prompt + host.complete - 1  # [S] its place
-    first = [pending[running], pending[of_group] + depth + (0 if lookahead.blocks else 1), pending[of_path] + 1]
-    rows = [host.drafts[running] + 1, masks[of_group, depth] + lookahead.lead, path_rows[of_path]]
+    sequence = [running[:0], running, of_group, of_path]  # of prompts, chains, groups and paths
+    first = [running[:0], pending[running], pending[of_group] + depth + (not lookahead.blocks), pending[of_path] + 1]
+    rows = [running[:0], host.drafts[running] + 1, masks[of_group, depth] + lookahead.lead, path_rows[of_path]]
     if prefill:
-        first.insert(0, prefill.first + host.prompt[prompt])
-        rows.insert(0, prefill.behind - prefill.first)
-    chains, groups = len(prompt), len(prompt) + len(running)
-    paths = groups + len(of_group)
-    return Segments(
-        sequence=np.concatenate([prompt, running, of_group, of_path]),
-        branch=np.concatenate([np.full(chains, -1), np.zeros(paths - chains, np.int64), own[number]]),
-        first=np.concatenate(first), rows=np.concatenate(rows), chains=chains, groups=groups, paths=paths,
+        sequence[PROMPT] = prefill.sequence
+        first[PROMPT] = prefill.first + host.prompt[prefill.sequence]
+        rows[PROMPT] = prefill.behind - prefill.first
+    kind = np.arange(4).repeat([len(part) for part in sequence])
+    branch, depths = np.where(kind == PROMPT, -1, 0), np.zeros_like(kind)
+    branch[kind == PATH], depths[kind == GROUP] = own[number], depth
+    return Segments(kind, np.concatenate(sequence), branch, np.concatenate(first), np.concatenate(rows), depths)
+
+
+class Rows(NamedTuple):
+    """The rows of a forward on one rank; [R] is a row."""
+
+    kind: Ints  # [R] of its segment, like the two fields behind it
+    sequence: Ints  # [R]
+    branch: Ints  # [R]
+    number: Ints  # [R] in its segment
+    place: Ints  # [R]
+    seen: Ints  # [R] cached tokens that it sees
+    hi: Ints  # [R] rows of its segment that it sees, of those in scratch
+    depth: Ints  # [R] of the token from which it predicts: 0 the pending one, i the i-th draft
+    mask: Ints  # [R] number of a mask behind that token, from 1; 0: that token. In a group, 0 and less predict nothing
+
+
+def rows_of(host: HostState, lookahead: Lookahead, segments: Segments) -> Rows:
+    """Return the rows of a forward; `host`, `lookahead` and `segments` are those of the step."""
+    kind, sequence, branch, first, rows, group_depth = (x.repeat(segments.rows) for x in segments)
+    in_group, in_path, in_scratch = kind == GROUP, kind == PATH, kind >= GROUP
+    number = ragged_arange(segments.rows)
+    path_depth, path_mask = depth_and_mask(host.drafts[sequence], number)
+    return Rows(
+        kind=kind, sequence=sequence, branch=branch, number=number, place=first + number,
+        seen=np.where(in_scratch, first, first + number + 1),
+        hi=np.where(in_group & lookahead.blocks, rows, number + 1) * in_scratch,
+        depth=np.where(in_group, group_depth, np.where(in_path, path_depth, number)),
+        mask=np.where(in_group, number + 1 - lookahead.lead, in_path * path_mask),
     )  # fmt: skip
+
+
+def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
+    """Return `Rows.depth` and `Rows.mask` of rows of paths: drafts, and masks behind the last one.
+
+    Args:
+        drafts: ``[n]`` of each row's path.
+        number: ``[n]`` of the row in its path.
+    """
+    return np.minimum(number + 1, drafts), np.maximum(number + 1 - drafts, 0)
 
 
 def layout(
@@ -157,102 +194,65 @@ def layout(
         prefixes: what prompts share; None if no prompt waits.
         rank, ranks: of the branch group.
     """
+    config = state.config
     masks, common_rows, path_rows = row_counts(host, lookahead)
-    prefill = prefill_segments(state.config, host, prefixes)
-    own = 1 + np.arange(rank, state.config.branches, ranks)
+    prefill = prefill_segments(config, host, prefixes)
+    own = 1 + np.arange(rank, config.branches, ranks)
     segments = segments_on_rank(host, lookahead, prefill, masks, path_rows, own)
-    sequence, branch, first, rows = segments.sequence, segments.branch, segments.first, segments.rows
-    start = rows.cumsum() - rows
-    place = first.repeat(rows) + ragged_arange(rows)
-    # the first rows of chains, groups and paths
-    chains_at, groups_at, paths_at = (int(rows[:n].sum()) for n in (segments.chains, segments.groups, segments.paths))
-    total = int(rows.sum())
-    shared = np.where(np.arange(len(rows)) < segments.groups, first + rows, first)  # cached tokens that a segment sees
-    seen = place + 1
-    seen[groups_at:] = shared.repeat(rows)[groups_at:]
-    hi = np.zeros(total, np.int64)
-    hi[groups_at:] = ragged_arange(rows[segments.groups :]) + 1
-    of_row, heads, predicted = sequence.repeat(rows), np.arange(chains_at, total), place + 1
-    written = np.arange(groups_at)  # rows of tokens that stand in the canvas
-    if lookahead.blocks:
-        groups = slice(segments.groups, segments.paths)
-        copies, masked = start[groups], slice(groups_at, paths_at)
-        hi[masked] = rows[groups].repeat(rows[groups])
-        predicted[masked] -= 1
-        heads = np.delete(heads, (copies[:, None] + np.arange(lookahead.lead)).ravel() - chains_at)
-        written = np.append(written, copies)
-    copies = written[groups_at:]
+    rows = rows_of(host, lookahead, segments)
+    in_group, in_path = rows.kind == GROUP, rows.kind == PATH
+    is_draft = in_path & (rows.mask == 0)
+    is_mask = in_group & (rows.mask >= 0) | in_path & (rows.mask > 0)  # of a block, the first row is a copy
 
-    # paths: a row is a draft, or one of the masks behind the drafts
-    of_path, path_branch = of_row[paths_at:], branch.repeat(rows)[paths_at:]
-    number = ragged_arange(rows[segments.paths :])
-    is_draft = number < host.drafts[of_path]
-    of_chain = (of_path * state.config.max_branches + path_branch) * state.config.max_drafts + number
-    common = len(heads) - (total - paths_at)
-    columns, width = path_columns(host, path_rows, of_path, number)
+    # predictions: a column for each row of chains and groups, then of each path on this rank
+    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | (rows.mask > 0)))
+    common = int((~in_path[heads]).sum())
+    of_paths = heads[common:]
+    width, first_column = int(path_rows.sum()), path_rows.cumsum() - path_rows  # of a path, the same for all of them
+    path = (rows.branch[of_paths] - 1) // ranks
+    columns = np.arange(len(heads))
+    columns[common:] = common + path * width + first_column[rows.sequence[of_paths]] + rows.number[of_paths]
+    depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
+
+    def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `CausalRows`
+        return (sequence * depths + depth) * (1 + group) + mask
+
+    branching = np.arange(len(path_rows)).repeat(path_rows)
+    path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(path_rows)))
 
     # to the device in one transfer
-    cells = np.zeros(padded(max(total, 1)), np.int64)
-    cells[written] = (of_row * state.canvas.shape[1] + state.origin + place - host.prompt[of_row])[written]
-    positions = np.zeros(len(cells), np.int64)
-    positions[:total] = place
-    depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
-    head_sequence = of_row[heads]
-    of_group, group_depth = np.nonzero(masks)
-    counted = masks[of_group, group_depth]
-    branching = np.flatnonzero(path_rows)
-    drafts, behind_last = host.drafts[branching], (path_rows - host.drafts)[branching]
+    total = len(rows.place)
+    position = rows.place - host.prompt[rows.sequence]
+    canvas_cells, positions = np.zeros((2, padded(max(total, 1))), np.int64)
+    canvas_cells[:total] = rows.sequence * state.canvas.shape[1] + state.origin + position
+    positions[:total] = rows.place
+    chain = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
     on = together(
-        state.canvas.device, cells=cells, positions=positions, head_rows=heads, head_sequence=head_sequence,
-        predicted=(predicted - host.prompt[of_row])[heads], copies=copies,
-        tokens=of_row[chains_at:groups_at] * depths + ragged_arange(rows[segments.chains : segments.groups]),
-        masks=((of_group * depths + group_depth) * group).repeat(counted) + ragged_arange(counted),
-        path_tokens=(branching * depths + 1).repeat(drafts) + ragged_arange(drafts),
-        path_masks=((branching * depths + drafts) * group).repeat(behind_last) + ragged_arange(behind_last),
-        slots=np.append(np.arange(common), common + (path_branch - 1) // ranks * width + columns),
-        drafted=paths_at + np.flatnonzero(is_draft), of_chain=of_chain[is_draft],
+        state.canvas.device, canvas_cells=canvas_cells, positions=positions, heads=heads, columns=columns,
+        head_sequence=rows.sequence[heads], predicted=(position + 1 - in_group * lookahead.blocks)[heads],
+        cells=cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], path_cells=path_cells,
+        masks=np.flatnonzero(is_mask), drafts=np.flatnonzero(is_draft), chain=chain[is_draft],
     )  # fmt: skip
-    tokens = state.canvas.view(-1).index_select(0, on["cells"])
-    copied = tokens.index_select(0, on["copies"]) if lookahead.blocks else None
-    tokens[groups_at:total] = state.vocabulary.mask_id
-    if copied is not None:
-        tokens.index_copy_(0, on["copies"], copied)
-    if len(of_path):
-        tokens.index_copy_(0, on["drafted"], state.chain_token.view(-1).index_select(0, on["of_chain"]))
+    tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
+    tokens.index_fill_(0, on["masks"], state.vocabulary.mask_id)
+    if is_draft.any():
+        tokens.index_copy_(0, on["drafts"], state.chain_token.view(-1).index_select(0, on["chain"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
-    predictions = Predictions(on["head_rows"], keys)
+    predictions = Predictions(on["heads"], keys)
+    kind, sequence, branch, first, count, _ = segments
     return ForwardBatch(
-        sequence=sequence, branch=branch, start=start, rows=rows,
-        shared=shared, first=first - host.prompt[sequence], hi=hi, depth=np.zeros(total, np.int64), tail=None,
-        begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if segments.chains else None,
-        tokens=tokens, positions=on["positions"], predict=lambda: predictions,
-        head_slots=on["slots"], head_sequence=head_sequence, local_branches=1,
-        columns=common + -(-state.config.branches // ranks) * width, width=depths, of_commit=None,
-        drafts=None,
-        seen=seen, place=np.where(np.arange(total) < groups_at, place, -1),
+        sequence=sequence, branch=branch, start=count.cumsum() - count, rows=count,
+        shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
+        depth=np.zeros(total, np.int64), tail=None, begin=host.complete - 1, stop=host.complete + host.drafts,
+        prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
+        predict=lambda: predictions, head_slots=on["columns"], head_sequence=rows.sequence[heads],
+        local_branches=1, columns=common + -(-config.branches // ranks) * width, width=depths,
+        of_commit=None, drafts=None, seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
         causal=CausalRows(
-            on["tokens"], on["masks"], depths, group, common_rows * ranks + path_rows * (host.branches - 1), common,
-            on["path_tokens"], on["path_masks"],
+            on["cells"], on["path_cells"], depths, group, common_rows * ranks + path_rows * (host.branches - 1)
         ),
     )  # fmt: skip
-
-
-def path_columns(host: HostState, path_rows: Ints, sequence: Ints, number: Ints) -> tuple[Ints, int]:
-    """Return each path row's column among the columns of its path, and how many columns one path has.
-
-    A path has a column for each draft of all sequences, then for each mask behind them.
-
-    Args:
-        host: of the step.
-        path_rows: ``[S]`` rows of each path of a sequence; 0: it has none.
-        sequence, number: of each row of the paths on this rank: its sequence, and its number in the path.
-    """
-    branching = path_rows > 0
-    drafts, masks = host.drafts * branching, (path_rows - host.drafts) * branching
-    mask = drafts.sum() + (masks.cumsum() - masks)[sequence] + number - drafts[sequence]
-    column = np.where(number < drafts[sequence], (drafts.cumsum() - drafts)[sequence] + number, mask)
-    return column, int(path_rows.sum())
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
@@ -262,21 +262,15 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
         state, batch: of this step.
         gathered: ``[ranks, 1, columns, size]`` int32.
     """
-    found, branches = batch.causal, state.config.max_branches
-    assert found is not None
-    records = gathered[0, 0, : found.common].T  # [size, columns]
-    size, cells = len(records), state.slots * found.depths
-    verified = records.new_zeros(size, branches, cells)
-    verified[:, 0].index_copy_(1, found.tokens, records[:, : len(found.tokens)])
-    drafted = records.new_full((size, branches, cells * found.group), -1)
-    drafted[:, 0].index_copy_(1, found.masks, records[:, len(found.tokens) :])
-    width, drafts = len(found.path_tokens) + len(found.path_masks), len(found.path_tokens)
+    rows, branches, size = batch.causal, state.config.max_branches, gathered.shape[-1]
+    assert rows is not None
+    common, width = len(rows.cells), len(rows.path_cells)
+    dense = gathered.new_full((size, branches, state.slots * rows.depths * (1 + rows.group)), -1)
+    dense[:, 0].index_copy_(1, rows.cells, gathered[0, 0, :common].T)
+    shaped = dense.view(size, branches, state.slots, rows.depths, 1 + rows.group)
     if width:  # path p lies at rank p mod ranks, p div ranks
-        paths = gathered[:, 0, found.common :].view(len(gathered), -1, width, size).permute(3, 1, 0, 2)
-        paths = paths.flatten(1, 2)[:, : branches - 1]  # [size, k, width]
-        verified[:, 1:] = verified[:, :1]  # what the pending token predicts
-        verified[:, 1:].index_copy_(2, found.path_tokens, paths[..., :drafts])
-        drafted[:, 1:].index_copy_(2, found.path_masks, paths[..., drafts:])
-    shape = size, branches, state.slots, found.depths
-    groups = Records(drafted.view(*shape, found.group).transpose(1, 2))
-    return Records(verified.view(shape).transpose(1, 2), groups)
+        paths = gathered[:, 0, common:].view(len(gathered), -1, width, size).permute(3, 1, 0, 2)
+        shaped[:, 1:, :, 0, 0] = shaped[:, :1, :, 0, 0]  # what the pending token predicts
+        dense[:, 1:].index_copy_(2, rows.path_cells, paths.flatten(1, 2)[:, : branches - 1])
+    packed = shaped.transpose(1, 2)
+    return Records(packed[..., 0], Records(packed[..., 1:]))

@@ -34,16 +34,17 @@ class Predictions:
 
 @dataclass
 class CausalRows:
-    """Where the predictions of a causal model's forward belong: of D rows of each chain, and groups of n masks."""
+    """Where the predictions of a causal model's forward belong in ``[S, D, 1 + n]``.
 
-    tokens: Tensor  # [A] of each row of a chain: D x sequence + its depth
-    masks: Tensor  # [B] of each mask: n x (D x sequence + depth of its group) + its number in the group
+    For each of the D depths of a sequence's chain: the prediction of the draft there (of the pending token at depth 0),
+    and those of the n masks behind it.
+    """
+
+    cells: Tensor  # [A] of what every branch rank runs: chains and their groups
+    path_cells: Tensor  # [B] of a path's drafts and masks, of all sequences that have paths; the same for all branches
     depths: int  # D
     group: int  # n
     computed: Ints  # [S] rows of each sequence on all branch ranks together, without its prompt's
-    common: int  # columns of what every branch rank runs: the anchors' rows
-    path_tokens: Tensor  # [T] of each draft of a branch: D x sequence + its depth; the same for all branches
-    path_masks: Tensor  # [M] of each mask behind one: n x (D x sequence + depth of its group) + its number in it
 
 
 @dataclass

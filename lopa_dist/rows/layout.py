@@ -23,7 +23,7 @@ from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import RowsBehind, Structure, block_begins, make_structure
 
 FEW = 4  # structures are cached for at most this many sequences in flight: with more, they hardly ever repeat
-MOST_KEPT = 1024  # structures; when there are more, all are dropped
+MOST_STRUCTURES = 1024  # in the cache; when there are more, all are dropped
 
 KINDS: tuple[Callable[[DecodeConfig, HostState], RowsBehind], ...] = (draft_rows,)
 """The kinds of rows that stand behind windows, in this order. `sizes.branch_rows` bounds their number.
@@ -149,7 +149,7 @@ def find_structure(
     if made.of_commit.any():
         made.on_device["of_commit"] = to_device(made.of_commit, state.canvas.device)
     if keeps and not made.prefill:  # the length of a prompt seldom comes again
-        if len(structures) >= MOST_KEPT:
+        if len(structures) >= MOST_STRUCTURES:
             structures.clear()
         structures[key] = made
     return made
@@ -157,16 +157,15 @@ def find_structure(
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of each sequence that determine a structure, `KINDS` too; () if the sequence does not run."""
-    fields = "branches", "first_masked", "committed", "complete", "end", "limit", "suffix"
-    for drafts, wanted, branches, first, committed, complete, end, limit, suffix in zip(
+    fields = "branches", "starts_masked", "committed", "complete", "end", "suffix"
+    for drafts, wanted, branches, first, committed, complete, end, suffix in zip(
         np.minimum(host.drafts, config.drafts).tolist(),
         wanted_count(config, host).tolist(),
         *(getattr(host, field).tolist() for field in fields),
         strict=True,
     ):
         begin = complete - complete % config.block_size  # see `block_begins`
-        last = limit - begin if config.canvas == "whole" else 0
-        known = committed > 0, committed - begin, complete - begin, end - begin, last, suffix
+        known = committed > 0, committed - begin, complete - begin, end - begin, suffix
         yield (branches, drafts, wanted, first, *known) if branches else ()
 
 
@@ -191,7 +190,7 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
     if batch.of_commit is not None:
         first = packed[..., 0]
-        torch.where(batch.of_commit[:, None], state.boundary.packed[..., None], first, out=first)
+        torch.where(batch.of_commit[:, None], state.boundary[..., None], first, out=first)
     if not state.config.drafts:
         return Records(packed)
     return Records(packed, unpack_drafts(state, batch, packed, parts))

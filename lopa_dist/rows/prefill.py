@@ -1,8 +1,8 @@
 """Which prompts, or parts of prompts, are segments of their own in a forward.
 
-A prompt that never sees its answer is prefilled apart from the window: as one segment, or as two if its first tokens
-are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate segments in every prefill, so a
-row has the same bits whether the prefix was computed in this forward or found in the cache.
+A prompt that never sees its answer (`DecodeConfig.keeps_kv`) is prefilled apart from the window: as one segment, or as
+two if its first tokens are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate segments
+in every prefill, so a row has the same bits whether the prefix was computed in this forward or found in the cache.
 """
 
 from __future__ import annotations
@@ -37,13 +37,8 @@ class Prefill:
     waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not in the cache before this forward
     prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
     suffix_row: Ints  # [S] packed row where the rest of its prompt begins; -1: it is not in this forward
-    hidden_to_keep: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
-    reads_kept: bool = False  # whether a stored hidden state is among the forward's `head_rows`
-
-
-def prefill_apart(config: DecodeConfig) -> bool:
-    """Return whether prompts are prefilled in segments of their own: they never see the answer, and are cached."""
-    return config.keeps_kv and config.prompt_attention != "joint"
+    hidden_to_store: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
+    reads_stored: bool = False  # whether a stored hidden state is among the forward's `head_rows`
 
 
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
@@ -54,7 +49,7 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
     slots = np.arange(len(waiting))
     length, source = (shared.length, shared.source) if shared else (np.zeros_like(host.prompt), np.full_like(slots, -1))
     prefixes = np.nonzero(waiting & (source == slots))[0]
-    suffixes = np.nonzero(waiting & (host.prompt > length))[0] if prefill_apart(config) else prefixes[:0]
+    suffixes = np.nonzero(waiting & (host.prompt > length))[0]
     behind_prefix = length - host.prompt
     return Prefill(
         sequence=np.append(prefixes, suffixes),
@@ -81,7 +76,7 @@ def last_rows(prefill: Prefill, host: HostState, shared: SharedPrefixes | None) 
     if not shared:
         return prefill.suffix_row + host.prompt - 1
     prefixes = prefill.sequence[: prefill.num_prefixes]
-    prefill.hidden_to_keep = prefill.prefix_row[prefixes] + shared.length[prefixes] - 1, shared.hidden_slot[prefixes]
+    prefill.hidden_to_store = prefill.prefix_row[prefixes] + shared.length[prefixes] - 1, shared.hidden_slot[prefixes]
     all_shared = (shared.length > 0) & (shared.length == host.prompt)
-    prefill.reads_kept = bool((all_shared & prefill.waiting).any())
+    prefill.reads_stored = bool((all_shared & prefill.waiting).any())
     return np.where(all_shared, shared.hidden_slot, prefill.suffix_row + host.prompt - shared.length - 1)

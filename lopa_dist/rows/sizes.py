@@ -7,7 +7,6 @@ from lopa_dist.decode.state import HostState, State
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.causal_rows import Lookahead, rows_on_rank
 from lopa_dist.rows.layout import KINDS
-from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import row_span
 
 USUAL_BLOCKS = 2
@@ -25,8 +24,8 @@ def usual_rows(config: DecodeConfig) -> int:
     Its prompt's rows are not counted: with ``context=vanilla`` they run in every step, otherwise in few.
     """
     if config.causal:  # the pending token, its drafts, and masks behind them; drafts and masks of each path
-        return 1 + config.max_drafts * (1 + config.groups + 2 * config.branches)
-    window = config.max_new_tokens if config.cache == "none" else config.block_size * window_blocks(config)
+        return 1 + 2 * config.max_drafts * config.max_branches
+    window = config.block_size * window_blocks(config) if config.stores_kv else config.max_new_tokens
     return config.max_branches * branch_rows(config, window)
 
 
@@ -113,9 +112,7 @@ def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Int
     return stop - begin + sum(kind(config, host).count for kind in KINDS)
 
 
-def rows_in_step(
-    state: State, host: HostState, lookahead: Lookahead, prefixes: SharedPrefixes | None, ranks: int
-) -> Ints:
+def rows_in_step(state: State, host: HostState, lookahead: Lookahead, ranks: int) -> Ints:
     """Return the rows of each sequence in a step on the rank that has the most of them, ``[S]``.
 
     Rows of prompts that are prefilled in segments of their own are not counted.
@@ -123,11 +120,10 @@ def rows_in_step(
     Args:
         state, host: of the same step.
         lookahead: of a causal model's step.
-        prefixes: what prompts share.
         ranks: of the branch group.
     """
     if state.config.causal:
         return rows_on_rank(host, lookahead, ranks)
-    begin, stop = row_span(state, host, prefixes)
+    begin, stop = row_span(state, host)
     rows: Ints = rows_of_branch(state.config, host, begin, stop) * -(-host.branches // ranks)
     return rows

@@ -16,7 +16,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State, wanted_count
 from lopa_dist.ragged import UNBOUNDED, Ints, padded, ragged_arange
-from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_apart, prefill_segments
+from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_segments
 
 
 @dataclass
@@ -115,7 +115,7 @@ def make_structure(
 
     # segments
     sequence, branch, reports = window_segments(state, host, rank, ranks)
-    begin, stop = row_span(state, host, prefixes)
+    begin, stop = row_span(state, host)
     first, span = begin[sequence], (stop - begin)[sequence]
     prefill = prefill_segments(config, host, prefixes)
     if prefill:
@@ -180,11 +180,11 @@ def predict_windows(
     base = complete[sequence] - shift + structure.start - structure.first
     row_minus_cell = (base - sequence * width).repeat(reported)
     if shift:
-        ahead = np.flatnonzero(reported * host.first_masked[sequence])
+        ahead = np.flatnonzero(reported * host.starts_masked[sequence])
         # The row before the window predicts its first position. If that row is not in this forward, any row will do:
         # `unpack` puts the stored record in its place. In a prefill it is the prompt's last row.
         boundary = np.maximum(base, structure.start)
-        if prefill and prefill_apart(state.config):
+        if prefill:
             answers = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
             boundary = np.where(answers, last_rows(prefill, host, prefixes)[sequence], boundary)
         row_minus_cell[first_head[ahead]] = (boundary - sequence * width)[ahead]
@@ -247,7 +247,7 @@ def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tup
     owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
     count = np.maximum(owned, 0)
     if ranks > 1 and config.stores_kv:
-        prefill = (host.committed < 0) & (not prefill_apart(config))
+        prefill = (host.committed < 0) & (not config.keeps_kv)
         commits = (host.complete > host.committed) & (config.window_attention == "block_causal")
         count = np.maximum(count, (prefill | commits) & (host.branches > 0))
     sequence = np.repeat(np.arange(state.slots), count)
@@ -255,26 +255,21 @@ def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tup
     return sequence, np.where(mine, rank + ranks * ragged_arange(count), 0), mine
 
 
-def row_span(state: State, host: HostState, prefixes: SharedPrefixes | None) -> tuple[Ints, Ints]:
+def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
     """Return the range ``[begin, stop)`` of positions of each window that go through the model, ``[S]`` each.
 
-    A window begins at the first uncommitted token or at the boundary row before it. If the prompt has no segment of its
-    own, it begins at the prompt's first token behind the shared prefix. It ends with the last appended block or, with
-    canvas=whole, with the last mask, and then with the suffix, unless a dual cache has what is behind.
+    With `keeps_kv` a window begins at the first uncommitted token or at the boundary row before it, and ends with the
+    last appended block and the suffix. Without, all of the sequence runs. With a dual cache it runs whenever a block
+    was completed; in other steps the appended blocks alone do.
     """
-    config = state.config
-    if not config.stores_kv:
-        begin = -host.prompt
-    else:
-        anew = host.committed < 0
-        if not config.keeps_kv:  # dual: whenever a block was completed, everything before it
-            anew = host.committed < host.complete
-        prompt = 0 if prefill_apart(config) else (prefixes.length if prefixes else 0) - host.prompt
-        begin = np.where(anew, prompt, host.committed - fresh_boundary(state, host))
-    if config.canvas == "growing":
+    if state.config.keeps_kv:
+        begin = np.maximum(host.committed, 0) - fresh_boundary(state, host)
         return begin, host.end + host.suffix
-    whole = host.limit + host.suffix
-    return begin, np.where(anew, whole, host.end) if config.stores_kv_behind else whole
+    begin, stop = -host.prompt, host.limit + host.suffix
+    if not state.config.stores_kv:
+        return begin, stop
+    anew = host.committed < host.complete
+    return np.where(anew, begin, host.committed), np.where(anew, stop, host.end)
 
 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
@@ -286,8 +281,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     config = state.config
     if not (config.boundary == "fresh" and config.window_attention == "full" and state.vocabulary.shift):
         return np.zeros(state.slots, bool)
-    sees_window = (host.committed > 0) | (config.prompt_attention == "joint")
-    return sees_window & (host.committed == host.complete) & (host.first_masked > 0)
+    return (host.committed > 0) & (host.committed == host.complete) & (host.starts_masked > 0)
 
 
 def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
@@ -295,7 +289,7 @@ def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
     config = state.config
     if not config.stores_kv or config.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
-    waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.first_masked > 0)
+    waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.starts_masked > 0)
     return waiting & ~fresh_boundary(state, host)
 
 

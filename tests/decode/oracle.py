@@ -42,7 +42,6 @@ class OracleConfig:
     tau_conf: float = 0.9
     tau_edit: float | None = None
     tau_look: float = 0.0
-    force: str = "block"  # block | leftmost
     extra_fill: int = 0
     boundary: str = "fresh"  # fresh | fill
     cache: str = "block"  # block | none | dual
@@ -56,7 +55,6 @@ class OracleConfig:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
             "verify": ("confidence", "agreement"),
-            "force": ("block", "leftmost"),
             "boundary": ("fresh", "fill"),
             "cache": ("block", "none", "dual"),
         }
@@ -299,15 +297,11 @@ class Oracle:
         masked = self._fillable()
         # The threshold is on the probability and strict, in semi and fully active blocks alike.
         chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
-        if not forced:  # drafts were verified, and at least one token is filled already
-            pass
-        elif config.force == "block":  # each fully active block without a fill; semi-active never
+        if forced:  # each fully active block without a fill; semi-active never
             for i, block in enumerate(self._blocks()):
                 inside = [pos for pos in masked if pos in block]
                 if i in self.full and inside and not any(pos in chosen for pos in inside):
                     chosen.append(best(inside))
-        elif not chosen and masked:  # leftmost
-            chosen = [masked[0]]
         for _ in range(config.extra_fill):  # the most confident of the rest
             rest = [pos for pos in masked if pos not in chosen]
             if rest:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
 from lopa_dist.rows.structure import record_of_commit
-from tests.decode.admission import admit
+from tests.decode.admission import admit, records_of
 from tests.decode.oracle import Oracle, OracleConfig, Record
 from tests.strategies import decode_configs
 
@@ -30,7 +30,7 @@ def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
     coarse = int(rng.choice([4, 16, GRID]))
     probability = rng.integers(0, coarse + 1, shape) / coarse
     confidence = -rng.integers(0, coarse + 1, shape) / coarse
-    first = Records.of(
+    first = records_of(
         torch.from_numpy(token).int(),
         torch.from_numpy(probability).float(),
         torch.from_numpy(confidence).float(),
@@ -46,7 +46,7 @@ def scripted_drafts(
     rng: np.random.Generator, state: State, records: Records, verified: list[dict[tuple[int, int], Record]]
 ) -> Records:
     """Records of the drafts: the branch's own of its first one, invented ones (`verified`) of most others."""
-    size, (position, token) = state.config.drafts, state.chain
+    size, (position, token) = state.config.drafts, state.chain[:2]
     packed = torch.zeros(state.config.record_size, *position.shape, dtype=torch.int32)
     for slot in range(state.slots):
         for number in range(int(state.branches[slot]) * size):
@@ -91,7 +91,7 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
             assert {p: t for p, t in pairs if p >= 0} == oracle.edits[j]
         size = state.config.drafts
         for j, drafts in enumerate(oracle.window()["drafts"]):
-            mine = state.chain[:, slot, j * size : j * size + int(state.paths[3, slot, j])]
+            mine = state.chain[:2, slot, j * size : j * size + int(state.paths[3, slot, j])]
             assert mine.T.tolist() == [list(draft) for draft in drafts]
 
 
@@ -120,7 +120,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         records = scripted(rng, state, width)
         kept = record_of_commit(state, host)
         if kept.any():  # as `unpack` does it
-            first, old = records.packed[..., 0], state.boundary.packed[..., None]
+            first, old = records.packed[..., 0], state.boundary[..., None]
             first.copy_(torch.where(torch.from_numpy(kept)[:, None], old, first))
         verified: list[dict[tuple[int, int], Record]] = [{} for _ in range(slots)]
         if config.verify == "agreement":
@@ -128,8 +128,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
         running = [s for s in range(slots) if not bool(state.done[s])]
         winner = verify(state, records)
         before = {s: int(state.complete[s]) for s in running}
-        advance(state, winner)
-        spawn(state, winner)
+        spawn(state, winner, advance(state, winner))
         for slot in running:
             oracle = oracles[slot]
             assert host.masked[slot] == len(oracle.window_masks())

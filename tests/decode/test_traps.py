@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
 from lopa_dist.rows import layout, unpack
-from tests.decode.admission import admit
+from tests.decode.admission import admit, records_of
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99
@@ -46,15 +46,14 @@ def records(state: State, token: int = 7, probability: float = LOW, confidence: 
     size = state.config.block_size
     width = -(-int(state.end[0] - state.complete[0]) // size) * size
     shape = (1, state.config.max_branches, width)
-    return Records.of(
+    return records_of(
         torch.full(shape, token, dtype=torch.int32), torch.full(shape, probability), torch.full(shape, confidence)
     )
 
 
 def step(state: State, found: Records) -> int:
     winner = verify(state, found)
-    advance(state, winner)
-    spawn(state, winner)
+    spawn(state, winner, advance(state, winner))
     return int(winner.branch[0])
 
 
@@ -154,7 +153,7 @@ def test_drafts_are_accepted_until_one_gives_way() -> None:
     again = records(state)
     again.confidence[0, :, 1] = -0.05
     probability = torch.tensor([[0.8, 0.5, 0.4]])
-    again.drafts = Records.of(torch.tensor([[7, 7, 8]], dtype=torch.int32), probability, probability - 1)
+    again.drafts = records_of(torch.tensor([[7, 7, 8]], dtype=torch.int32), probability, probability - 1)
     step(state, again)
     assert filled(state) == [4, 9, 11, 20]
     assert int(state.accepted[0]) == 2
@@ -171,7 +170,7 @@ def test_what_is_no_number_verifies_nothing() -> None:
     again = records(state)
     again.confidence[0, :, 20] = -0.05
     probability = torch.full((1, 3), torch.nan)
-    again.drafts = Records.of(torch.zeros(1, 3, dtype=torch.int32), probability, probability)
+    again.drafts = records_of(torch.zeros(1, 3, dtype=torch.int32), probability, probability)
     step(state, again)
     assert filled(state) == [9, 20]
 
@@ -259,7 +258,7 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     admit(state, 0, [*range(34), EOS], 40, 0)
     host = state.to_host()
     assert (host.prompt[0], host.known[0], host.end[0], host.limit[0]) == (32, 3, 32, 43)
-    assert (host.masked[0], host.first_masked[0]) == (29, 0)
+    assert (host.masked[0], host.starts_masked[0]) == (29, 0)
     batch = layout(state, host)
     assert batch.positions[:64].tolist() == list(range(64))
     step(state, records(state, probability=HIGH))
@@ -348,8 +347,7 @@ def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
         assert int(batch.predictions.rows.max()) < len(batch.tokens)
         gathered = torch.ones(1, batch.local_branches, batch.columns, config.record_size, dtype=torch.int32)
         winner = verify(state, unpack(state, batch, gathered))
-        advance(state, winner)
-        spawn(state, winner)
+        spawn(state, winner, advance(state, winner))
 
 
 class NoSynchronisation(TorchDispatchMode):
@@ -382,5 +380,4 @@ def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
             gathered = torch.ones(1, batch.local_branches, batch.columns, state.config.record_size, dtype=torch.int32)
             found = unpack(state, batch, gathered)
             winner = verify(state, found)
-            advance(state, winner)
-            spawn(state, winner)
+            spawn(state, winner, advance(state, winner))

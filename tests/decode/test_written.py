@@ -107,7 +107,7 @@ def test_causal_is_the_probability_of_a_plain_forward(small_model: Transformer, 
         assert steps == sorted(steps)
         assert steps[0] == 1
         ended = len(generation.tokens) < request.max_new_tokens  # its end-of-text may be a draft, too
-        assert 0 <= generation.accepted - ways.count("accepted") <= ended
+        assert 0 <= generation.work.drafts_accepted - ways.count("accepted") <= ended
         for step in set(steps):
             *before, last = [one.way for one in generation.written if one.step == step]
             assert set(before) <= {"accepted"}

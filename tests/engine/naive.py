@@ -80,7 +80,7 @@ class Naive:
             return 0 if config.prompt_attention == "self" else of_its_block
         if config.window_attention == "block_causal":
             return min(of_its_block, end)
-        return (end if config.canvas == "growing" else self.oracle.max_new_tokens) + len(self.suffix)
+        return (end if config.keeps_kv else self.oracle.max_new_tokens) + len(self.suffix)
 
     def forward(self, tokens: list[int], at: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
         """Distributions by row position for rows `at`, against the cache before `first` and behind them."""
@@ -172,11 +172,11 @@ class Naive:
         size = len(self.prompt)
         while not oracle.done:
             view = oracle.window()
-            caching, canvas = self.config.cache, self.config.canvas
+            caching, growing = self.config.cache, self.config.keeps_kv
             commits = caching != "none" and view["committed"] < view["complete"]
             anew = view["committed"] < 0 or (commits and caching != "block")
             first = -size if anew else view["committed"]
-            whole = canvas == "whole" and (anew or caching != "dual")
+            whole = not growing and (anew or caching != "dual")
             stop = oracle.max_new_tokens if whole else view["end"]
             waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
             fresh = waits and self.config.boundary == "fresh"
@@ -185,7 +185,7 @@ class Naive:
             caches: list[Cache] = []
             for branch, edits in enumerate(view["branches"]):
                 tokens = self.prompt + oracle.tokens[:stop]
-                if whole or canvas == "growing":
+                if whole or growing:
                     tokens += self.suffix
                 for position, token in edits.items():
                     tokens[size + position] = token

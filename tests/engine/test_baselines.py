@@ -78,7 +78,7 @@ def test_threshold_is_fast_dllm(models: Any, family: str, kind: str, context: st
     model = models(family)
     tau = 0.9 if model.config.tied else 0.15  # the small model with tied embeddings is sure of nearly everything
     config = preset(model, "threshold", f"context={context}", "block_size=8", f"tau_conf={tau}")
-    assert (config.canvas, config.window_attention, config.prompt_attention) == ("whole", "full", "joint")
+    assert (config.window_attention, config.prompt_attention) == ("full", "joint")
     speed = compare(
         model, config, requests_for(model, FULL[family], 6),
         lambda r: fast_dllm(model, r.prompt, r.max_new_tokens, 8, config.tau_conf, kind),

@@ -25,7 +25,16 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from tests.engine import test_causal
 from tests.engine.ranks import on_ranks
-from tests.engine.test_causal import SAMPLINGS, causal, engines, lookaheads, one_at_a_time, requests_of, texts
+from tests.engine.test_causal import (
+    SAMPLINGS,
+    behind_several,
+    causal,
+    engines,
+    lookaheads,
+    one_at_a_time,
+    requests_of,
+    texts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +80,7 @@ def test_fixed_buffers(block_model: Transformer, adapted_model: Transformer, ahe
     requests = requests_of(seed, 4)
     plain = texts(block_model, causal(), requests)
     config = causal(**ahead | {"branches": 0})
-    assert texts(adapted_model, config, requests, attention="meta", graphs="always") == plain
+    assert texts(adapted_model, config, requests, attention="meta", graphs="always", groups=4) == plain
 
 
 def test_ranks(block_model: Transformer) -> None:
@@ -152,7 +161,7 @@ def test_drafts_are_what_the_definition_says(
         assert engine.ended is not None
         assert engine.winner is not None
         assert engine.winner.records.drafts is not None
-        before, rows = engine.ended.before, engine.ended.rows
+        before, rows = engine.ended.step.before, engine.ended.rows
         groups, counted = engine.winner.records.drafts.token[0], rows.rows[rows.branch >= 0].sum()
         accepted = int(engine.winner.accepted[0])
         steps.append(Proposed(int(before.complete[0]), int(before.drafts[0]), groups, accepted, int(counted)))
@@ -160,8 +169,9 @@ def test_drafts_are_what_the_definition_says(
     compared = chains = 0
     for one in requests_of(5, 4):
         steps.clear()
-        config = causal(drafts=3, groups=4, temperature=temperature)
+        config = causal(drafts=3, temperature=temperature)
         engine = Engine(model, config, Solo(), EngineConfig(1, attention=attention), look)
+        behind_several(engine, 4)
         [generation] = engine.generate([one])
         assert generation.tokens == texts(block_model, replace(config, drafts=0), [one])[one.index]
         proposed: list[int] = []

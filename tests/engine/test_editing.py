@@ -79,7 +79,7 @@ VERIFIED = {"verify": "agreement", "drafts": 3}
     "options",
     [
         {},
-        {"sub_block_size": 4, "force": "leftmost"},
+        {"sub_block_size": 4},
         {"branches": 2},
         VERIFIED,
         VERIFIED | {"branches": 2, "tau_conf": 1.0},

@@ -18,7 +18,7 @@ from lopa_dist.engine import memory
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.memory import FEW_ROWS, KEPT, MOST_ROWS, Plan, TooLarge, plan, row_bytes, token_bytes
+from lopa_dist.engine.memory import FEW_ROWS, MOST_ROWS, RESERVED, Plan, TooLarge, plan, row_bytes, token_bytes
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -53,7 +53,7 @@ def test_first_forwards_get_smaller_then_fewer_sequences_run() -> None:
     assert all(one.sequences == 64 for one in found if one.row_limit != FEW_ROWS)
     assert found[-1].sequences < 10
     for free, one in zip(range(140, 4, -4), found, strict=True):
-        assert one.bytes <= memory.SHARE * free * GIB - KEPT
+        assert one.bytes <= memory.SHARE * free * GIB - RESERVED
 
 
 def test_what_the_user_says_stands() -> None:
@@ -106,7 +106,7 @@ def test_no_step_outgrows_the_plan(
 def test_as_many_run_as_there_is_memory_for(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory, "KEPT", 0)
+    monkeypatch.setattr(memory, "RESERVED", 0)
     monkeypatch.setattr(memory, "FEW_ROWS", 40)
     config = replace(BASE, branches=0)
     wanted = texts(small_model, config, random_requests(3, 8, config.max_new_tokens))
@@ -127,7 +127,7 @@ def test_as_many_run_as_there_is_memory_for(
 
 def test_ranks_plan_alike(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the least that any of them has."""
-    monkeypatch.setattr(memory, "KEPT", 0)
+    monkeypatch.setattr(memory, "RESERVED", 0)
     monkeypatch.setattr(memory, "FEW_ROWS", 40)
     config = replace(BASE, branches=1)
     requests = random_requests(3, 8, config.max_new_tokens)

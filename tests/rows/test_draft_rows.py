@@ -45,7 +45,7 @@ def drafted(draw: st.DrawFn, among: Sequence[str] = CONTEXTS) -> tuple[State, in
             state.answers[slot, position] = MASK if position in masks else 200 + position
         state.complete[slot], state.end[slot], state.masked[slot] = complete, end, len(masks)
         state.committed[slot] = complete if draw(st.booleans()) else max(0, complete - SIZE)
-        state.first_masked[slot] = int(masks[0] == complete)
+        state.starts_masked[slot] = int(masks[0] == complete)
         first_block = [p for p in masks if p < complete + SIZE]
         positions = draw(st.permutations(first_block if config.window_attention == "block_causal" else masks))
         positions = positions[: most_candidates(config)]

@@ -92,7 +92,7 @@ def test_many_sequences_keep_nothing(small_model: Transformer) -> None:
 
 
 def test_no_more_are_kept_than_there_is_room_for(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "MOST_KEPT", 3)
+    monkeypatch.setattr(layouts, "MOST_STRUCTURES", 3)
     sizes = []
 
     def counted(state: Any, *rest: Any) -> ForwardBatch:

@@ -181,7 +181,7 @@ def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
         "forwards": statistics.forwards,
         "filled": statistics.tokens_filled,
         "drafted": sum(statistics.accepted.values()),  # sequence forwards that had drafts
-        "accepted": sum(drafts * count for drafts, count in statistics.accepted.items()),
+        "accepted": statistics.drafts_accepted,
         **{f"wins/{branch or 'anchor'}": count for branch, count in statistics.wins.items()},
         **{f"comm_bytes/{what}": amount for what, amount in traffic.items()},
         **statistics.seconds_counted,

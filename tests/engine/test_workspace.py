@@ -43,41 +43,46 @@ def test_no_usual_size_is_new_in_mid_run(small_model: Transformer) -> None:
     assert (runner.bodies, runner.heads) == made
 
 
-def test_what_fits_finds_the_same_room(small_model: Transformer) -> None:
+def test_what_fits_finds_the_same_workspace(small_model: Transformer) -> None:
     many, few = random_requests(3, 6, BASE.max_new_tokens), random_requests(4, 2, BASE.max_new_tokens)
     few = [replace(request, prompt=request.prompt[:4]) for request in few]
     engine = Engine(small_model, BASE, Solo(), STATIC)
     assert generated(engine, many) == texts(small_model, BASE, many)
-    room = engine.room
+    space = engine.workspace
     list(islice(engine.generate(many), 1))  # the others are dropped
     for requests in (few, many):
         assert generated(engine, requests) == texts(small_model, BASE, requests)
-        assert engine.room is room
+        assert engine.workspace is space
     longer = [replace(request, prompt=[*request.prompt, 1]) for request in many]
     assert generated(engine, longer) == texts(small_model, BASE, longer)
-    assert engine.room is not room
+    assert engine.workspace is not space
 
 
 @pytest.mark.parametrize("attention", ["torch", "meta"])
-def test_without_graphs_nothing_is_worth_keeping(small_model: Transformer, attention: str) -> None:
+def test_without_graphs_no_slot_idles(small_model: Transformer, attention: str) -> None:
+    """As many sequences find the same workspace, and fewer another one."""
     requests = random_requests(2, 3, BASE.max_new_tokens)
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention=attention, graphs="never"))
     first = engine.prepare(requests)
     list(engine.generate(requests))
-    assert engine.room is first, "what was prepared is used"
-    list(engine.generate(requests))
-    assert engine.room is not first
+    assert engine.workspace is first, "what was prepared is used"
+    assert generated(engine, requests) == texts(small_model, BASE, requests)
+    assert engine.workspace is first
+    list(engine.generate(requests[1:]))
+    assert engine.workspace is not first
 
 
-def test_with_little_memory_the_room_is_kept_too(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_little_memory_the_workspace_is_kept_too(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fewer sequences run than should: what counts is the K/V space of those, and that the largest request fits."""
     monkeypatch.setattr(Engine, "plan", lambda engine, needs, *rest: Plan(min(2, len(needs)), None))
     requests = random_requests(3, 6, BASE.max_new_tokens)
     engine = Engine(small_model, BASE, Solo(), STATIC)
     assert generated(engine, requests) == texts(small_model, BASE, requests)
-    room = engine.room
+    space = engine.workspace
     assert generated(engine, requests) == texts(small_model, BASE, requests)
-    assert engine.room is room
-    large = [replace(requests[0], max_new_tokens=BASE.max_new_tokens, prompt=[1] * room.longest)] * 2
+    assert engine.workspace is space
+    large = [replace(requests[0], max_new_tokens=BASE.max_new_tokens, prompt=[1] * space.longest)] * 2
     large = [replace(request, index=index) for index, request in enumerate(large)]
     assert generated(engine, large).keys() == {0, 1}

@@ -11,7 +11,7 @@ from lopa_dist.ragged import Ints
 
 
 @dataclass
-class Room:
+class Workspace:
     """K/V space and a runner, made for some requests, and usable for others that need no more."""
 
     asked: int  # sequences that should run at once; `plan` may have fewer
