@@ -15,7 +15,8 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-WORK = "/tmp"  # inside the sandbox: the program's own working directory
+TEMPORARY = ("/tmp", "/dev/shm")  # inside the sandbox: file systems in memory
+WORK = "/tmp/lopa-run"  # there, the working directory; apart from what is visible below /tmp, such as a user's Python
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")  # none has a secret
 REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
@@ -41,8 +42,9 @@ def command(seccomp: int, disk_bytes: int) -> list[str]:
     else:
         words += ["--unshare-user"]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    for folder in (WORK, "/dev/shm"):
+    for folder in TEMPORARY:
         words += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", folder]
+    words += ["--perms", "0777", "--dir", WORK]
     for path in visible():
         for folder in [*map(str, Path(path).parents)][-2::-1]:
             words += ["--perms", "0755", "--dir", folder]  # in the way to it; not the host's own, which may be shut
