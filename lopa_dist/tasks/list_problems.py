@@ -127,50 +127,16 @@ def problems(split: Split, seed: int) -> Iterator[ListProblem]:
             yield problem
 
 
-def is_copy(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list as it is."""
-    return answer == items
-
-
-def is_reversed(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list from its end."""
-    return answer == items[::-1]
-
-
-def is_sorted(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list from its smallest number."""
-    return answer == sorted(items)
-
-
-def is_permutation(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The same items in any order, including the question's."""
-    return sorted(answer) == sorted(items)
-
-
-def is_inserted(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list with `new` at one place."""
-    return any(answer == [*items[:i], new, *items[i:]] for i in range(len(items) + 1))
-
-
-def is_removed(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list without one of its items."""
-    return any(answer == items[:i] + items[i + 1 :] for i in range(len(items)))
-
-
-def is_replaced(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list with `new` instead of one of its items."""
-    return any(answer == [*items[:i], new, *items[i + 1 :]] for i in range(len(items)))
-
-
 CHECKS: dict[str, Callable[[list[int], int | None, list[int]], bool]] = {
-    "copy": is_copy,
-    "reverse": is_reversed,
-    "sort": is_sorted,
-    "shuffle": is_permutation,
-    "insert": is_inserted,
-    "remove": is_removed,
-    "replace": is_replaced,
+    "copy": lambda items, new, answer: answer == items,
+    "reverse": lambda items, new, answer: answer == items[::-1],
+    "sort": lambda items, new, answer: answer == sorted(items),
+    "shuffle": lambda items, new, answer: sorted(answer) == sorted(items),
+    "insert": lambda items, new, answer: any(answer == [*items[:i], new, *items[i:]] for i in range(len(items) + 1)),
+    "remove": lambda items, new, answer: any(answer == items[:i] + items[i + 1 :] for i in range(len(items))),
+    "replace": lambda items, new, answer: any(answer == [*items[:i], new, *items[i + 1 :]] for i in range(len(items))),
 }
+"""By family: whether an answer is right, given the question's items and the new one that it names, if any."""
 
 
 def is_completed(given: list[str], answer: list[str]) -> bool:

@@ -95,14 +95,9 @@ class WordProblem:
         """The number after ``####``."""
         return self.steps[-1].after
 
-    @property
-    def signature(self) -> str:
-        """The computation alone, without names and wording: what the train/held-out split is made by."""
-        return signature(self.steps)
-
 
 def signature(steps: tuple[Operation, ...]) -> str:
-    """``"7+3x2"`` for a start of 7, then +3, then x2."""
+    """The computation alone, by which problems are split: ``"7+3x2"`` for a start of 7, then +3, then x2."""
     return f"{steps[0].before}" + "".join(f"{s.operator}{s.operand}" for s in steps)
 
 

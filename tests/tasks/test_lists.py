@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.config import TaskConfig, composed
 from lopa_dist.tasks import list_problems as lp
-from lopa_dist.tasks.lists import Lists
+from lopa_dist.tasks.embedded import Lists
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.word_problems import HELD_OUT_SHARE, Split, split_of
 
