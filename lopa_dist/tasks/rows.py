@@ -20,9 +20,10 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,18 +49,15 @@ def check(source: str, key: str = "task.input") -> None:
         hub_parts(source, key)
         return
     check_ending(source, key)
-    if is_remote(source):
-        if not exists(source, key):
-            raise ValueError(f"{key}={source}: no such file")
-    elif source != "-" and not Path(source).expanduser().exists():
+    is_there = exists(source, key) if is_remote(source) else source == "-" or Path(source).expanduser().exists()
+    if not is_there:
         raise ValueError(f"{key}={source}: no such file")
 
 
 def check_ending(source: str, key: str = "task.input") -> None:
     """Raise a ValueError that names `key` if the source's name says that it is a file of a kind that is not read."""
     path = Path(source).expanduser()
-    known = (*LINES, ".json", *TABLES)
-    if not is_dataset(source) and source != "-" and ending(path) not in known and not path.is_dir():
+    if not is_dataset(source) and ending(path) not in (*LINES, ".json", *TABLES) and not path.is_dir():
         raise ValueError(
             f"{key}={source}: a {ending(path)} file is not read, but .jsonl, .json, .csv, .tsv and .parquet are; save "
             "or rename it as one of these"
@@ -90,36 +88,34 @@ def rows(source: str, key: str = "task.input") -> Iterator[Row]:
     """
     check(source, key)
     try:
-        if is_remote(source):
-            with fetched(source, key) as copy:
-                yield from _rows(str(copy), key)
+        if is_dataset(source):
+            yield from hub_rows(source, key)
         else:
-            yield from _rows(source, key)
+            with fetched(source, key) if is_remote(source) else nullcontext(source) as local:
+                yield from file_rows(str(local), key)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{key}={source}: cannot be read ({error})") from error
 
 
-def _rows(source: str, key: str) -> Iterator[Row]:
+def file_rows(source: str, key: str) -> Iterator[Row]:
+    """The rows of what lies on this machine."""
     path = Path(source).expanduser()
-    if is_dataset(source):
-        yield from hub_rows(source, key)
-    elif source != "-" and path.is_dir():
+    kind = ending(path)
+    if source != "-" and path.is_dir():
         files = sorted(path.rglob("*.json"))
         if not files:
             raise ValueError(f"{key}={source}: a folder without *.json files; name a file, or hf://FOLDER:SPLIT")
         for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
-    elif source != "-" and ending(path) == ".parquet":
+    elif kind == ".parquet":
         yield from parquet_rows(path, source, key)
-    elif source != "-" and ending(path) in (".csv", ".tsv"):
+    elif kind in (".csv", ".tsv"):
         yield from csv_rows(source, key)
-    elif source != "-" and ending(path) == ".json":
-        yield from whole_file(source)
+    elif kind == ".json":
+        yield from json_rows(source)
     else:
         with open_lines(source) as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield parse(line, number)
+            yield from (parse(line, number) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def open_lines(source: str, newline: str | None = None) -> TextIO:
@@ -146,51 +142,46 @@ def parse(text: str, number: int) -> Row:
     return Row(number, value)
 
 
-def whole_file(source: str) -> Iterator[Row]:
-    """A JSON file with an array of objects, with a single object, or, in spite of its name, with lines."""
+def json_rows(source: str) -> Iterator[Row]:
+    """The rows of a JSON file with an array of objects, with a single object, or, in spite of its name, with lines."""
     with open_lines(source) as file:
         text = file.read()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        yield from (parse(line, i) for i, line in enumerate(text.split("\n"), 1) if line.strip())
+        yield from (parse(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip())
         return
     for number, entry in enumerate(value if isinstance(value, list) else [value], 1):
         yield parse(json.dumps(entry), number)
 
 
 def csv_rows(source: str, key: str) -> Iterator[Row]:
-    """The rows behind the line of names; every value is a text, and an empty one is null.
+    """The rows behind the line of names; every value is a text, and an empty one is None.
 
-    A `.tsv` has tabs between its columns. A `.csv` has commas, or semicolons where its first line has no comma.
+    A `.tsv` has tabs between its columns. A `.csv` has commas, or semicolons if its first line has no comma.
     """
     csv.field_size_limit(2**31 - 1)  # else 128 KiB
     with open_lines(source, newline="") as file:
         head = file.readline()
         delimiter = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
-        begins = 1  # the next row, which may have several lines
+        begin = 1  # line of the next row, which may have several
         try:
-            names = next(lines)
-            begins += lines.line_num
-            filled = (cells for cells in lines if cells)
-            for number, cells in enumerate(filled, 1):
-                begins = lines.line_num + 1
+            names = next(lines, [])
+            begin += lines.line_num
+            for number, cells in enumerate(filter(None, lines), 1):
+                begin = lines.line_num + 1
                 yield csv_row(names, cells, number)
         except csv.Error as error:
             reason = "a quote is not closed" if "end of data" in str(error) else error
-            raise ValueError(f"{key}={source}, line {begins}: cannot be read ({reason})") from error
-        except StopIteration:
-            return
+            raise ValueError(f"{key}={source}, line {begin}: cannot be read ({reason})") from error
 
 
-def csv_row(names: Sequence[str], cells: Sequence[str], number: int) -> Row:
+def csv_row(names: list[str], cells: list[str], number: int) -> Row:
     """One row of a table of texts."""
     if len(cells) != len(names):
-        reason = (
-            f"it has {len(cells)} columns, and the first line names {len(names)}; quote texts that hold the separator"
-        )
-        return Row(number, error=f"line {number}: {reason}")
+        columns = f"it has {len(cells)} columns, and the first line names {len(names)}"
+        return Row(number, error=f"line {number}: {columns}; quote texts that hold the separator")
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:
@@ -210,7 +201,7 @@ def hub_rows(source: str, key: str) -> Iterator[Row]:
     """The rows of a dataset; several configs, separated by commas, follow each other."""
     name, configs, split = hub_parts(source, key)
     library = datasets(source, key)
-    start = 0
+    numbers = count(1)
     for config in configs:
         try:
             loaded = library.load_dataset(name, config or None, split=split)
@@ -218,8 +209,8 @@ def hub_rows(source: str, key: str) -> Iterator[Row]:
             raise ValueError(
                 f"{key}={source}: the dataset cannot be loaded ({error}); a local file will do too: {key}=FILE"
             ) from error
-        yield from objects(loaded, start)
-        start += len(loaded)
+        for value in loaded:
+            yield Row(next(numbers), value)
 
 
 def parquet_rows(path: Path, source: str, key: str) -> Iterator[Row]:
@@ -232,13 +223,7 @@ def parquet_rows(path: Path, source: str, key: str) -> Iterator[Row]:
     except Exception as error:  # the library's own errors, and those it lets through
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"{key}={source}: cannot be read ({reason})") from error
-    yield from objects(loaded)
-
-
-def objects(dataset: Any, start: int = 0) -> Iterator[Row]:
-    """A loaded dataset's rows."""
-    for number, value in enumerate(dataset, start + 1):
-        yield Row(number, value)
+    yield from (Row(number, value) for number, value in enumerate(loaded, 1))
 
 
 def datasets(source: str, key: str) -> Any:
