@@ -21,10 +21,7 @@ class GSM8K(FewshotBenchmark):
 
     name = "gsm8k"
     test = "hf://openai/gsm8k:main:test"
-
-    def own_examples(self) -> str:
-        """The first rows of the training set."""
-        return "hf://openai/gsm8k:main:train"
+    train = "hf://openai/gsm8k:main:train"
 
     def example(self, row: dict[str, Any]) -> Example:
         """A row of the original files: `question`, and `answer` that ends in ``#### N``."""

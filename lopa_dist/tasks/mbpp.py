@@ -17,7 +17,6 @@ from lopa_dist.tasks.task import Item, Score
 STOP = ("[DONE]",)
 EXAMPLE_IDS = range(2, 11)  # of MBPP: the first three of them are the standard prompt
 TEST_IDS = range(11, 511)
-EXAMPLES = "hf://google-research-datasets/mbpp:full:prompt"
 
 
 class MBPP(CodeTask, FewshotBenchmark):
@@ -25,13 +24,14 @@ class MBPP(CodeTask, FewshotBenchmark):
 
     name = "mbpp"
     test = "hf://google-research-datasets/mbpp:full:test"
+    train = "hf://google-research-datasets/mbpp:full:prompt"
     options = (*FewshotBenchmark.options, *CodeTask.options)
     usual_fewshot = 3
     delimiter = ""
 
     def own_examples(self) -> str:
-        """Where the examples are if the user does not say."""
-        return EXAMPLES if self.source.startswith(HUB) else self.source
+        """The hub's, or the user's own file."""
+        return self.train if self.source.startswith(HUB) else self.source
 
     def example(self, row: dict[str, Any]) -> Example | None:
         """A worked example, if the row is one of those set aside for it."""
@@ -62,7 +62,7 @@ class MBPPPlus(MBPP):
 
     def own_examples(self) -> str:
         """MBPP's, on the hub."""
-        return EXAMPLES
+        return self.train
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """One problem."""

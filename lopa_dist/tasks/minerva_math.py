@@ -15,7 +15,6 @@ SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
 )  # fmt: skip
-EXAMPLES = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
 STOP = ("Problem:",)
 WITHIN_S = 60.0  # math-verify gives up two parses and a comparison after 5 s each, if Python gets a word in
 BOXED = re.compile(r"\\(?:boxed|fbox)\b")
@@ -33,16 +32,13 @@ class MinervaMath(FewshotBenchmark):
 
     name = "math"
     test = f"hf://EleutherAI/hendrycks_math:{','.join(SUBJECTS)}:test"
+    train = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
 
     def __init__(self, *options: Any, **named: Any) -> None:
         if find_spec("math_verify") is None:
             raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'")
         self.workers = Workers("lopa_dist.tasks.math_worker", WITHIN_S)
         super().__init__(*options, **named)
-
-    def own_examples(self) -> str:
-        """Minerva's, which ship with the package."""
-        return EXAMPLES
 
     def example(self, row: dict[str, Any]) -> Example:
         """A row of MATH, `problem` and `solution`."""
