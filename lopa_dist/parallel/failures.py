@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -44,14 +43,12 @@ class Failures:
     Attributes:
         watched: the context around the parts of a step.
         last_acts: called before a lost rank ends this process from another thread.
-        at_end: called when the ranks part.
     """
 
     def __init__(self, store: Store, world: World, mesh: Mesh, backend: str, timeout_s: float, stop: Stop) -> None:
         self.store, self.world, self.mesh, self.timeout_s, self.stop = store, world, mesh, timeout_s, stop
         self.watched: Watched = unwatched
         self.last_acts: list[Callable[[], None]] = []
-        self.at_end: Callable[[], None] = nothing
         self._checked = 0.0  # when it last looked in passing
         self.leaving = False  # in order, when all is done
         if world.size == 1:
@@ -155,17 +152,11 @@ class Failures:
         if self.world.size > 1:
             self.watch.close()
             self.heart.close()
-            self.at_end()
-            self.at_end = nothing
 
     def announce(self, error: BaseException) -> None:
-        """Tell the others what went wrong here; the first announcement stays."""
-        message = f"rank {self.world.rank}: {in_words(error)}"
-        if str(error).startswith(f"rank {self.world.rank} "):
-            message = str(error)
-        with contextlib.suppress(RuntimeError):  # the store's host may be gone
-            if self.store.add(keys.FAILURES, 1) == 1:
-                self.store.set(keys.FAILED, message)
+        """Tell the others what went wrong here."""
+        own, message = f"rank {self.world.rank}", str(error)
+        self._declared(message if message.startswith(f"{own} ") else f"{own}: {in_words(error)}")
         self._linger()
 
     def _linger(self) -> None:
@@ -174,10 +165,9 @@ class Failures:
             time.sleep(PATIENCE_S)
 
     def _declared(self, verdict: str) -> str:
-        """Return `verdict`, announced: to those who find this rank gone, it would seem to be the one to blame."""
+        """Return `verdict`, announced: those who find this rank gone would otherwise blame it."""
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
-            if self.store.add(keys.FAILURES, 1) == 1:
-                self.store.set(keys.FAILED, verdict)
+            announce_first(self.store, verdict)
         return verdict
 
     def diagnose(self, error: BaseException) -> str:
@@ -296,13 +286,15 @@ def hosts(store: Store) -> dict[int, str]:
     return {int(rank): host for rank, host in (entry.split("@", 1) for entry in said)}
 
 
+def announce_first(store: Store, message: str) -> None:
+    """Tell all ranks of a failure, unless another one was announced before."""
+    if store.add(keys.FAILURES, 1) == 1:
+        store.set(keys.FAILED, message)
+
+
 def in_words(error: BaseException) -> str:
     """Return an error's kind and message; a message for people stands alone."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def nothing(*_: Any) -> None:
-    """Do nothing."""
 
 
 def announce_before_joining(world: World, error: Exception, limit_s: float) -> None:
@@ -315,8 +307,7 @@ def announce_before_joining(world: World, error: Exception, limit_s: float) -> N
         return
     with contextlib.suppress(Exception):  # the store cannot be reached either
         store = rendezvous(world)
-        if store.add(keys.FAILURES, 1) == 1:
-            store.set(keys.FAILED, f"rank {world.rank}: {in_words(error)}")
+        announce_first(store, f"rank {world.rank}: {in_words(error)}")
         store.add(keys.JOINED, 1)
         if world.rank == 0:
             wait_until(
