@@ -1,9 +1,9 @@
 """Quantised weights: the layers' projections in fp8 or int8, put in place of the loaded ones.
 
 Every output channel has a scale of its own, so that a tensor rank, which has some of the channels, quantises to the
-same numbers as one that has them all. Experts' weights are quantised as they are loaded (`hold_experts`), since in full
-they may not fit. The embedding, the norms, the routers and the LM head stay as they are: the head decides between
-tokens, and it is 7 % of Dream-7B.
+same numbers as one that has them all. Experts' weights are quantised as they are loaded, since in full they may not
+fit. The embedding, the norms, the routers and the LM head stay as they are: the head decides between tokens, and it is
+7 % of Dream-7B.
 """
 
 from __future__ import annotations
@@ -78,18 +78,18 @@ def mixtures(model: Transformer) -> Iterator[SparseMLP]:
     return (module for module in model.modules() if isinstance(module, SparseMLP))
 
 
-def hold_experts(model: Transformer, kind: str) -> None:
-    """Make room for quantised experts' weights, of a model that has none yet."""
+def allocate_experts(model: Transformer, kind: str) -> None:
+    """Give a model that is not loaded yet empty tensors for its experts' quantised weights."""
     for mlp in mixtures(model):
-        mlp.hold(kind, STORED[kind])
+        mlp.allocate(kind, STORED[kind])
 
 
-def as_held(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, Tensor]]:
-    """Return what is held of an expert's weight, by the names of the parameters that it is a part of."""
+def stored_parts(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, Tensor]]:
+    """Return what is stored of an expert's weight, by the names of the parameters that it is a part of."""
     if kind == "none":
         return [(parameter, weight)]
-    eight, scale = KINDS[kind](weight)
-    return [(parameter, eight), (f"{parameter}_scale", scale)]
+    quantized, scale = KINDS[kind](weight)
+    return [(parameter, quantized), (f"{parameter}_scale", scale)]
 
 
 def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
