@@ -40,8 +40,8 @@ def become(user: int, keep_reading: bool) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    for kept in (1 << READ_SEARCH if keep_reading else 0, 0):  # the second where a container forbids the first
-        if libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)) == 0:
+    for capabilities in (1 << READ_SEARCH if keep_reading else 0, 0):  # the second if a container forbids the first
+        if libc.capset(header, (ctypes.c_uint32 * 6)(capabilities, capabilities, 0, 0, 0, 0)) == 0:
             break
 
 
@@ -130,11 +130,6 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
     leave(0)
 
 
-def children() -> list[int]:
-    """The direct children of this process."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
 def too_much(job: dict[str, Any]) -> str:
     """What all processes of a confined run use beyond the limits, or nothing."""
     resident = 0
@@ -145,8 +140,8 @@ def too_much(job: dict[str, Any]) -> str:
     if resident > job["memory_bytes"]:
         return f"MemoryError: its processes together took more than {job['memory_bytes'] >> 20} MiB"
     for folder in (os.getcwd(), "/dev/shm"):
-        found = os.statvfs(folder)
-        if found.f_files - found.f_ffree > job["files"]:
+        system = os.statvfs(folder)
+        if system.f_files - system.f_ffree > job["files"]:
             return f"OSError: more than {job['files']} files"
     return ""
 
@@ -195,9 +190,10 @@ def main() -> NoReturn:
     reason = watch(job, worker)
     os.write(pipe, json.dumps({"reason": reason}).encode() + b"\n")  # the worker's own verdict, if any, came before
     if not confined:
-        with contextlib.suppress(OSError, ChildProcessError):
-            while found := children():  # what has no parent any more becomes a child of this process
-                for pid in found:
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        with contextlib.suppress(OSError):
+            while pids := children.read_text().split():  # what has no parent any more becomes a child of this process
+                for pid in map(int, pids):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
     os._exit(0)
