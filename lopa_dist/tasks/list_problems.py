@@ -42,7 +42,7 @@ def listed(items: list[int]) -> str:
 
 
 def unlisted(text: str) -> list[int] | None:
-    """The numbers of a list as `listed` writes it, with any spaces; null where `text` is something else."""
+    """The numbers of a list as `listed` writes it, with any spaces; None if `text` is something else."""
     items = text.split()
     return [int(i) for i in items] if items and all(i.isascii() and i.isdigit() for i in items) else None
 
@@ -53,7 +53,7 @@ def grid(cells: Sequence[str]) -> str:
 
 
 def ungrid(text: str) -> list[str] | None:
-    """The cells of a square as `grid` writes it; null where `text` has another shape."""
+    """The cells of a square as `grid` writes it; None if `text` has another shape."""
     rows = [row.split() for row in text.split(ROW_END)]
     return [cell for row in rows for cell in row] if [len(row) for row in rows] == [4] * 4 else None
 
@@ -143,8 +143,8 @@ def is_completed(given: list[str], answer: list[str]) -> bool:
     """A Latin square that keeps the given cells."""
     rows = [answer[i : i + 4] for i in range(0, 16, 4)]
     lines = rows + [answer[i::4] for i in range(4)]
-    kept = all(g in (BLANK, a) for g, a in zip(given, answer, strict=True))
-    return kept and all(sorted(line) == list(SYMBOLS) for line in lines)
+    fits = all(g in (BLANK, a) for g, a in zip(given, answer, strict=True))
+    return fits and all(sorted(line) == list(SYMBOLS) for line in lines)
 
 
 def is_right(question: str, text: str) -> bool:

@@ -14,8 +14,8 @@ def judge(question: tuple[str, str]) -> dict[str, Any]:
 
     reference, text = question
     try:
-        found, gold = parse(text), parse(reference)
-        return {"correct": bool(verify(gold, found)), "extracted": str(found[-1]) if found else None}
+        answer, gold = parse(text), parse(reference)
+        return {"correct": bool(verify(gold, answer)), "extracted": str(answer[-1]) if answer else None}
     except Exception as error:  # sympy's have nothing in common
         return {"correct": False, "extracted": None, "reason": f"math-verify: {type(error).__name__}: {error}"[:200]}
 

@@ -29,7 +29,7 @@ class ResponseFormat:
         """Return the format that OpenAI's `response_format` asks for; None where any text will do.
 
         Raises:
-            ValueError: there is no such format, or its schema is none, or the library for schemas is not there.
+            ValueError: an unknown format, an invalid schema, or a missing library for schemas.
         """
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind == "text":
