@@ -136,9 +136,9 @@ class Failures:
             if not isinstance(error, PeerFailure) and not broken(error):
                 self.announce(error)
                 raise
-            found = RankError(self.diagnose(error))
+            diagnosis = self.diagnose(error)
             self._linger()  # the others have the time to learn of it
-            raise found from error
+            raise RankError(diagnosis) from error
         except BaseException as error:
             self.announce(error)
             raise
@@ -196,18 +196,22 @@ class Failures:
 
     def _verdict(self, why: str) -> str | None:
         """Return what a rank announced before it left, else who has fallen silent; None when all are well."""
-        silent = [] if self._announced() else self.heart.silent()
+        if announced := self._announced():
+            return announced
+        silent = self.heart.silent()
         return self._announced() or (self._lost(silent, why) if silent else None)
 
     def _announced(self) -> str | None:
         """Return what a rank announced before it left."""
         return str(self.store.get(keys.FAILED).decode()) if self.store.check([keys.FAILED]) else None
 
-    def _lost(self, missing: list[int], why: str) -> str:
-        verb, on = "does" if len(missing) == 1 else "do", hosts(self.store)
-        where = " and ".join(sorted({on[rank] for rank in missing if rank in on}))
+    def _lost(self, silent: list[int], why: str) -> str:
+        """Say which ranks are lost, and on which hosts."""
+        verb = "does" if len(silent) == 1 else "do"
+        host_of = hosts(self.store)
+        where = " and ".join(sorted({host_of[rank] for rank in silent if rank in host_of}))
         where = f" on {where}" if where else ""
-        return f"{self._names(missing)} {verb} not answer: killed, hanging or unreachable{where} ({why})"
+        return f"{self._names(silent)} {verb} not answer: killed, hanging or unreachable{where} ({why})"
 
     def _names(self, ranks: list[int]) -> str:
         return " and ".join(f"rank {r}" for r in ranks) + f" of {self.world.size}"
@@ -263,8 +267,8 @@ class Failures:
         """Return which ranks of this replica have not come as far as this one; None: all have."""
         own = self.world.rank
         replica = self.mesh.coordinates(own)[0]
-        mates = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
-        behind = [rank for rank in mates if self._waits(rank) < self._waits(own)]
+        in_replica = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
+        behind = [rank for rank in in_replica if self._waits(rank) < self._waits(own)]
         if not behind:
             return None
         verb = "is" if len(behind) == 1 else "are"
@@ -282,8 +286,8 @@ class Failures:
 
 def hosts(store: Store) -> dict[int, str]:
     """Return the hosts of the ranks that have joined."""
-    said = store.get(keys.HERE).decode().split() if store.check([keys.HERE]) else []
-    return {int(rank): host for rank, host in (entry.split("@", 1) for entry in said)}
+    entries = store.get(keys.HERE).decode().split() if store.check([keys.HERE]) else []
+    return {int(rank): host for rank, host in (entry.split("@", 1) for entry in entries)}
 
 
 def announce_first(store: Store, message: str) -> None:

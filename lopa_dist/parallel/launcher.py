@@ -54,7 +54,7 @@ class Start:
 
 
 def start_ticks(process: int) -> int | None:
-    """When a process of this machine started, in the kernel's ticks since it booted (Linux; null elsewhere)."""
+    """When a process of this machine started, in the kernel's ticks since it booted (Linux; None elsewhere)."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError):

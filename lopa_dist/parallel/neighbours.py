@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from lopa_dist.parallel.launcher import JOIN, World, detect, tell
+from lopa_dist.parallel.launcher import JOIN, detect, tell
 
 LOOK_S = 1.0  # between looks for ranks that have ended
 WORD_S = 30.0  # between lines that say who is awaited
@@ -35,26 +35,23 @@ def ended_here(environment: Mapping[str, str] = os.environ, process: str = "self
         environment: of this process, or of the rank that has started it.
         process: the number of that rank's process.
     """
-    own = detect(environment)
-    if own.launcher not in PARENTS:
+    world = detect(environment)
+    if world.launcher not in PARENTS:
         return []
     try:
         parent = Path("/proc") / state_of(Path("/proc") / process)[1]
-        if (parent / "comm").read_text().strip() != PARENTS[own.launcher]:
+        if (parent / "comm").read_text().strip() != PARENTS[world.launcher]:
             return []
-        there = {rank_of(process, own.launcher) for process in children(parent)}
+        running = {rank_of(process, world.launcher) for process in children(parent)}
     except OSError:  # one of them has just ended, or is not ours to look at
         return []
-    if None in there or own.rank not in there:
+    if None in running or world.rank not in running:
         return []
-    return sorted(started_here(own, environment) - there)
-
-
-def started_here(own: World, environment: Mapping[str, str]) -> set[int]:
-    """Return the ranks of this host; MPICH does not say which of several hosts has which."""
-    if own.launcher == "srun":
-        return {int(rank) for rank in environment["SLURM_GTIDS"].split(",")}
-    return {*range(own.size)} if own.local_size == own.size else set()
+    if world.launcher == "srun":
+        started = {int(rank) for rank in environment["SLURM_GTIDS"].split(",")}
+    else:  # MPICH does not say which of several hosts has which ranks
+        started = {*range(world.size)} if world.local_size == world.size else set()
+    return sorted(started - running)
 
 
 def children(process: Path) -> Iterator[Path]:
@@ -74,8 +71,8 @@ def state_of(process: Path) -> list[str]:
 def rank_of(process: Path, launcher: str) -> int | None:
     """Return the rank of a process; None if it is not a rank, or not yet."""
     entries = (process / "environ").read_bytes().split(b"\0")
-    found = detect(dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries))
-    return found.rank if found.launcher == launcher else None
+    world = detect(dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries))
+    return world.rank if world.launcher == launcher else None
 
 
 @contextmanager
