@@ -187,19 +187,19 @@ def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Ten
 
 def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
     """File and shape of every tensor in these files; only their headers are read."""
-    found: dict[str, tuple[Path, list[int]]] = {}
+    stored: dict[str, tuple[Path, list[int]]] = {}
     for file in files:
         with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dictionary
-                found[name] = file, list(tensors.get_slice(name).get_shape())
-    return found
+                stored[name] = file, list(tensors.get_slice(name).get_shape())
+    return stored
 
 
-def compare(folder: Path, found: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
+def compare(folder: Path, stored: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
     """Raise a CheckpointError unless names and shapes are the same; it lists the first eight that are not."""
-    missing = [n for n in wanted if n not in found]
-    unknown = [n for n in found if n not in wanted]
-    misshaped = [f"{n} {s} instead of {wanted[n]}" for n, s in found.items() if n in wanted and s != wanted[n]]
+    missing = wanted.keys() - stored.keys()
+    unknown = stored.keys() - wanted.keys()
+    misshaped = [f"{n} {s} instead of {wanted[n]}" for n, s in stored.items() if n in wanted and s != wanted[n]]
     for problem, names in (("missing", missing), ("not known", unknown), ("of the wrong shape", misshaped)):
         if names:
             raise CheckpointError(f"{folder}: {len(names)} tensors {problem}: {', '.join(sorted(names)[:8])}")

@@ -62,7 +62,7 @@ class ModelConfig:
     rope_scaling: Llama3Scaling | YarnScaling | None = None
     query_scaling: QueryScaling | None = None
     experts: Experts | None = None  # instead of one feed-forward a layer
-    rotated: int | None = None  # dimensions of a head that are rotated; null: all
+    rotated: int | None = None  # dimensions of a head that are rotated; None: all
     block_drafts: bool = False  # masks see one another and predict their own places; only with `shift`
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
 

@@ -69,11 +69,11 @@ class Family:
 
     pattern: str  # key of PATTERNS
     shift: bool  # row p-1 predicts position p
-    mask_token: str | None  # as its tokenizer spells it; null: it has none
+    mask_token: str | None  # as its tokenizer spells it; None: it has none
     mask_id: int | None  # of the published checkpoints; used where neither config.json nor the tokenizer has it
     qkv_bias: bool = False
     qk_norm: bool = False
-    rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; null: never
+    rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; None: never
     keys: dict[str, str] = field(default_factory=lambda: HF_KEYS)
     only: dict[str, Any] = field(default_factory=lambda: HF_ONLY)
     tied_key: str = "tie_word_embeddings"

@@ -45,7 +45,7 @@ def find(path: str, key: str = "model.path") -> Path:
 
 
 def local(path: str) -> Path | None:
-    """The folder that `path` names on this machine, which may not be there; null where it can only be a hub id."""
+    """The folder that `path` names on this machine, which may not be there; None if it can only be a hub id."""
     if path in SHIPPED:
         return ASSETS / path
     folder = Path(path).expanduser()

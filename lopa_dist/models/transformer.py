@@ -3,8 +3,8 @@
 It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
 Checkpoints are loaded into it, training runs it with dense masked attention, and engines run its weights as `fused` has
 them. The layout is LLaMA's with some options: biases on q, k and v (Qwen2), normalised q and k (Qwen3), and experts
-instead of a feed-forward (Qwen3-MoE). Parameter
-names are transformers' for those models; `families.py` says what else a checkpoint may call them.
+instead of a feed-forward (Qwen3-MoE). Parameters have transformers' names for those models; `families.py` says what
+else a checkpoint may call them.
 """
 
 from __future__ import annotations
