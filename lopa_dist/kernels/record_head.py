@@ -64,7 +64,7 @@ def record_head(
         keys: ``[H]`` int64, random keys of the rows (needed with temperature > 0).
         sampling: the rules.
         shard: which rows of the head's weight these are.
-        rows: ``[1]`` int32 on the device, how many of the rows are real, or null: all. The others' records are
+        rows: ``[1]`` int32 on the device, how many of the rows are real; None: all. The others' records are
             undefined; the fused form spends no time on them.
         runner_up: whether the second choice is wanted: the token that would be chosen without the first.
 
@@ -80,8 +80,8 @@ def record_head(
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []
     for begin in range(0, len(hidden), ROWS):
-        some = None if keys is None else keys[begin : begin + ROWS]
-        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, some, sampling, shard, runner_up))
+        own_keys = None if keys is None else keys[begin : begin + ROWS]
+        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, own_keys, sampling, shard, runner_up))
     if not parts:
         return torch.empty(0, record_size(runner_up), dtype=torch.int32, device=hidden.device)
     sums = torch.cat(parts, 1)
@@ -126,11 +126,11 @@ def _sums(
     """Running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
         logits = shard.gather(F.linear(rows, weight)).transpose(0, 1).flatten(1)
-        return _reduce(_prepare(logits.float(), 0, mask_id, sampling), 0, logits.shape[1], keys, sampling, runner_up)
+        return _reduce(_choosable(logits.float(), 0, mask_id, sampling), 0, logits.shape[1], keys, sampling, runner_up)
     first, parts = shard.rank * len(weight), []
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
         logits = F.linear(rows, weight[low - first : high - first]).float()
-        parts.append(_reduce(_prepare(logits, low, mask_id, sampling), low, width, keys, sampling, runner_up))
+        parts.append(_reduce(_choosable(logits, low, mask_id, sampling), low, width, keys, sampling, runner_up))
     return torch.cat(parts, 2)
 
 
@@ -150,7 +150,7 @@ def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int
             yield low, high, high - low
 
 
-def _prepare(logits: Tensor, low: int, mask_id: int, sampling: Sampling) -> Tensor:
+def _choosable(logits: Tensor, low: int, mask_id: int, sampling: Sampling) -> Tensor:
     """The logits ``[R, columns from low]`` that the choice is made from."""
     if sampling.temperature > 0:
         logits = logits / sampling.divisor
