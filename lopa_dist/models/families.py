@@ -44,7 +44,7 @@ HF_KEYS = {
     "rms_eps": "rms_norm_eps",
     "max_positions": "max_position_embeddings",
 }
-"""Our field -> key of `config.json`, as transformers' Llama, Qwen2 and Qwen3 have them."""
+"""Our field -> key of `config.json` in transformers' Llama, Qwen2 and Qwen3."""
 
 HF_ONLY: dict[str, Any] = {
     "hidden_act": "silu", "use_sliding_window": False, "use_mrope": False, "partial_rotary_factor": 1.0,
@@ -60,7 +60,7 @@ LLAMA_MODULES = (
     *(f"layers.*.self_attn.{name}_proj" for name in "qkvo"),
     *(f"layers.*.mlp.{name}_proj" for name in ("gate", "up", "down")),
 )  # fmt: skip
-"""What a model in LLaMA's layout has below its `model.`"""
+"""The modules of a model in LLaMA's layout, without the `model.` before them."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ class Family:
     qkv_bias: bool = False
     qk_norm: bool = False
     rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; None: never
-    keys: dict[str, str] = field(default_factory=lambda: HF_KEYS)
+    keys: dict[str, str] = field(default_factory=dict)  # transformers' key of config.json -> its own; others are equal
     only: dict[str, Any] = field(default_factory=lambda: HF_ONLY)
-    tied_key: str = "tie_word_embeddings"
     block_size: int = 32  # it was trained with, or is usually decoded with
     block_key: str | None = None  # key of config.json that knows better
     sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of this many tokens
@@ -114,14 +113,10 @@ FAMILIES = {
         pattern="vanilla", shift=False, mask_token="<|mdm_mask|>", mask_id=126336,
         rope_key="rope_full_precision",
         keys={
-            "vocab_size": "embedding_size",
-            "hidden_size": "d_model",
-            "layers": "n_layers",
-            "heads": "n_heads",
-            "kv_heads": "n_kv_heads",
-            "intermediate_size": "mlp_hidden_size",
-            "rms_eps": "rms_norm_eps",
-            "max_positions": "max_sequence_length",
+            "vocab_size": "embedding_size", "hidden_size": "d_model", "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
+            "intermediate_size": "mlp_hidden_size", "max_position_embeddings": "max_sequence_length",
+            "tie_word_embeddings": "weight_tying",
         },
         only={
             "activation_type": "silu", "alibi": False, "attention_layer_norm": False, "bias_for_layer_norm": False,
@@ -129,7 +124,6 @@ FAMILIES = {
             "include_qkv_bias": False, "input_emb_norm": False, "layer_norm_type": "rms",
             "layer_norm_with_affine": True, "multi_query_attention": False, "rope": True, "scale_logits": False,
         },
-        tied_key="weight_tying",
         names={
             "model.embed_tokens": "model.transformer.wte",
             "model.layers.*.input_layernorm": "model.transformer.blocks.*.attn_norm",
@@ -298,7 +292,7 @@ def model_config(
         raise ValueError(
             f"layer_types of {', '.join(map(repr, sorted(others)))} are not supported, only 'full_attention'"
         )
-    sizes = {ours: raw[key] for ours, key in family.keys.items()}
+    sizes = {ours: raw[family.keys.get(key, key)] for ours, key in HF_KEYS.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
     # how positions become angles: older files have `rope_scaling` and `rope_theta`
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
@@ -316,7 +310,7 @@ def model_config(
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         rope_fp32=family.rope_key is not None and raw.get(family.rope_key, True),
-        tied=raw.get(family.tied_key, False),
+        tied=raw.get(family.keys.get("tie_word_embeddings", "tie_word_embeddings"), False),
         shift=family.shift,
         block_drafts=family.block_drafts,
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
@@ -333,11 +327,11 @@ def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
     Raises:
         ValueError: file and name say different things.
     """
-    said = raw.get(family.block_key or "")
-    named = re.search(r"SDAR.*-b(\d+)$", name)
-    if said and named and int(named[1]) != said:
-        raise ValueError(f"block_size={said}, but the name {name} says {named[1]}; correct whichever is wrong")
-    return said or (int(named[1]) if named else family.block_size)
+    in_file = raw.get(family.block_key or "")
+    in_name = re.search(r"SDAR.*-b(\d+)$", name)
+    if in_file and in_name and int(in_name[1]) != in_file:
+        raise ValueError(f"block_size={in_file}, but the name {name} says {in_name[1]}; correct whichever is wrong")
+    return in_file or (int(in_name[1]) if in_name else family.block_size)
 
 
 def experts(family: Family, raw: dict[str, Any]) -> Experts | None:

@@ -56,7 +56,7 @@ class Failures:
         self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
         # with NCCL the watch has to be first; the other communicators raise in time themselves
         limit_s = max(timeout_s - PATIENCE_S, 0.0) if backend == "nccl" else timeout_s
-        self.watch = StepWatch(limit_s, self._announced, self.overdue, self._end, self._note)
+        self.watch = StepWatch(limit_s, self.announced, self.overdue, self._end, self._note)
         self.watched = self.watch.part
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ class Failures:
         self.check_announced()
         if lost := self.heart.overdue:
             why = f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}"
-            raise RankError(self._declared(self._lost(lost, why)))
+            raise RankError(self._announce(self._lost(lost, why)))
         if self.stop.asked:
             self.store.set(keys.STOP, self.stop.signal)
         elif self.store.check([keys.STOP]):
@@ -85,7 +85,7 @@ class Failures:
 
     def check_announced(self) -> None:
         """Raise RankError when another rank has announced an error."""
-        if announced := self._announced():
+        if announced := self.announced():
             raise RankError(announced)
 
     def check_early(self) -> None:
@@ -106,7 +106,7 @@ class Failures:
             yield
             return
         try:
-            with self.telling():
+            with self.announcing():
                 yield
                 self._leave()
         except Stopped as error:
@@ -120,7 +120,7 @@ class Failures:
             self.close()
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def announcing(self) -> Iterator[None]:
         """Return a context in which the others are told of an error of this rank.
 
         A broken collective, and another rank's failure, become a `RankError` that names who is to blame.
@@ -156,7 +156,7 @@ class Failures:
     def announce(self, error: BaseException) -> None:
         """Tell the others what went wrong here."""
         own, message = f"rank {self.world.rank}", str(error)
-        self._declared(message if message.startswith(f"{own} ") else f"{own}: {in_words(error)}")
+        self._announce(message if message.startswith(f"{own} ") else f"{own}: {in_words(error)}")
         self._linger()
 
     def _linger(self) -> None:
@@ -164,7 +164,7 @@ class Failures:
         if self.world.rank == 0:
             time.sleep(PATIENCE_S)
 
-    def _declared(self, verdict: str) -> str:
+    def _announce(self, verdict: str) -> str:
         """Return `verdict`, announced: those who find this rank gone would otherwise blame it."""
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             announce_first(self.store, verdict)
@@ -180,7 +180,7 @@ class Failures:
             return f"{keeper} is gone, and with it the rendezvous ({seen})"
         if verdict is None:
             return f"a collective failed although all ranks are alive ({first_line(error)})"
-        return self._declared(verdict)
+        return self._announce(verdict)
 
     def _leave(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""
@@ -196,12 +196,12 @@ class Failures:
 
     def _verdict(self, why: str) -> str | None:
         """Return what a rank announced before it left, else who has fallen silent; None when all are well."""
-        if announced := self._announced():
+        if announced := self.announced():
             return announced
         silent = self.heart.silent()
-        return self._announced() or (self._lost(silent, why) if silent else None)
+        return self.announced() or (self._lost(silent, why) if silent else None)
 
-    def _announced(self) -> str | None:
+    def announced(self) -> str | None:
         """Return what a rank announced before it left."""
         return str(self.store.get(keys.FAILED).decode()) if self.store.check([keys.FAILED]) else None
 
@@ -279,7 +279,7 @@ class Failures:
         for act in self.last_acts:
             with contextlib.suppress(Exception):
                 act()
-        self._declared(verdict)
+        self._announce(verdict)
         self._linger()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
 

@@ -63,7 +63,7 @@ class Group:
             store = HashStore() if world.size == 1 else rendezvous(world, meeting=meeting)
             self.failures = Failures(store, world, mesh, self.backend, timeout_s, stop)
             self.store = SharedStore(store, world, self.failures)
-            with self.failures.telling():
+            with self.failures.announcing():
                 self.store.join()
                 all_are_here(world)
                 self._agree()

@@ -76,7 +76,7 @@ def rank_of(process: Path, launcher: str) -> int | None:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watched_from_outside() -> Iterator[None]:
     """Return a context around what waits for all ranks in MPI, which knows no timeout.
 
     Nothing in this process could end it: MPI begins in an import, which keeps Python's other threads from running. So

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi
-from lopa_dist.parallel.neighbours import LOOK_S, WORD_S, ended_here, gone_words, watched
+from lopa_dist.parallel.neighbours import LOOK_S, WORD_S, ended_here, gone_words, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
 
@@ -183,7 +183,7 @@ def host(world: World) -> TCPStore:
 
 def share_by_mpi(world: World, endpoint: str) -> str:
     """Return rank 0's `endpoint` on every rank, by MPI."""
-    with watched():
+    with watched_from_outside():
         everyone = mpi().COMM_WORLD
         if everyone.Get_size() != world.size:
             version = mpi().Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")

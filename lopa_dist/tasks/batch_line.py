@@ -293,7 +293,7 @@ def read_messages(value: Any) -> list[dict[str, str]]:
             raise BadLine(wanted)
         content = message.get("content")
         if isinstance(content, list):
-            content = "".join(part_text(part) for part in content)
+            content = "".join(map(part_text, content))
         if not isinstance(content, str):
             raise BadLine(wanted)
         messages.append({**message, "content": content})

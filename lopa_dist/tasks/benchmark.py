@@ -114,7 +114,7 @@ class FewshotBenchmark(Benchmark):
     def example(self, row: dict[str, Any]) -> Example | None:
         """Return a row as a worked example, or None if it is not set aside for that; raises as `item`."""
 
-    def asked(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
+    def fewshot_item(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
         """Return a question behind the examples, in both forms; the job keeps the one that fits the model."""
         plain, messages = self.prefix + question, []
         for example in self.examples if self.multiturn else ():

@@ -30,7 +30,7 @@ class GSM8K(FewshotBenchmark):
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """One problem, called `gsm8k-N` after its row."""
         shown = self.example(row)
-        return self.asked(f"gsm8k-{number}", shown.question, STOP, shown.answer)
+        return self.fewshot_item(f"gsm8k-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
         """Exact match after normalisation, of both readings."""

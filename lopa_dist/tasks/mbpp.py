@@ -46,7 +46,7 @@ class MBPP(CodeTask, FewshotBenchmark):
             return None
         tests = [row.get("test_setup_code") or "", *assertions(row)]
         asked = question(text_field(row, "text", "prompt"), row)
-        return self.asked(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
+        return self.fewshot_item(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
 
     def score(self, item: Item, text: str) -> Score | None:
         """Whether the function passes the tests."""
@@ -68,7 +68,9 @@ class MBPPPlus(MBPP):
         """One problem."""
         refuse_release_form(row)
         tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
-        return self.asked(f"mbpp-{task_number(row)}", question(text_field(row, "prompt", "text"), row), STOP, tests)
+        return self.fewshot_item(
+            f"mbpp-{task_number(row)}", question(text_field(row, "prompt", "text"), row), STOP, tests
+        )
 
 
 def task_number(row: dict[str, Any]) -> int:

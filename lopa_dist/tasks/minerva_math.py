@@ -49,7 +49,7 @@ class MinervaMath(FewshotBenchmark):
         shown = self.example(row)
         if not BOXED.search(shown.answer):
             raise BadRow("no \\boxed answer in solution")
-        return self.asked(f"math-{number}", shown.question, STOP, shown.answer)
+        return self.fewshot_item(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
         """Equal as mathematics; an answer that math-verify cannot cope with, or not in time, is wrong.
