@@ -108,7 +108,7 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
         for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
     elif kind == ".parquet":
-        yield from parquet_rows(path, source, key)
+        yield from parquet_rows(source, key)
     elif kind in (".csv", ".tsv"):
         yield from csv_rows(source, key)
     elif kind == ".json":
@@ -200,36 +200,33 @@ def hub_parts(source: str, key: str) -> tuple[str, list[str], str]:
 def hub_rows(source: str, key: str) -> Iterator[Row]:
     """The rows of a dataset; several configs, separated by commas, follow each other."""
     name, configs, split = hub_parts(source, key)
-    library = datasets(source, key)
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{key}={source}: needs the datasets library: pip install 'lopa_dist[eval]'") from error
     numbers = count(1)
     for config in configs:
         try:
-            loaded = library.load_dataset(name, config or None, split=split)
+            dataset = datasets.load_dataset(name, config or None, split=split)
         except Exception as error:  # the library lets through whatever its parts raise: network, format, names
             raise ValueError(
                 f"{key}={source}: the dataset cannot be loaded ({error}); a local file will do too: {key}=FILE"
             ) from error
-        for value in loaded:
+        for value in dataset:
             yield Row(next(numbers), value)
 
 
-def parquet_rows(path: Path, source: str, key: str) -> Iterator[Row]:
+def parquet_rows(source: str, key: str) -> Iterator[Row]:
     """The rows of a Parquet file."""
-    library = datasets(source, key)
     try:
-        import pyarrow.parquet  # what the library reads it with; it cannot make a dataset without rows
-
-        loaded = library.Dataset.from_parquet(str(path)) if pyarrow.parquet.read_metadata(path).num_rows else ()
-    except Exception as error:  # the library's own errors, and those it lets through
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"{key}={source}: cannot be read ({reason})") from error
-    yield from (Row(number, value) for number, value in enumerate(loaded, 1))
-
-
-def datasets(source: str, key: str) -> Any:
-    """The `datasets` library."""
-    try:
-        import datasets as library
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise ValueError(f"{key}={source}: needs the datasets library: pip install 'lopa_dist[eval]'") from error
-    return library
+        raise ValueError(f"{key}={source}: needs pyarrow: pip install 'lopa_dist[eval]'") from error
+    numbers = count(1)
+    try:
+        for batch in ParquetFile(Path(source).expanduser()).iter_batches():
+            for value in batch.to_pylist():
+                yield Row(next(numbers), value)
+    except ArrowException as error:
+        raise ValueError(f"{key}={source}: cannot be read ({' '.join(str(error).split())})") from error
