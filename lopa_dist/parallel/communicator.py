@@ -68,7 +68,7 @@ class Relay:
         return self.comm.broadcast(buffer, source, counted)
 
 
-# Its name since torch 2.13. Into one tensor: NCCL makes a list's tensors of one that it allocates, and copies.
+# Its name since torch 2.13. It gathers into one tensor; given a list, NCCL would gather into its own and copy.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 

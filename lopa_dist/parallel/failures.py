@@ -17,13 +17,14 @@ from lopa_dist.checks import UserError
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
-from lopa_dist.parallel.launcher import World, die
+from lopa_dist.parallel.launcher import World, die, names_of
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous, wait_until
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
-FEW_RANKS, CHECKS_A_SECOND = 16, 5000  # of all ranks together, where they are more than few
+FEW_RANKS = 16  # up to this number, every check asks the store
+CHECKS_A_SECOND = 5000  # of all ranks together, if there are more
 FRAMES = 8  # of a stack, the innermost ones: the outer ones are the same in every job
 
 
@@ -207,14 +208,11 @@ class Failures:
 
     def _lost(self, silent: list[int], why: str) -> str:
         """Say which ranks are lost, and on which hosts."""
-        verb = "does" if len(silent) == 1 else "do"
         host_of = hosts(self.store)
         where = " and ".join(sorted({host_of[rank] for rank in silent if rank in host_of}))
         where = f" on {where}" if where else ""
-        return f"{self._names(silent)} {verb} not answer: killed, hanging or unreachable{where} ({why})"
-
-    def _names(self, ranks: list[int]) -> str:
-        return " and ".join(f"rank {r}" for r in ranks) + f" of {self.world.size}"
+        names, verb = names_of(silent, self.world.size), "does" if len(silent) == 1 else "do"
+        return f"{names} {verb} not answer: killed, hanging or unreachable{where} ({why})"
 
     def end_if_lost(self) -> None:
         """End this process if another one is lost. Called at SIGTERM.
@@ -271,8 +269,8 @@ class Failures:
         behind = [rank for rank in in_replica if self._waits(rank) < self._waits(own)]
         if not behind:
             return None
-        verb = "is" if len(behind) == 1 else "are"
-        return f"{self._names(behind)} {verb} still at an earlier step: busy or hanging, though alive ({why})"
+        names, verb = names_of(behind, self.world.size), "is" if len(behind) == 1 else "are"
+        return f"{names} {verb} still at an earlier step: busy or hanging, though alive ({why})"
 
     def _end(self, verdict: str) -> None:
         """End this process, whose main thread waits in vain. What it finished is kept. Called by `StepWatch`."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -96,6 +96,11 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
         if size > 1 or launcher == "torchrun":
             return World(launcher.split()[0], rank, size, local_rank, local_size)
     return World("python")
+
+
+def names_of(ranks: Iterable[int], size: int) -> str:
+    """``"rank 1 and rank 3 of 8"``."""
+    return " and ".join(f"rank {rank}" for rank in sorted(ranks)) + f" of {size}"
 
 
 def mpi() -> Any:

@@ -14,15 +14,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from lopa_dist.parallel.launcher import JOIN, detect, tell
+from lopa_dist.parallel.launcher import JOIN, detect, names_of, tell
 
 LOOK_S = 1.0  # between looks for ranks that have ended
 WORD_S = 30.0  # between lines that say who is awaited
-
+ENDED = "ended before all had joined: killed, or it says why itself"
 PARENTS = {"srun": "slurmstepd", "mpirun": "hydra_pmi_proxy"}  # each starts all ranks of a node at once
 
 
@@ -107,7 +107,7 @@ def main(process: str, parent: str) -> None:
             return
         ended, now = {*ended_here(process=process)}, time.monotonic()
         if gone := before & ended:
-            why = gone_words(gone, world.size)
+            why = f"{names_of(gone, world.size)} {ENDED}"
         elif parent_of(process) not in ("", parent) or hung_up():
             why = f"{world.launcher}, which started rank {world.rank}, has ended"
         elif now - began > JOIN.total_seconds():
@@ -143,12 +143,6 @@ def parent_of(process: str) -> str:
         return state_of(Path("/proc") / process)[1]
     except OSError:
         return ""
-
-
-def gone_words(gone: Iterable[int], size: int) -> str:
-    """Say which ranks are missing."""
-    names = " and ".join(f"rank {rank}" for rank in sorted(gone))
-    return f"{names} of {size} ended before all had joined: killed, or it says why itself"
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi
-from lopa_dist.parallel.neighbours import LOOK_S, WORD_S, ended_here, gone_words, watched_from_outside
+from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi, names_of
+from lopa_dist.parallel.neighbours import ENDED, LOOK_S, WORD_S, ended_here, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
 
 log = logging.getLogger("lopa_dist")
 POLL_S = 0.02
 REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
-AGENT_S = 10.0  # for torchrun's agent to answer, which is there unless it has ended
+AGENT_S = 10.0  # for torchrun's agent to answer: it is up before any rank, unless it has ended
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
 SLURM_START = (  # of a job step
     "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT",
@@ -146,7 +146,7 @@ def wait_until(
         if now - looked > LOOK_S:
             before, ended, looked = ended, {*ended_here()}, now
             if gone := before & ended:  # not only for a moment; what it announced was seen by `reached`
-                raise LaunchError(f"{gone_words(gone, world.size)} ({state()})")
+                raise LaunchError(f"{names_of(gone, world.size)} {ENDED} ({state()})")
         if now - began > limit_s:
             raise LaunchError(f"{state()}, after {limit_s:.0f} s")
         if now - said > WORD_S and world.local_rank == 0:
