@@ -87,6 +87,13 @@ class Family:
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
 
 
+SDAR = Family(  # Qwen3's layout
+    pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True, only=NO_BIAS,
+    block_size=4, block_key="block_size",
+)  # fmt: skip
+# A2D: Qwen without the causal mask, trained as a whole (mdlm) or in blocks (bd3lm)
+A2D_QWEN2 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True)
+A2D_QWEN3 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True, only=NO_BIAS)
 LLADA2 = Family(
     pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=156895, qk_norm=True,
     eos_id=156892, router="grouped_sigmoid",
@@ -143,14 +150,8 @@ FAMILIES = {
         pattern="vanilla", shift=False, mask_token="<[MASK]>", mask_id=5,
         only=NO_BIAS | {"layer_norm_eps": None},
     ),
-    "sdar": Family(  # SDAR: Qwen3's layout
-        pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
-        only=NO_BIAS, block_size=4, block_key="block_size",
-    ),
-    "sdar_moe": Family(  # SDAR-30B-A3B: Qwen3-MoE's layout
-        pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
-        only=QWEN3_MOE_ONLY, block_size=4, block_key="block_size", router="softmax",
-    ),
+    "sdar": SDAR,
+    "sdar_moe": replace(SDAR, only=QWEN3_MOE_ONLY, router="softmax"),  # SDAR-30B-A3B: Qwen3-MoE's layout
     "llada2_moe": LLADA2,  # LLaDA2.0 (arXiv 2512.15745)
     "LLaDA2.1": replace(LLADA2, edits=True),  # arXiv 2602.08676
     "rnd1": Family(  # RND1: Qwen3-MoE's layout
@@ -165,19 +166,10 @@ FAMILIES = {
         pattern="block_diffusion", shift=False, mask_token="<[MASK▁TOKEN]>", mask_id=5,
         only=NO_BIAS | {"layer_norm_eps": None}, block_size=4,
     ),
-    # A2D: Qwen without the causal mask, trained as a whole (mdlm) or in blocks (bd3lm)
-    "a2d-qwen2": Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True),
-    "a2d-qwen2-bd3lm": Family(
-        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True,
-        block_key="block_size",
-    ),
-    "a2d-qwen3": Family(
-        pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True, only=NO_BIAS,
-    ),
-    "a2d-qwen3-bd3lm": Family(
-        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True, only=NO_BIAS,
-        block_key="block_size",
-    ),
+    "a2d-qwen2": A2D_QWEN2,
+    "a2d-qwen2-bd3lm": replace(A2D_QWEN2, pattern="block_diffusion", block_key="block_size"),
+    "a2d-qwen3": A2D_QWEN3,
+    "a2d-qwen3-bd3lm": replace(A2D_QWEN3, pattern="block_diffusion", block_key="block_size"),
     "I-DLM": Family(  # I-DLM-8B and -32B (arXiv 2604.11035): Qwen3's layout
         pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True, only=NO_BIAS,
     ),
