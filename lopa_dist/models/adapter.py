@@ -21,9 +21,9 @@ ONLY: dict[str, Any] = {
     "target_parameters": None, "trainable_token_indices": None, "alora_invocation_tokens": None,
     "arrow_config": None, "kasa_config": None, "monteclora_config": None, "use_bdlora": False, "velora_config": None,
 }  # fmt: skip
-"""Options of `adapter_config.json` that we have one value of."""
+"""Options of `adapter_config.json` of which only this value is supported."""
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base weights as they are; others are relative to changed ones."""
+"""Values of `init_lora_weights` that leave the base weights as they are; others belong to changed base weights."""
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ class Experts:
     """The mixture of experts in a model's layers."""
 
     count: int
-    chosen: int  # by a row
-    size: int  # of an expert's inner rows
+    chosen: int  # how many a row goes through
+    size: int  # intermediate size of an expert
     router: str  # key of `experts.ROUTERS`
     renormalise: bool  # the chosen experts' weights are made to sum to 1
     scale: float = 1.0  # of these weights
-    groups: int = 1  # of experts, as many in each
-    chosen_groups: int = 1  # by a row, which chooses among their experts
-    shared: int = 0  # inner rows of an expert that all rows go through; 0: there is none
+    groups: int = 1  # of equally many experts
+    chosen_groups: int = 1  # groups that a row chooses first; its experts are from these
+    shared: int = 0  # intermediate size of the expert that all rows go through; 0: there is none
     dense_layers: int = 0  # the first layers have one feed-forward instead
 
 

@@ -52,7 +52,7 @@ HF_ONLY: dict[str, Any] = {
 }  # fmt: skip
 NO_BIAS = HF_ONLY | {"attention_bias": False, "mlp_bias": False}
 QWEN3_MOE_ONLY = HF_ONLY | {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
-"""Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
+"""Options of which only this value is supported: a checkpoint whose `config.json` has another is refused."""
 
 
 LLAMA_MODULES = (

@@ -26,8 +26,8 @@ class Batch:
         limit: the most lines to take; None: all.
         column: the field that holds the prompt, or the messages if it is a list; all others pass through to the
             results. None: fields mean what they are called.
-        samples: of a line that does not say how many.
-        tries: of an answer that must be JSON (`response_format`).
+        samples: how many answers a line gets that does not say.
+        tries: the most answers to generate where JSON is asked for (`response_format`).
         score: how answers are judged: ``exact`` compares them with the field `reference`, ``FILE.py:FUNCTION`` calls a
             function with the text and the fields that pass through. None: they are not judged.
     """
@@ -49,7 +49,7 @@ class Batch:
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
-        """The items of at most `limit` lines, in order; blank lines are passed over.
+        """The items of at most `limit` lines, in order; blank lines are skipped.
 
         Raises:
             ValueError: a table without a column of prompts.

@@ -52,7 +52,7 @@ def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | N
     Args:
         raw: the line's fields.
         number: of the line, from 1.
-        samples: where the line does not say how many.
+        samples: how many, if the line does not say.
         column: the field that holds the prompt, or the messages as a list; all others pass through. None: fields mean
             what they are called.
     """
@@ -61,12 +61,12 @@ def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | N
     form: Form = "chat" if wrapped else "simple"
     custom_id, model, metadata = f"line-{number}", None, None
     try:
-        custom_id = named(raw, NAMES[:1] if wrapped else NAMES) or custom_id
+        custom_id = request_name(raw, NAMES[:1] if wrapped else NAMES) or custom_id
         if wrapped:
             form, request = unwrap(raw)
             model = request.get("model")
         else:
-            request, metadata = parted(raw, column)
+            request, metadata = split_fields(raw, column)
             if column is not None and column not in raw:
                 raise BadLine(f"{column} is empty; give it a prompt, or leave the line out")
         base = read_request({"n": samples} | request)
@@ -95,7 +95,7 @@ def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def named(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
+def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
     """What a line calls its request, in the first of the `keys` that it has."""
     for key in keys:
         if key in raw:
@@ -108,7 +108,7 @@ def named(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
     return None
 
 
-def parted(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def split_fields(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The request of a simple line, and the fields that pass through to its results."""
     if column is not None:
         request = {"messages" if isinstance(raw.get(column), list) else "prompt": raw.get(column)}

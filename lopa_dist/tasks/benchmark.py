@@ -39,7 +39,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def item(self, number: int, row: dict[str, Any]) -> Item | None:
-        """Return the item of a row and its number, from 1; None passes the row over.
+        """Return the item of a row and its number, from 1; None skips the row.
 
         Raises:
             BadRow: the row is not of this benchmark.

@@ -17,7 +17,7 @@ log = logging.getLogger("lopa_dist")
 class CodeTask:
     """Judges programs by running them, or leaves them unjudged; stands before `Benchmark` among the bases of a task.
 
-    `allow_code_execution` is the user's word: true runs programs in the sandbox, ``unconfined`` with limits alone, and
+    The user decides by `allow_code_execution`: true runs programs in the sandbox, ``unconfined`` with limits alone, and
     false only generates. None is refused, so that nobody finds out after hours of generation that nothing was judged.
 
     Raises:

@@ -65,7 +65,7 @@ def check_ending(source: str, key: str = "task.input") -> None:
 
 
 def ending(path: Path) -> str:
-    """What a file's name says that it holds, in lower case, without a ``.gz`` behind it."""
+    """The ending of a file's name, which says what kind it is, in lower case and without ``.gz``."""
     name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
     return name.suffix.lower()
 
@@ -81,7 +81,7 @@ def is_dataset(source: str) -> bool:
 
 
 def rows(source: str, key: str = "task.input") -> Iterator[Row]:
-    """The rows, in order; blank lines are passed over, but counted.
+    """The rows, in order; blank lines are skipped, but counted.
 
     Raises:
         ValueError: the source as a whole cannot be read; the message names `key`.
@@ -98,7 +98,7 @@ def rows(source: str, key: str = "task.input") -> Iterator[Row]:
 
 
 def file_rows(source: str, key: str) -> Iterator[Row]:
-    """The rows of what lies on this machine."""
+    """The rows of a file, a folder or standard input."""
     path = Path(source).expanduser()
     kind = ending(path)
     if source != "-" and path.is_dir():

@@ -72,7 +72,7 @@ class Outcome:
 
 @cache
 def check(confined: bool) -> None:
-    """Find out whether programs can be run here, with a run of next to nothing.
+    """Check that programs can be run here, by running one that does almost nothing.
 
     Raises:
         ValueError: they cannot; the message has the reason and the remedy.
