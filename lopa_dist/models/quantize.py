@@ -56,8 +56,8 @@ class QuantizedLinear(nn.Module):
 
     @property
     def takes_fp8(self) -> bool:
-        """Whether it multiplies nothing but its input in fp8, so that the input may come as `QuantizedRows`."""
-        return self.kind == "fp8" and self.adapter is None
+        """Whether its input may come as `QuantizedRows`: an adapter, and a hook that gathers inputs, want numbers."""
+        return self.kind == "fp8" and self.adapter is None and not self._forward_pre_hooks
 
     def forward(self, x: Tensor | QuantizedRows, rows: Tensor | None = None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` ``[1]`` says how many do, anything."""
