@@ -19,7 +19,8 @@ from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import World, die, names_of
 from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous, wait_until
+from lopa_dist.parallel.neighbours import wait_until
+from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 

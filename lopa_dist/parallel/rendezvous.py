@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi, names_of
-from lopa_dist.parallel.neighbours import ENDED, LOOK_S, WORD_S, ended_here, watched_from_outside
+from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi
+from lopa_dist.parallel.neighbours import wait_until, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
 
-log = logging.getLogger("lopa_dist")
-POLL_S = 0.02
-REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
 AGENT_S = 10.0  # for torchrun's agent to answer: it is up before any rank, unless it has ended
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
 SLURM_START = (  # of a job step
@@ -129,35 +124,6 @@ def never_again(store: Store, why: str) -> None:
     """Make ranks that torchrun restarts stop at once, because the job was asked to stop; `store` is a rendezvous'."""
     if isinstance(store, PrefixStore):
         store.underlying_store.set(keys.STOPPED, why)
-
-
-def wait_until(
-    reached: Callable[[], bool], world: World, state: Callable[[], str], limit_s: float = JOIN.total_seconds()
-) -> None:
-    """Return when `reached` says so; a line now and then says what is awaited.
-
-    Raises:
-        LaunchError: that took longer than `limit_s`, or a rank of this host has ended; the message has the `state`.
-    """
-    began = said = looked = time.monotonic()
-    ended: set[int] = set()
-    while not reached():
-        now = time.monotonic()
-        if now - looked > LOOK_S:
-            before, ended, looked = ended, {*ended_here()}, now
-            if gone := before & ended:  # not only for a moment; what it announced was seen by `reached`
-                raise LaunchError(f"{names_of(gone, world.size)} {ENDED} ({state()})")
-        if now - began > limit_s:
-            raise LaunchError(f"{state()}, after {limit_s:.0f} s")
-        if now - said > WORD_S and world.local_rank == 0:
-            said = now
-            log.warning("%s, after %.0f s; they are waited for up to %.0f s", state(), now - began, limit_s)
-        time.sleep(pause_s(world.size))
-
-
-def pause_s(size: int) -> float:
-    """Seconds between two looks of a waiting rank at the store: longer with many ranks, which ask the same one."""
-    return max(POLL_S, size / REQUESTS_A_SECOND)
 
 
 def host(world: World) -> TCPStore:

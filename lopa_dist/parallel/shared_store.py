@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures, hosts
 from lopa_dist.parallel.launcher import JOIN, World
-from lopa_dist.parallel.rendezvous import pause_s, wait_until
+from lopa_dist.parallel.neighbours import pause_s, wait_until
 
 NAMED = 5  # differences, or ranks, that a message lists
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
