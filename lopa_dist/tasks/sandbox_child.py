@@ -95,7 +95,6 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
         with contextlib.suppress(BaseException):  # the tests themselves will say so
             importlib.import_module(name)
     # what the tests use is put back when the program has run: it may have replaced any of it
-    own = types.ModuleType("__main__")  # nothing of this file within easy reach
     modules = {
         name: module
         for name, module in sys.modules.items()
@@ -104,16 +103,16 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
     contents = {name: dict(vars(module)) for name, module in modules.items()}
     loaded = sys.modules
     module = loaded["solution"] = types.ModuleType("solution")
-    loaded["__main__"] = own
-    real, names, kept, leave, put, as_text = builtins, vars(builtins), dict(vars(builtins)), os._exit, os.write, str
-    unfollowed = sys.settrace, sys.setprofile
-    dumps, alarm = json.dumps, signal.alarm
+    loaded["__main__"] = types.ModuleType("__main__")  # nothing of this file within easy reach
+    real_builtins, builtin_names, builtin_contents = builtins, vars(builtins), dict(vars(builtins))
+    trace_functions = sys.settrace, sys.setprofile
+    leave, write, dumps, alarm, as_text = os._exit, os.write, json.dumps, signal.alarm, str
     try:
         exec(compile(solution, "<solution>", "exec"), module.__dict__)
-        for follow in unfollowed:
-            follow(None)
-        names.update(kept)
-        loaded["builtins"] = module.__dict__["__builtins__"] = real
+        for function in trace_functions:
+            function(None)
+        builtin_names.update(builtin_contents)
+        loaded["builtins"] = module.__dict__["__builtins__"] = real_builtins
         loaded.update(modules)
         for name, content in contents.items():
             vars(modules[name]).update(content)
@@ -126,7 +125,7 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
         except BaseException:
             message = ""
         verdict = {"reason": f"{type(error).__name__}: {message}"}
-    put(pipe, dumps(verdict).encode() + b"\n")
+    write(pipe, dumps(verdict).encode() + b"\n")
     leave(0)
 
 
