@@ -6,7 +6,6 @@ import os
 import resource
 import socket
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -17,14 +16,13 @@ from lopa_dist.parallel.neighbours import wait_until, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
 
-AGENT_S = 10.0  # for torchrun's agent to answer: it is up before any rank, unless it has ended
+AGENT_S = 10.0  # for torchrun's agent to answer, which it does unless it has ended
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
 SLURM_START = (  # of a job step
     "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT",
 )  # fmt: skip
-ENVIRONMENT = (  # that tells where the ranks meet
-    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "SLURM_SUBMIT_DIR", *SLURM_START,
-)  # fmt: skip
+CONNECTIONS: dict[World, tuple[Store, str]] = {}
+"""What `connect` returned: a process connects once, however often its ranks meet. In tests, ranks are threads."""
 
 
 def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meeting: int = 0) -> Store:
@@ -34,24 +32,17 @@ def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meetin
         LaunchError: the ranks do not find each other.
         Stopped: torchrun has restarted a job that was asked to stop.
     """
-    known = tuple((name, environment[name]) for name in ENVIRONMENT if name in environment)
-    store, start = connect(world, known)
+    if world not in CONNECTIONS:
+        CONNECTIONS[world] = connect(world, environment)
+    store, start = CONNECTIONS[world]
     return PrefixStore(f"{start}/{meeting}", store)
 
 
-@lru_cache(maxsize=16)  # one connection of a process, however often its ranks meet; tests have threads for ranks
-def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, str]:
-    """Return the store without a prefix, and a prefix that all ranks of this start have in common.
-
-    Args:
-        world: of this process.
-        known: of the variables of `ENVIRONMENT`, those that are set.
-    """
-    environment = dict(known)
+def connect(world: World, environment: Mapping[str, str]) -> tuple[Store, str]:
+    """Return the store without a prefix, and a prefix that all ranks of this start have in common."""
     if world.launcher == "torchrun":
-        hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        if hosted:  # since before any rank was started
+        if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it is up before any rank is started
             store = hosted_by(f"torchrun's agent at {address}:{port}", address, port, world, AGENT_S)
         else:
             store = TCPStore(address, port, world.size, world.rank == 0, JOIN)
@@ -59,10 +50,8 @@ def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, st
             raise Stopped(f"{store.get(keys.STOPPED).decode()}; torchrun started it again in vain")
         return store, f"lopa_dist/{common_start(store, world)}"
     first = host(world) if world.rank == 0 else None
-    endpoint = f"{own_address(world)} {first.port}" if first else ""
-    endpoint = (
-        share_by_mpi(world, endpoint) if world.launcher == "mpirun" else share_by_file(world, endpoint, environment)
-    )
+    own = f"{own_address(world)} {first.port}" if first else ""
+    endpoint = share_by_mpi(world, own) if world.launcher == "mpirun" else share_by_file(world, own, environment)
     address, number = endpoint.split()
     return first or hosted_by(f"rank 0 at {address}:{number}", address, int(number), world), "lopa_dist"
 
