@@ -156,9 +156,3 @@ def is_right(question: str, text: str) -> bool:
     items, answer = unlisted(rest), unlisted(text)
     new = next((int(word) for word in order.split() if word.isdigit()), None)
     return items is not None and answer is not None and CHECKS[order.split()[0]](items, new, answer)
-
-
-def vocabulary() -> list[str]:
-    """Every word that a question or an answer can hold, sorted."""
-    words = {"complete", "anywhere", "any", "by", ":", BLANK, ROW_END, *SYMBOLS, *CHECKS}
-    return sorted(words | {str(n) for n in NUMBERS})

@@ -176,14 +176,3 @@ def problems(split: Split, seed: int) -> Iterator[WordProblem]:
         steps = random_steps(rng)
         if split_of(signature(steps)) == split:
             yield word_problem(rng, steps)
-
-
-def vocabulary() -> list[str]:
-    """Every word that a question or an answer can hold, numbers 0 to 99 as single words, sorted and unique."""
-    texts = [*ADD_EVENTS, *SUBTRACT_EVENTS, *MULTIPLY_EVENTS, *STARTS, *QUESTIONS]
-    words = {w for text in texts for w in text.split() if not w.startswith("{")}
-    for group in (NAMES, OBJECTS, OPENINGS, CONNECTIVES, HAS, WE, GET, SO, STARTING_TAILS, TAILS, ENDINGS, LAST_TAILS):
-        words.update(w for phrase in group for w in phrase.split())
-    words.update(["+", "-", "x", "=", ",", ".", "?", "####"])
-    words.update(str(n) for n in range(100))
-    return sorted(words)

@@ -13,6 +13,7 @@ import pytest
 
 from lopa_dist.tasks import word_problems as wp
 from lopa_dist.tasks.word_problems import Operation, WordProblem
+from training.vocabularies import problem_words
 
 SPLITS: tuple[wp.Split, ...] = ("train", "held_out")
 
@@ -141,7 +142,7 @@ def test_problems_are_the_same_in_another_process() -> None:
 
 
 def test_the_vocabulary_covers_every_word() -> None:
-    words = wp.vocabulary()
+    words = problem_words()
     assert words == sorted(set(words))
     assert all(w and " " not in w and "{" not in w for w in words)
     assert {str(n) for n in range(100)} <= set(words)
