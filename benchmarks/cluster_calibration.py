@@ -27,7 +27,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.rows.sizes import rows_of_branch
-from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.embedded import Arithmetic
 
 SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures
 CASES = 32  # equally likely gains that are kept for each number of missing tokens

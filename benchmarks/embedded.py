@@ -38,7 +38,7 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.show.pareto import draw
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.quantize import KINDS
-from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.embedded import Arithmetic
 from lopa_dist.tasks.task import Item, Task
 
 RESULTS = Path(__file__).parent / "results"

@@ -82,7 +82,7 @@ def rank(number: int, store: Path, device: torch.device) -> None:
     model = load_model(EMBEDDED, torch.float32, device)
     with torch.inference_mode():
         made = tokens_of(model, options_on(device), LOOKAHEAD, count_on(device), comm)
-    print(json.dumps({"tokens": made, "bytes": comm.traffic.bytes}))
+    print(json.dumps({"tokens": made, "bytes": comm.traffic}))
     dist.destroy_process_group()
 
 

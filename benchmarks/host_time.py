@@ -36,7 +36,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.statistics import PHASES
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.embedded import Arithmetic
 
 EXPOSED = "exposed"
 FORWARD_S = 0.005

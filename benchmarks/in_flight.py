@@ -25,7 +25,7 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.embedded import Arithmetic
 
 IN_FLIGHT = (1, 4, 16, 64, 256)
 BASE = DecodeConfig(verify="confidence", drafts=0, block_size=16, max_new_tokens=64, branches=0)

@@ -31,8 +31,8 @@ from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.models.files import find
+from lopa_dist.tasks.embedded import Lists
 from lopa_dist.tasks.list_problems import BLANK, FAMILIES
-from lopa_dist.tasks.lists import Lists
 from lopa_dist.tasks.task import Item
 
 BASE: Setting = {"block_size": 16, "max_new_tokens": 144, "branches": 0}

@@ -33,7 +33,7 @@ from lopa_dist.models.quantize import KINDS
 from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
 from lopa_dist.removed import instead
-from lopa_dist.tasks.problem_task import ProblemTask
+from lopa_dist.tasks.embedded import EmbeddedTask
 from lopa_dist.tasks.registry import TASKS
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.rows import check_ending
@@ -183,7 +183,7 @@ class TaskConfig:
         require_seconds("task.code_timeout_s", self.code_timeout_s)
         if self.output is not None and PurePosixPath(self.output).suffix not in OUTPUTS:
             raise ValueError(f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}")
-        embedded = issubclass(TASKS[self.name], ProblemTask)
+        embedded = issubclass(TASKS[self.name], EmbeddedTask)
         if self.input and embedded:
             raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
         if self.input == "-" and self.name != "batch":

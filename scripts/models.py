@@ -1,4 +1,4 @@
-"""Write the table of docs/models.md from `lopa_dist/models/compared.py`: ``python scripts/models.py``."""
+"""Write the table of docs/models.md from `lopa_dist/models/compared.yaml`: ``python scripts/models.py``."""
 
 from __future__ import annotations
 

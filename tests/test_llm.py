@@ -25,7 +25,7 @@ from lopa_dist.jobs.setup import build
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stopped
-from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.embedded import Arithmetic
 from lopa_dist.tasks.word_problems import problems
 
 ROOT = Path(__file__).parent.parent

@@ -16,8 +16,8 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
 from lopa_dist.own_code import load, module_of
 from lopa_dist.parallel.launcher import World
-from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.batch import Batch
+from lopa_dist.tasks.embedded import Arithmetic
 from lopa_dist.tasks.task import CannotJudge
 from tests.jobs.run.test_job import config, lines
 

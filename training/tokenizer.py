@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.tasks import word_problems
+from training.vocabularies import problem_words
 
 EOS, MASK, USER, ASSISTANT, UNKNOWN = "<|endoftext|>", "<|mask|>", "<|user|>", "<|assistant|>", "<|unknown|>"
 CHAT_TEMPLATE = (
@@ -28,7 +28,7 @@ def build(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
     survives encoding and decoding, because bytes cover what words do not (but U+2581, which stands for the space).
     """
     specials = [EOS, MASK, USER, ASSISTANT, UNKNOWN]
-    words = [" " + w for w in (word_problems.vocabulary() if vocabulary is None else vocabulary)] + [" "]
+    words = [" " + w for w in (problem_words() if vocabulary is None else vocabulary)] + [" "]
     pieces = [(t, 0.0) for t in specials]
     pieces += [(f"<0x{b:02X}>", -20.0) for b in range(256)]
     pieces += [(w.replace(" ", "▁"), -1.0) for w in words]

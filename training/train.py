@@ -29,7 +29,6 @@ from lopa_dist.checks import require
 from lopa_dist.kernels.rope import rope_table
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.tasks import list_problems
 from lopa_dist.tasks.word_problems import Split
 from lopa_dist.whole import whole
 from training import causal, checkpoint, noise, own_answers, tokenizer
@@ -37,6 +36,7 @@ from training.attention import dense
 from training.list_examples import ListExamples
 from training.own_answers import OwnAnswers
 from training.start import prepare_to_copy
+from training.vocabularies import list_words
 
 
 @dataclass
@@ -138,7 +138,7 @@ Batch = noise.TrainingBatch | causal.CausalBatch
 
 def tokenizer_of(config: TrainConfig) -> Any:
     """The tokenizer of the kind of data."""
-    return tokenizer.build(list_problems.vocabulary() if config.data == "lists" else None)
+    return tokenizer.build(list_words() if config.data == "lists" else None)
 
 
 def source_of(config: TrainConfig, words: Any, split: Split, seed: int) -> noise.Source:

@@ -73,11 +73,11 @@ def refused(
     Raises:
         RuntimeError: as `faults`.
     """
-    found = faults(widths, dtype, device, wanted)
-    for fault in dict.fromkeys(found.values()):
-        names = ", ".join(name for name, of_kernel in found.items() if of_kernel == fault)
+    by_kernel = faults(widths, dtype, device, wanted)
+    for fault in dict.fromkeys(by_kernel.values()):
+        names = ", ".join(name for name in by_kernel if by_kernel[name] == fault)
         log.warning("WARNING: without Triton, and so slower: %s. %s", names, fault)
-    return frozenset(found)
+    return frozenset(by_kernel)
 
 
 def faults(
@@ -99,34 +99,35 @@ def faults(
     """
     if not TRITON:
         return dict.fromkeys(wanted, Fault("Triton is not installed", "pip install triton"))
-    found: dict[str, Fault] = {}
+    by_kernel: dict[str, Fault] = {}
+    report = "please report it, with the GPU's name and the versions of torch and Triton"
     for name in wanted:
         try:
-            if fault := difference(TRIALS[name], widths, dtype, device):
-                found[name] = Fault(fault, "please report it, with the GPU's name and the versions of torch and Triton")
+            if wrong := difference(TRIALS[name], widths, dtype, device):
+                by_kernel[name] = Fault(wrong, report)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             log.debug("the kernel %s failed", name, exc_info=True)
             check_alive(name, device, error)
-            found[name] = explained(error)
-    return found
+            by_kernel[name] = explained(error)
+    return by_kernel
 
 
 @torch.inference_mode()
 def difference(trial: Trial, widths: Widths, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return where a kernel's result is not torch's, with both numbers; None where it is."""
     with on_device(device):
-        for number, (found, wanted) in enumerate(trial(widths, dtype, device)):
-            found, wanted = found.double(), wanted.double()
-            apart = (found - wanted).abs().nan_to_num(torch.inf)
-            allowed = TOLERANCE[dtype] * wanted.abs().max()
+        for number, (result, expected) in enumerate(trial(widths, dtype, device)):
+            result, expected = result.double(), expected.double()
+            apart = (result - expected).abs().nan_to_num(torch.inf)
+            allowed = TOLERANCE[dtype] * expected.abs().max()
             if bool((apart <= allowed).all()):
                 continue
-            at = np.unravel_index(int(apart.argmax()), apart.shape)
-            numbers = f"{found[at].item():.4g} where torch has {wanted[at].item():.4g}"
+            worst = np.unravel_index(int(apart.argmax()), apart.shape)
+            numbers = f"{result[worst].item():.4g} where torch has {expected[worst].item():.4g}"
             share = (apart > allowed).double().mean().item()
-            return f"wrong numbers (result {number}, at {[int(i) for i in at]}: {numbers}; {share:.1%} are wrong)"
+            return f"wrong numbers (result {number}, at {[int(i) for i in worst]}: {numbers}; {share:.1%} are wrong)"
     return None
 
 
@@ -182,19 +183,18 @@ def attention(widths: Widths, dtype: torch.dtype, device: torch.device) -> Itera
     """Two branches behind the same cached tokens, whole, and split and merged."""
     heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
     starts, counts = np.array([0, REAL // 2]), np.array([REAL // 2, REAL - REAL // 2])
-    same = np.ones(2, int)
     hi = np.concatenate([np.arange(1, n + 1) for n in counts])
-    segments = Segments(starts, counts, 5 * same, CACHED * same, CACHED + 8 + starts, hi)
+    segments = Segments(starts, counts, np.full(2, 5), np.full(2, CACHED), CACHED + 8 + starts, hi)
     q = normal(ROWS, heads, dim, seed=1, dtype=dtype, device=device)
     slots = CACHED + 8 + ROWS
     keys, values = (normal(slots, kv_heads, dim, seed=s, dtype=dtype, device=device) for s in (2, 3))
-    wanted = attend_plain(q.float(), keys.float(), values.float(), segments)[:REAL]
+    expected = attend_plain(q.float(), keys.float(), values.float(), segments)[:REAL]
     for split in (None, Split(4)):
         tiles = tile(segments, widths.tile_rows, split)
-        room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
-        plan = MetaPlan(ROWS, room, heads, kv_heads, dim, widths.tile_rows, CACHED + 8, device)
+        capacity = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
+        plan = MetaPlan(ROWS, capacity, heads, kv_heads, dim, widths.tile_rows, CACHED + 8, device)
         plan.fill(tiles)
-        yield attend_meta(q, keys, values, plan)[:REAL], wanted
+        yield attend_meta(q, keys, values, plan)[:REAL], expected
 
 
 def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -210,8 +210,8 @@ def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterat
     real = count(device)
     q = rope_triton.rope_and_store(qkv, cos.flatten(1), sin.flatten(1), triton[0], triton[1], 3, real, None, 1e-6)
     with by_torch(frozenset({"rotation"})):
-        wanted = rope.rope_and_store(qkv, cos, sin, plain[0], plain[1], 3, real)
-    yield from zip([q[:REAL], *triton], [wanted[:REAL], *plain], strict=True)
+        expected = rope.rope_and_store(qkv, cos, sin, plain[0], plain[1], 3, real)
+    yield from zip([q[:REAL], *triton], [expected[:REAL], *plain], strict=True)
 
 
 def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -221,10 +221,10 @@ def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[C
     x, residual = (normal(ROWS, widths.hidden, seed=s, dtype=dtype, device=device) for s in (5, 6))
     weight = normal(widths.hidden, seed=7, dtype=dtype, device=device)
     with by_torch(frozenset({"norm"})):
-        wanted = rows.add_rms_norm(x, residual, weight, 1e-6)
+        expected = rows.add_rms_norm(x, residual, weight, 1e-6)
         tokens = torch.arange(ROWS, device=device) * 5 % ROWS
         embedded = rows.embed_rms_norm(tokens, x, weight, 1e-6)
-    yield from zip(rows_triton.add_rms_norm(x, residual, weight, 1e-6), wanted, strict=True)
+    yield from zip(rows_triton.add_rms_norm(x, residual, weight, 1e-6), expected, strict=True)
     yield from zip(rows_triton.embed_rms_norm(tokens, x, weight, 1e-6), embedded, strict=True)
 
 
@@ -233,9 +233,9 @@ def swiglu(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator
     from lopa_dist.kernels import rows_triton
 
     gate_up = normal(ROWS, 2 * widths.intermediate, seed=8, dtype=dtype, device=device)
-    found = rows_triton.swiglu(gate_up)
+    result = rows_triton.swiglu(gate_up)
     with by_torch(frozenset({"swiglu"})):
-        yield found, rows.swiglu(gate_up)
+        yield result, rows.swiglu(gate_up)
 
 
 def head(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -245,11 +245,11 @@ def head(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[C
     keys = torch.arange(ROWS, device=device) * 977
     for temperature in (0.0, 0.5):
         given = (hidden, weight, VOCABULARY - 1, keys if temperature else None, Sampling(temperature=temperature))
-        found = record_head.fused_records(*given, rows=count(device))[:REAL]
+        result = record_head.fused_records(*given, rows=count(device))[:REAL]
         with by_torch(frozenset({"head"})):
-            wanted = record_head.record_head(*given)[:REAL]
-        yield found[:, 0], wanted[:, 0]
-        yield found[:, 1:].contiguous().view(torch.float32), wanted[:, 1:].contiguous().view(torch.float32)
+            expected = record_head.record_head(*given)[:REAL]
+        yield result[:, 0], expected[:, 0]
+        yield result[:, 1:].contiguous().view(torch.float32), expected[:, 1:].contiguous().view(torch.float32)
 
 
 def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -258,11 +258,11 @@ def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[
 
     x = normal(ROWS, widths.hidden, seed=10, dtype=dtype, device=device)
     weight = normal(2 * widths.kv_heads * widths.head_dim, widths.hidden, seed=11, dtype=dtype, device=device)
-    for of_weight, scale in ((weight, None), quantize_int8(weight)):
-        found = virtual_gemm_triton.vgemm(x, of_weight, count(device), None, scale)
+    for stored, scale in ((weight, None), quantize_int8(weight)):
+        result = virtual_gemm_triton.vgemm(x, stored, count(device), None, scale)
         with by_torch(frozenset({"vgemm"})):
-            wanted = virtual_gemm.vgemm(x, of_weight, count(device), None, scale)
-        yield found[:REAL], wanted[:REAL]
+            expected = virtual_gemm.vgemm(x, stored, count(device), None, scale)
+        yield result[:REAL], expected[:REAL]
 
 
 def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -273,10 +273,10 @@ def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterato
     weight = normal(3 * 2 * widths.head_dim, widths.hidden, seed=14, dtype=dtype, device=device)
     eight, scale = (part.unflatten(0, (3, -1)) for part in quantize_int8(weight))
     ends = torch.tensor([ROW_TILE, ROW_TILE, 3 * ROW_TILE], dtype=torch.int32, device=device)
-    found = experts_triton.expert_linear(x, eight, scale, ends)
-    for expert, own in ((0, slice(0, ROW_TILE)), (2, slice(ROW_TILE, 3 * ROW_TILE))):
+    result = experts_triton.expert_linear(x, eight, scale, ends)
+    for expert, group in ((0, slice(0, ROW_TILE)), (2, slice(ROW_TILE, 3 * ROW_TILE))):
         with by_torch(frozenset({"vgemm"})):
-            yield found[own], int8_linear(x[own], eight[expert], scale[expert])
+            yield result[group], int8_linear(x[group], eight[expert], scale[expert])
 
 
 def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -294,22 +294,15 @@ def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Co
     yield from eight_bits(rows_triton.swiglu_fp8(gate_up, cast), rows_triton.swiglu(gate_up))
 
 
-def eight_bits(found: Sequence[Tensor], x: Tensor) -> Iterator[Comparison]:
+def eight_bits(result: Sequence[Tensor], x: Tensor) -> Iterator[Comparison]:
     """Compare eight bits and scales with torch's, and both with x: a number rounded the other way is 1/16 off."""
-    exact, wanted = x.double(), quantize_rows_plain(x)
-    yield found[1], wanted[1]
-    for eight, scale in ((found[0].to(FP8), found[1]), wanted):
+    exact, expected = x.double(), quantize_rows_plain(x)
+    yield result[1], expected[1]
+    for eight, scale in ((result[0].to(FP8), result[1]), expected):
         off = (eight.double() * scale[:, None] - exact).abs() / (exact.abs() / 16 + scale[:, None] / 512)
         yield (off > 1.01).double() + 1, torch.ones_like(off)
 
 
-TRIALS: dict[str, Trial] = {
-    "attention": attention,
-    "rotation": rotation,
-    "norm": norm,
-    "swiglu": swiglu,
-    "head": head,
-    "vgemm": vgemm,
-    "experts": experts,
-    "fp8": fp8,
-}
+TRIALS: dict[str, Trial] = dict(
+    zip(KERNELS, (attention, rotation, norm, swiglu, head, vgemm, experts, fp8), strict=True)
+)

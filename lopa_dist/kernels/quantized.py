@@ -94,7 +94,7 @@ def fp8_linear(
         x: ``[M, K]``; quantised here, row by row, unless it is already.
         weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16, see `check_fp8`.
         scale: ``[N]`` of `quantize_fp8`.
-        bias: ``[N]`` or null.
+        bias: ``[N]`` or None.
         fast: of a GPU's product, whether it keeps fewer bits of partial sums.
 
     Returns:
@@ -139,7 +139,7 @@ def int8_linear(
 ) -> Tensor:
     """``x @ (weight * scale).T + bias`` as `vgemm` computes it, with `weight` and `scale` of `quantize_int8`.
 
-    `rows` ``[1]`` says how many rows are real; null: all.
+    `rows` ``[1]`` says how many rows are real; None: all.
     """
     every = torch.full((1,), len(x), dtype=torch.int32, device=x.device) if rows is None else rows
     return vgemm(x, weight, every, bias, scale)

@@ -64,7 +64,7 @@ def record_head(
         keys: ``[H]`` int64, random keys of the rows (needed with temperature > 0).
         sampling: the rules.
         shard: which rows of the head's weight these are.
-        rows: ``[1]`` int32 on the device, how many of the rows are real, or null: all. The others' records are
+        rows: ``[1]`` int32 on the device, how many of the rows are real; None: all. The others' records are
             undefined; the fused form spends no time on them.
         runner_up: whether the second choice is wanted: the token that would be chosen without the first.
 
@@ -80,8 +80,8 @@ def record_head(
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []
     for begin in range(0, len(hidden), ROWS):
-        some = None if keys is None else keys[begin : begin + ROWS]
-        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, some, sampling, shard, runner_up))
+        own_keys = None if keys is None else keys[begin : begin + ROWS]
+        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, own_keys, sampling, shard, runner_up))
     if not parts:
         return torch.empty(0, record_size(runner_up), dtype=torch.int32, device=hidden.device)
     sums = torch.cat(parts, 1)
@@ -126,11 +126,11 @@ def _sums(
     """Running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
         logits = shard.gather(F.linear(rows, weight)).transpose(0, 1).flatten(1)
-        return _reduce(_prepare(logits.float(), 0, mask_id, sampling), 0, logits.shape[1], keys, sampling, runner_up)
+        return _reduce(logits.float(), 0, logits.shape[1], mask_id, keys, sampling, runner_up)
     first, parts = shard.rank * len(weight), []
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
         logits = F.linear(rows, weight[low - first : high - first]).float()
-        parts.append(_reduce(_prepare(logits, low, mask_id, sampling), low, width, keys, sampling, runner_up))
+        parts.append(_reduce(logits, low, width, mask_id, keys, sampling, runner_up))
     return torch.cat(parts, 2)
 
 
@@ -150,22 +150,21 @@ def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int
             yield low, high, high - low
 
 
-def _prepare(logits: Tensor, low: int, mask_id: int, sampling: Sampling) -> Tensor:
-    """The logits ``[R, columns from low]`` that the choice is made from."""
+def _reduce(
+    logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, runner_up: bool
+) -> Tensor:
+    """Running sums ``[7, R, tiles]`` of logits ``[R, columns from low]``, in tiles of `width` columns.
+
+    These are a tile's greatest and second logit, sum of exponentials, their first moment, and of the choice its
+    preference, logit and token. With `runner_up` ``[10, R, tiles]``: these three of the second choice, too. All are of
+    the logits after temperature and filters, and never of the mask token.
+    """
     if sampling.temperature > 0:
         logits = logits / sampling.divisor
     if low <= mask_id < low + logits.shape[1]:
         logits[:, mask_id - low] = torch.finfo(torch.float32).min  # finite: 0 x -inf would poison the entropy
-    return filter_logits(logits, sampling.top_p, sampling.top_k) if sampling.filtered else logits
-
-
-def _reduce(
-    logits: Tensor, low: int, width: int, keys: Tensor | None, sampling: Sampling, runner_up: bool = False
-) -> Tensor:
-    """Running sums ``[7, R, tiles]`` of the tiles: greatest and second logit, sum of exponentials, their first moment,
-    and of the choice its preference, logit and token. With `runner_up` ``[10, R, tiles]``: these three of the second
-    choice, too.
-    """
+    if sampling.filtered:
+        logits = filter_logits(logits, sampling.top_p, sampling.top_k)
     starts = torch.arange(low, low + logits.shape[1], width, device=logits.device)
     flat, logits = logits, logits.unflatten(1, (-1, width))
     top, choice = logits.max(2)
@@ -209,12 +208,11 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
         confidence = moment / total - total.log()
     record = [tokens.gather(1, choice)[:, 0].int(), probability.view(torch.int32), confidence.view(torch.int32)]
     if len(sums) > 7:  # the best of what the other tiles choose, and of what comes second in this one
-        others = [
-            of_tile.scatter(1, choice, next_.gather(1, choice))
-            for of_tile, next_ in zip(sums[4:7], sums[7:], strict=True)
-        ]
-        choice = others[0].max(1, keepdim=True).indices
-        logit, token = (of_tile.gather(1, choice)[:, 0] for of_tile in others[1:])
+        preferences, logits, tokens = (
+            best.scatter(1, choice, second.gather(1, choice)) for best, second in zip(sums[4:7], sums[7:], strict=True)
+        )
+        choice = preferences.max(1, keepdim=True).indices
+        logit, token = logits.gather(1, choice)[:, 0], tokens.gather(1, choice)[:, 0]
         record += [token.int(), ((logit - top[:, 0]).exp() / total).view(torch.int32)]
     return torch.stack(record, 1)
 

@@ -28,8 +28,8 @@ class Llama3Scaling(NamedTuple):
     def __call__(self, inverse: Tensor) -> Tensor:
         """Radians a position of each frequency, ``[D / 2]``."""
         turns = self.original_positions / (2 * math.pi / inverse)
-        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
-        return (1 - kept) * inverse / self.factor + kept * inverse
+        unchanged = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return (1 - unchanged) * inverse / self.factor + unchanged * inverse
 
 
 class YarnScaling(NamedTuple):
@@ -51,8 +51,8 @@ class YarnScaling(NamedTuple):
         low = max(math.floor(self.number(self.beta_fast, count)), 0)
         high = min(math.ceil(self.number(self.beta_slow, count)), 2 * count - 1)
         number = torch.arange(count, dtype=torch.float32, device=inverse.device)
-        kept = 1 - ((number - low) / max(high - low, 1e-3)).clamp(0, 1)
-        return 1 / (self.factor * self.theta ** (number / count)) * (1 - kept) + inverse * kept
+        unchanged = 1 - ((number - low) / max(high - low, 1e-3)).clamp(0, 1)
+        return 1 / (self.factor * self.theta ** (number / count)) * (1 - unchanged) + inverse * unchanged
 
     def number(self, turns: float, count: int) -> float:
         """Which of `count` frequencies makes this many turns over `original_positions`; a fraction."""
@@ -88,7 +88,7 @@ def rope_table(
         theta: the base of the frequencies.
         dtype: of the result.
         scaling: how frequencies are changed.
-        rotated: dimensions that turn, in the order of `rotated_first`; null: all.
+        rotated: dimensions that turn, in the order of `rotated_first`; None: all.
     """
     turning = head_dim if rotated is None else rotated
     inverse = 1 / theta ** (torch.arange(0, turning, 2, device=positions.device, dtype=torch.float32) / turning)
@@ -145,7 +145,7 @@ def rope_and_store(
         keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
         rows: ``[1]`` int32 on qkv's device, how many rows are real.
-        norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or null.
+        norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or None.
         eps: of these norms.
         of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
         slots: ``[R]`` int64, no two alike among real rows; None: the slots from `scratch` on.

@@ -16,27 +16,14 @@ from lopa_dist.models.files import CheckpointError, opened, read_json, unsupport
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
 ONLY: dict[str, Any] = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "lora_bias": False,
-    "use_dora": False,
-    "use_qalora": False,
-    "fan_in_fan_out": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "layer_replication": None,
-    "target_parameters": None,
-    "trainable_token_indices": None,
-    "alora_invocation_tokens": None,
-    "arrow_config": None,
-    "kasa_config": None,
-    "monteclora_config": None,
-    "use_bdlora": False,
-    "velora_config": None,
-}
-"""Options of `adapter_config.json` that we have one value of."""
+    "peft_type": "LORA", "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False,
+    "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None,
+    "target_parameters": None, "trainable_token_indices": None, "alora_invocation_tokens": None,
+    "arrow_config": None, "kasa_config": None, "monteclora_config": None, "use_bdlora": False, "velora_config": None,
+}  # fmt: skip
+"""Options of `adapter_config.json` of which only this value is supported."""
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base weights as they are; others are relative to changed ones."""
+"""Values of `init_lora_weights` that leave the base weights as they are; others belong to changed base weights."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +38,29 @@ class Adapter:
     scale: float
     targets: tuple[str, ...]  # ends of the names of the modules it was made for; empty: unknown
     pairs: dict[str, tuple[Tensor, Tensor]]  # weight -> A [r, in], B [out, r]
-    whole: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
+    saved: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
     rows: str = "all"  # or "masks"
 
     def check(self, shapes: dict[str, list[int]]) -> None:
         """Compare with the names and shapes of the base checkpoint.
 
-        A CheckpointError names modules that the base has not, of another shape, or that the adapter should have.
+        Raises:
+            CheckpointError: modules that the base model does not have, of another shape, or that the adapter lacks.
         """
-        strange = sorted((set(self.pairs) | set(self.whole)) - set(shapes))
+        own = {name: [b.shape[0], a.shape[1]] for name, (a, b) in self.pairs.items()}
+        own |= {name: list(tensor.shape) for name, tensor in self.saved.items()}
+        strange = sorted(own.keys() - shapes.keys())
         if strange:
-            fitting = len(self.pairs) + len(self.whole) - len(strange)
             raise CheckpointError(
-                f"{self.folder}: of {fitting + len(strange)} adapted modules, {fitting} are in the base model; not in "
-                f"it: {', '.join(strange[:8])}"
+                f"{self.folder}: of {len(own)} adapted modules, {len(own) - len(strange)} are in the base model; "
+                f"not in it: {', '.join(strange[:8])}"
             )
-        made = {n: [b.shape[0], a.shape[1]] for n, (a, b) in self.pairs.items()}
-        made |= {n: list(tensor.shape) for n, tensor in self.whole.items()}
-        wrong = [f"{n} {shape}, base {shapes[n]}" for n, shape in sorted(made.items()) if shape != shapes[n]]
+        wrong = [f"{name} {own[name]}, base {shapes[name]}" for name in sorted(own) if own[name] != shapes[name]]
         if wrong:
             raise CheckpointError(f"{self.folder}: {len(wrong)} modules of another shape: {', '.join(wrong[:8])}")
-        modules = [n.removesuffix(".weight") for n in shapes if n.endswith(".weight")]
-        targeted = [m for m in modules if any(m == t or m.endswith("." + t) for t in self.targets)]
-        absent = [m for m in targeted if f"{m}.weight" not in self.pairs]
+        modules = [name.removesuffix(".weight") for name in shapes if name.endswith(".weight")]
+        targeted = [module for module in modules if any(f".{module}".endswith(f".{end}") for end in self.targets)]
+        absent = [module for module in targeted if f"{module}.weight" not in self.pairs]
         if absent:
             raise CheckpointError(
                 f"{self.folder}: target_modules names {len(targeted)} modules of the base model, the adapter has "
@@ -81,8 +68,8 @@ class Adapter:
             )
 
     def changes(self, name: str) -> bool:
-        """Whether the weight `name` is another with the adapter."""
-        return self.rows == "all" and (name in self.whole or name in self.pairs)
+        """Whether the weight `name` is merged with the adapter."""
+        return self.rows == "all" and (name in self.saved or name in self.pairs)
 
     def pair(self, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A and scale x B of the weight `name`."""
@@ -91,21 +78,16 @@ class Adapter:
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
         """The weight `name`, which the adapter changes; an adapted one is in fp32, for the caller to round once."""
-        if name in self.whole:
-            return self.whole[name].to(weight.device)
+        if name in self.saved:
+            return self.saved[name].to(weight.device)
         a, b = (x.to(weight.device, torch.float32) for x in self.pairs[name])
         return torch.addmm(weight.float(), b, a, alpha=self.scale)
 
     def mismatch(self, path: str) -> str | None:
         """What to tell the user if the adapter was trained on another model than the one at `path`."""
-        if self.base is None or last(self.base) == last(path):
+        if self.base is None or Path(self.base).name.lower() == Path(path).name.lower():
             return None
         return f"model.lora={self.folder} was trained on {self.base}, but model.path is {path}: is that the right base?"
-
-
-def last(path: str) -> str:
-    """The last part of a path or hub id, which is the model's name."""
-    return Path(path.rstrip("/")).name.lower()
 
 
 def load_adapter(folder: Path, rows: str = "all") -> Adapter:
@@ -131,7 +113,7 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         rank, alpha = raw["r"], raw["lora_alpha"]
     except KeyError as error:
         raise CheckpointError(f"{config_file}: no {error.args[0]!r} in it") from error
-    pairs, whole = read_tensors(file, tuple(raw.get("modules_to_save") or ()))
+    pairs, saved = read_tensors(file, tuple(raw.get("modules_to_save") or ()))
     for name, (a, b) in pairs.items():
         if len(a) != rank or b.shape[1] != rank:
             raise CheckpointError(f"{file}: {name}: A {list(a.shape)} and B {list(b.shape)} are not of rank r={rank}")
@@ -143,7 +125,7 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank),
         tuple(targets) if isinstance(targets, list) and not selected else (),
         pairs,
-        whole,
+        saved,
         rows,
     )
 
@@ -151,22 +133,22 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
 def read_tensors(
     file: Path, modules_to_save: tuple[str, ...]
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    """The adapter's pairs (A, B) and its whole tensors, by the names of the base weights."""
-    parts: dict[str, dict[str, Tensor]] = {}
-    whole: dict[str, Tensor] = {}
+    """The adapter's pairs (A, B) and its saved tensors, by the names of the base weights."""
+    halves: dict[str, dict[str, Tensor]] = {}
+    saved: dict[str, Tensor] = {}
     strange = []
     with opened(file) as tensors:
         for key in tensors.keys():  # noqa: SIM118 - not a dictionary
             name = key.removeprefix(PREFIX)
             match = LORA.fullmatch(name)
             if match and key.startswith(PREFIX):
-                parts.setdefault(match["module"] + ".weight", {})[match["part"]] = tensors.get_tensor(key)
+                halves.setdefault(match["module"] + ".weight", {})[match["part"]] = tensors.get_tensor(key)
             elif any(f".{name}".endswith(f".{m}.weight") for m in modules_to_save):
-                whole[name] = tensors.get_tensor(key)
+                saved[name] = tensors.get_tensor(key)
             else:
                 strange.append(key)
-    strange += [name for name, found in parts.items() if len(found) != 2]
-    if strange or not parts:
+    strange += [name for name, pair in halves.items() if len(pair) != 2]
+    if strange or not halves:
         what = f"{len(strange)} tensors are not half of a LoRA pair: {', '.join(sorted(strange)[:8])}"
         raise CheckpointError(f"{file}: {what if strange else 'no LoRA weights in it'}")
-    return {name: (found["A"], found["B"]) for name, found in parts.items()}, whole
+    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, saved

@@ -15,7 +15,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config, with_masks
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
-from lopa_dist.models.quantize import as_held, check, hold_experts, quantize
+from lopa_dist.models.quantize import allocate_experts, check, quantize, stored_parts
 from lopa_dist.models.tokenizer import end_of_text, special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -77,59 +77,75 @@ def load_model(
     ours: dict[str, list[str]] = {}  # the checkpoint's name -> ours, of which several may be one below the other
     for name in wanted:
         ours.setdefault(checkpoint_name(config.family, name), []).append(name)
-    shapes = {theirs: merged_shape([wanted[name].shape for name in names]) for theirs, names in ours.items()}
-    copy = checkpoint_name(config.family, "lm_head.weight") if config.tied else None  # some write the tied copy too
-    stored = {name: at for name, at in stored_tensors(weight_files(folder)).items() if name != copy}
+    shapes = {
+        theirs: [sum(wanted[name].shape[0] for name in names), *wanted[names[0]].shape[1:]]
+        for theirs, names in ours.items()
+    }
+    stored = stored_tensors(weight_files(folder))
+    if config.tied:  # some write the tied copy too
+        stored.pop(checkpoint_name(config.family, "lm_head.weight"), None)
     compare(folder, {name: shape for name, (_, shape) in stored.items()}, shapes)
     if adapter is not None:
         adapter.check(shapes)
-        if config.block_drafts and adapter.folder.name == DRAFTER and not of_masks:
-            raise CheckpointError(f"{adapter.folder}: it is for rows that draft alone; set model.lora_rows=masks")
-        if config.tied and adapter.whole:
-            raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
-        if of_masks:
-            outside = [name for name in adapter.pairs if ".layers." not in name or wanted[ours[name][0]].at]
-            if outside or adapter.whole:
-                names = ", ".join(outside or adapter.whole)
-                raise CheckpointError(f"{adapter.folder}: with model.lora_rows=masks it cannot change {names}")
+        projections = [theirs for theirs in ours if ".layers." in theirs and not wanted[ours[theirs][0]].part]
+        check_adapter(adapter, config, projections)
 
     comm = tensor or Solo()
     tensor_parallel.split(model, comm)
     check(model, quantization, device)
     if quantization != "none":
-        hold_experts(model, quantization)
-    held = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        allocate_experts(model, quantization)
+    sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     loaded: dict[str, torch.Tensor] = {}
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped
-            whole = tensors.get_tensor(name)
-            changed = adapter is not None and adapter.changes(name)
-            if adapter is not None and changed:
-                whole = adapter.merge(name, whole.to(device))
-            for one, weight in zip(ours[name], whole.split([wanted[n].shape[0] for n in ours[name]]), strict=True):
-                weight = reordered(config, one, weight)
-                weight = weight[tensor_parallel.rows(one, len(weight), comm)].to(device)
-                if weight.untyped_storage().nbytes() > weight.nbytes and (changed or len(ours[name]) > 1):
-                    weight = weight.clone()  # else the part would keep the whole
-                place = wanted[one]
-                if place.at:
-                    for parameter, part in as_held(place.parameter, weight.to(dtype), quantization):
+            joint = tensors.get_tensor(name)
+            merged = adapter is not None and adapter.changes(name)
+            if adapter is not None and merged:
+                joint = adapter.merge(name, joint.to(device))
+            parts = joint.split([wanted[own].shape[0] for own in ours[name]])
+            for own, weight in zip(ours[name], parts, strict=True):
+                weight = reordered(config, own, weight)
+                weight = weight[tensor_parallel.rows(own, len(weight), comm)].to(device)
+                if weight.untyped_storage().nbytes() > weight.nbytes and (merged or len(parts) > 1):
+                    weight = weight.clone()  # else the part would keep the joint tensor in memory
+                place = wanted[own]
+                if place.part:
+                    for parameter, stored_part in stored_parts(place.parameter, weight.to(dtype), quantization):
                         if parameter not in loaded:
-                            loaded[parameter] = torch.empty(held[parameter], dtype=part.dtype, device=device)
-                        loaded[parameter][place.at] = part
+                            loaded[parameter] = torch.empty(sizes[parameter], dtype=stored_part.dtype, device=device)
+                        loaded[parameter][place.part] = stored_part
                 else:
-                    loaded[place.parameter] = weight.to(torch.float32 if one.endswith("expert_bias") else dtype)
+                    loaded[place.parameter] = weight.to(torch.float32 if own.endswith("expert_bias") else dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
     if config.tied:
         embedding = model.model.embed_tokens.weight
-        own = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
-        model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own], requires_grad=False)
+        own_rows = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
+        model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own_rows], requires_grad=False)
     if adapter is not None and of_masks:
-        attach(model, adapter, {theirs: names[0] for theirs, names in ours.items()}, dtype, device, comm)
+        model.mask_rows = MaskRows()
+        for theirs in adapter.pairs:
+            name = ours[theirs][0]
+            a, b = adapter.pair(theirs, device, dtype)
+            b = b[tensor_parallel.rows(name, len(b), comm)].clone()
+            projection = model.get_submodule(name.removesuffix(".weight"))
+            MaskRowAdapter(model.mask_rows, [(len(b), (a, b))]).attach(projection)
     model.requires_grad_(False).eval()
     if quantization != "none":
         quantize(model, quantization)
     return model
+
+
+def check_adapter(adapter: Adapter, config: ModelConfig, projections: list[str]) -> None:
+    """Raise a CheckpointError if this model cannot have the adapter; in rows of masks it may change `projections`."""
+    if adapter.rows == "all" and config.block_drafts and adapter.folder.name == DRAFTER:
+        raise CheckpointError(f"{adapter.folder}: it is for rows that draft alone; set model.lora_rows=masks")
+    if config.tied and adapter.saved:
+        raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
+    if adapter.rows == "masks" and (others := [*(adapter.pairs.keys() - projections), *adapter.saved]):
+        raise CheckpointError(
+            f"{adapter.folder}: with model.lora_rows=masks it cannot change {', '.join(sorted(others))}"
+        )
 
 
 QK = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias", "q_norm.weight", "k_norm.weight")
@@ -140,30 +156,25 @@ class Place(NamedTuple):
 
     parameter: str
     shape: list[int]
-    at: tuple[int, ...] = ()  # index of the part
+    part: tuple[int, ...] = ()  # its index
 
 
 def places(model: Transformer) -> dict[str, Place]:
     """All tensors that make a model, by transformers' names; an expert's projections are parts of stacked ones."""
-    found: dict[str, Place] = {}
+    by_name: dict[str, Place] = {}
     for name, parameter in model.state_dict().items():
         base, _, last = name.rpartition(".")
         shape = list(parameter.shape)
         if last == "gate_up":
             for expert in range(shape[0]):
                 for half, projection in enumerate(("gate_proj", "up_proj")):
-                    found[f"{base}.experts.{expert}.{projection}.weight"] = Place(name, shape[2:], (expert, half))
+                    by_name[f"{base}.experts.{expert}.{projection}.weight"] = Place(name, shape[2:], (expert, half))
         elif last == "down":
             for expert in range(shape[0]):
-                found[f"{base}.experts.{expert}.down_proj.weight"] = Place(name, shape[1:], (expert,))
+                by_name[f"{base}.experts.{expert}.down_proj.weight"] = Place(name, shape[1:], (expert,))
         else:
-            found[name] = Place(name, shape)
-    return found
-
-
-def merged_shape(shapes: list[list[int]]) -> list[int]:
-    """The shape of tensors one below the other."""
-    return [sum(shape[0] for shape in shapes), *shapes[0][1:]]
+            by_name[name] = Place(name, shape)
+    return by_name
 
 
 def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -174,37 +185,21 @@ def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Ten
     return weight.unflatten(0, (-1, config.head_dim))[:, order].flatten(0, 1)
 
 
-def attach(
-    model: Transformer,
-    adapter: Adapter,
-    ours: dict[str, str],
-    dtype: torch.dtype,
-    device: torch.device,
-    comm: Communicator,
-) -> None:
-    """Make a model's projections add an adapter's products in rows of masks; a rank adds its own outputs' products."""
-    model.mask_rows = MaskRows()
-    for name in adapter.pairs:
-        a, b = adapter.pair(name, device, dtype)
-        b = b[tensor_parallel.rows(ours[name], len(b), comm)].clone()
-        MaskRowAdapter(model.mask_rows, [(len(b), (a, b))]).attach(model.get_submodule(ours[name].rpartition(".")[0]))
-
-
 def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
     """File and shape of every tensor in these files; only their headers are read."""
-    found: dict[str, tuple[Path, list[int]]] = {}
+    stored: dict[str, tuple[Path, list[int]]] = {}
     for file in files:
         with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dictionary
-                found[name] = file, list(tensors.get_slice(name).get_shape())
-    return found
+                stored[name] = file, list(tensors.get_slice(name).get_shape())
+    return stored
 
 
-def compare(folder: Path, found: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
+def compare(folder: Path, stored: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
     """Raise a CheckpointError unless names and shapes are the same; it lists the first eight that are not."""
-    missing = [n for n in wanted if n not in found]
-    unknown = [n for n in found if n not in wanted]
-    misshaped = [f"{n} {s} instead of {wanted[n]}" for n, s in found.items() if n in wanted and s != wanted[n]]
+    missing = wanted.keys() - stored.keys()
+    unknown = stored.keys() - wanted.keys()
+    misshaped = [f"{n} {s} instead of {wanted[n]}" for n, s in stored.items() if n in wanted and s != wanted[n]]
     for problem, names in (("missing", missing), ("not known", unknown), ("of the wrong shape", misshaped)):
         if names:
             raise CheckpointError(f"{folder}: {len(names)} tensors {problem}: {', '.join(sorted(names)[:8])}")

@@ -16,14 +16,14 @@ class Experts:
     """The mixture of experts in a model's layers."""
 
     count: int
-    chosen: int  # by a row
-    size: int  # of an expert's inner rows
+    chosen: int  # how many a row goes through
+    size: int  # intermediate size of an expert
     router: str  # key of `experts.ROUTERS`
     renormalise: bool  # the chosen experts' weights are made to sum to 1
     scale: float = 1.0  # of these weights
-    groups: int = 1  # of experts, as many in each
-    chosen_groups: int = 1  # by a row, which chooses among their experts
-    shared: int = 0  # inner rows of an expert that all rows go through; 0: there is none
+    groups: int = 1  # of equally many experts
+    chosen_groups: int = 1  # groups that a row chooses first; its experts are from these
+    shared: int = 0  # intermediate size of the expert that all rows go through; 0: there is none
     dense_layers: int = 0  # the first layers have one feed-forward instead
 
 
@@ -62,7 +62,7 @@ class ModelConfig:
     rope_scaling: Llama3Scaling | YarnScaling | None = None
     query_scaling: QueryScaling | None = None
     experts: Experts | None = None  # instead of one feed-forward a layer
-    rotated: int | None = None  # dimensions of a head that are rotated; null: all
+    rotated: int | None = None  # dimensions of a head that are rotated; None: all
     block_drafts: bool = False  # masks see one another and predict their own places; only with `shift`
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
 

@@ -93,15 +93,15 @@ class SparseMLP(nn.Module):
         out = out if self.gather is None else self.gather(out)
         return out if self.shared_experts is None else out + self.shared_experts(x)
 
-    def hold(self, kind: str, dtype: torch.dtype) -> None:
-        """Make room for weights that are quantised as `kind`, in numbers of `dtype`, in place of the present ones."""
+    def allocate(self, kind: str, dtype: torch.dtype) -> None:
+        """Put empty tensors for weights quantised as `kind`, in numbers of `dtype`, in place of the present ones."""
         self.kind = kind
         for name in ("gate_up", "down"):
             weight = getattr(self, name)
             setattr(self, name, nn.Parameter(torch.empty_like(weight, dtype=dtype), requires_grad=False))
             setattr(self, f"{name}_scale", weight.new_empty(weight.shape[:-1], dtype=torch.float32))
 
-    def keep(self, inner: slice, outer: slice, gather: Callable[[Tensor], Tensor]) -> None:
+    def split(self, inner: slice, outer: slice, gather: Callable[[Tensor], Tensor]) -> None:
         """Keep a tensor rank's part of every expert: of its inner rows, and of its outputs."""
         self.gate_up = nn.Parameter(self.gate_up[:, :, inner].contiguous(), requires_grad=False)
         self.down = nn.Parameter(self.down[:, outer].contiguous(), requires_grad=False)

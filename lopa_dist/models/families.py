@@ -44,14 +44,15 @@ HF_KEYS = {
     "rms_eps": "rms_norm_eps",
     "max_positions": "max_position_embeddings",
 }
-"""Our field -> key of `config.json`, as transformers' Llama, Qwen2 and Qwen3 have them."""
+"""Our field -> key of `config.json` in transformers' Llama, Qwen2 and Qwen3."""
 
 HF_ONLY: dict[str, Any] = {
     "hidden_act": "silu", "use_sliding_window": False, "use_mrope": False, "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }  # fmt: skip
+NO_BIAS = HF_ONLY | {"attention_bias": False, "mlp_bias": False}
 QWEN3_MOE_ONLY = HF_ONLY | {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
-"""Options that we have one value of; where `config.json` has another, the checkpoint is refused."""
+"""Options of which only this value is supported: a checkpoint whose `config.json` has another is refused."""
 
 
 LLAMA_MODULES = (
@@ -59,7 +60,7 @@ LLAMA_MODULES = (
     *(f"layers.*.self_attn.{name}_proj" for name in "qkvo"),
     *(f"layers.*.mlp.{name}_proj" for name in ("gate", "up", "down")),
 )  # fmt: skip
-"""What a model in LLaMA's layout has below its `model.`"""
+"""The modules of a model in LLaMA's layout, without the `model.` before them."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,13 @@ class Family:
 
     pattern: str  # key of PATTERNS
     shift: bool  # row p-1 predicts position p
-    mask_token: str | None  # as its tokenizer spells it; null: it has none
+    mask_token: str | None  # as its tokenizer spells it; None: it has none
     mask_id: int | None  # of the published checkpoints; used where neither config.json nor the tokenizer has it
     qkv_bias: bool = False
     qk_norm: bool = False
-    rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; null: never
-    keys: dict[str, str] = field(default_factory=lambda: HF_KEYS)
+    rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; None: never
+    keys: dict[str, str] = field(default_factory=dict)  # transformers' key of config.json -> its own; others are equal
     only: dict[str, Any] = field(default_factory=lambda: HF_ONLY)
-    tied_key: str = "tie_word_embeddings"
     block_size: int = 32  # it was trained with, or is usually decoded with
     block_key: str | None = None  # key of config.json that knows better
     sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of this many tokens
@@ -87,6 +87,13 @@ class Family:
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
 
 
+SDAR = Family(  # Qwen3's layout
+    pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True, only=NO_BIAS,
+    block_size=4, block_key="block_size",
+)  # fmt: skip
+# A2D: Qwen without the causal mask, trained as a whole (mdlm) or in blocks (bd3lm)
+A2D_QWEN2 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True)
+A2D_QWEN3 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True, only=NO_BIAS)
 LLADA2 = Family(
     pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=156895, qk_norm=True,
     eos_id=156892, router="grouped_sigmoid",
@@ -97,9 +104,7 @@ LLADA2 = Family(
     },
     names={
         "model.embed_tokens": "model.word_embeddings",
-        "model.layers.*.self_attn.q_proj": "model.layers.*.attention.query_key_value",
-        "model.layers.*.self_attn.k_proj": "model.layers.*.attention.query_key_value",
-        "model.layers.*.self_attn.v_proj": "model.layers.*.attention.query_key_value",
+        **{f"model.layers.*.self_attn.{x}_proj": "model.layers.*.attention.query_key_value" for x in "qkv"},
         "model.layers.*.self_attn.q_norm": "model.layers.*.attention.query_layernorm",
         "model.layers.*.self_attn.k_norm": "model.layers.*.attention.key_layernorm",
         "model.layers.*.self_attn.o_proj": "model.layers.*.attention.dense",
@@ -115,14 +120,10 @@ FAMILIES = {
         pattern="vanilla", shift=False, mask_token="<|mdm_mask|>", mask_id=126336,
         rope_key="rope_full_precision",
         keys={
-            "vocab_size": "embedding_size",
-            "hidden_size": "d_model",
-            "layers": "n_layers",
-            "heads": "n_heads",
-            "kv_heads": "n_kv_heads",
-            "intermediate_size": "mlp_hidden_size",
-            "rms_eps": "rms_norm_eps",
-            "max_positions": "max_sequence_length",
+            "vocab_size": "embedding_size", "hidden_size": "d_model", "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
+            "intermediate_size": "mlp_hidden_size", "max_position_embeddings": "max_sequence_length",
+            "tie_word_embeddings": "weight_tying",
         },
         only={
             "activation_type": "silu", "alibi": False, "attention_layer_norm": False, "bias_for_layer_norm": False,
@@ -130,7 +131,6 @@ FAMILIES = {
             "include_qkv_bias": False, "input_emb_norm": False, "layer_norm_type": "rms",
             "layer_norm_with_affine": True, "multi_query_attention": False, "rope": True, "scale_logits": False,
         },
-        tied_key="weight_tying",
         names={
             "model.embed_tokens": "model.transformer.wte",
             "model.layers.*.input_layernorm": "model.transformer.blocks.*.attn_norm",
@@ -148,16 +148,10 @@ FAMILIES = {
     ),
     "illada": Family(  # iLLaDA-8B: LLaMA's layout
         pattern="vanilla", shift=False, mask_token="<[MASK]>", mask_id=5,
-        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "layer_norm_eps": None},
+        only=NO_BIAS | {"layer_norm_eps": None},
     ),
-    "sdar": Family(  # SDAR: Qwen3's layout
-        pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
-        only=HF_ONLY | {"attention_bias": False}, block_size=4, block_key="block_size",
-    ),
-    "sdar_moe": Family(  # SDAR-30B-A3B: Qwen3-MoE's layout
-        pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
-        only=QWEN3_MOE_ONLY, block_size=4, block_key="block_size", router="softmax",
-    ),
+    "sdar": SDAR,
+    "sdar_moe": replace(SDAR, only=QWEN3_MOE_ONLY, router="softmax"),  # SDAR-30B-A3B: Qwen3-MoE's layout
     "llada2_moe": LLADA2,  # LLaDA2.0 (arXiv 2512.15745)
     "LLaDA2.1": replace(LLADA2, edits=True),  # arXiv 2602.08676
     "rnd1": Family(  # RND1: Qwen3-MoE's layout
@@ -170,31 +164,18 @@ FAMILIES = {
     ),
     "Stable-DiffCoder": Family(  # Seed-Coder's layout, which is LLaMA's
         pattern="block_diffusion", shift=False, mask_token="<[MASK▁TOKEN]>", mask_id=5,
-        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "layer_norm_eps": None}, block_size=4,
+        only=NO_BIAS | {"layer_norm_eps": None}, block_size=4,
     ),
-    # A2D: Qwen without the causal mask, trained as a whole (mdlm) or in blocks (bd3lm)
-    "a2d-qwen2": Family(
-        pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True,
-    ),
-    "a2d-qwen2-bd3lm": Family(
-        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True,
-        block_key="block_size",
-    ),
-    "a2d-qwen3": Family(
-        pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True,
-        only=HF_ONLY | {"attention_bias": False},
-    ),
-    "a2d-qwen3-bd3lm": Family(
-        pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True,
-        only=HF_ONLY | {"attention_bias": False}, block_key="block_size",
-    ),
+    "a2d-qwen2": A2D_QWEN2,
+    "a2d-qwen2-bd3lm": replace(A2D_QWEN2, pattern="block_diffusion", block_key="block_size"),
+    "a2d-qwen3": A2D_QWEN3,
+    "a2d-qwen3-bd3lm": replace(A2D_QWEN3, pattern="block_diffusion", block_key="block_size"),
     "I-DLM": Family(  # I-DLM-8B and -32B (arXiv 2604.11035): Qwen3's layout
-        pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
-        only=HF_ONLY | {"attention_bias": False},
+        pattern="causal", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True, only=NO_BIAS,
     ),
     "nemotron_labs_diffusion": Family(  # Nemotron-Labs-Diffusion 3B, 8B, 14B (arXiv 2607.05722): Ministral 3's layout
         pattern="causal", shift=True, mask_token="<SPECIAL_100>", mask_id=None, rope_types=("yarn",), block_drafts=True,
-        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False, "sliding_window": None, "vision_config": None},
+        only=NO_BIAS | {"sliding_window": None, "vision_config": None},
         names={f"model.{name}": f"encoder.{name}" for name in LLAMA_MODULES} | {"lm_head": "diffusion_head"},
     ),
     "lopa_causal": Family(  # the causal model in the package: Qwen2's layout
@@ -202,14 +183,8 @@ FAMILIES = {
     ),
     # autoregressive models: what diffusion models are compared with
     "qwen2": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qkv_bias=True),
-    "qwen3": Family(
-        pattern="causal", shift=True, mask_token=None, mask_id=None, qk_norm=True,
-        only=HF_ONLY | {"attention_bias": False},
-    ),
-    "llama": Family(
-        pattern="causal", shift=True, mask_token=None, mask_id=None,
-        only=HF_ONLY | {"attention_bias": False, "mlp_bias": False},
-    ),
+    "qwen3": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qk_norm=True, only=NO_BIAS),
+    "llama": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, only=NO_BIAS),
 }  # fmt: skip
 
 
@@ -275,8 +250,8 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
 def llada2(raw: dict[str, Any], name: str) -> str:
     """Which LLaDA2 a checkpoint is: by its name, else by the length of its context. Args as of `family_of`."""
     length = raw.get("max_position_embeddings", 0)
-    found = re.search(r"LLaDA2\.(\d)", name)
-    version = int(found[1]) if found else 0 if length <= 16384 else 1 if length <= 32768 else 2
+    numbered = re.search(r"LLaDA2\.(\d)", name)
+    version = int(numbered[1]) if numbered else 0 if length <= 16384 else 1 if length <= 32768 else 2
     if version > 1:
         raise ValueError(
             f"model_type 'llada2_moe' with max_position_embeddings={length} in {name or 'this checkpoint'} is "
@@ -309,8 +284,10 @@ def model_config(
         raise ValueError(
             f"layer_types of {', '.join(map(repr, sorted(others)))} are not supported, only 'full_attention'"
         )
-    sizes = {ours: raw[key] for ours, key in family.keys.items()}
+    sizes = {ours: raw[family.keys.get(key, key)] for ours, key in HF_KEYS.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
+    # how positions become angles: older files have `rope_scaling` and `rope_theta`
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     eos = eos_ids(raw, generation, special, family.eos_id)
     head_dim = raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"]
     rotated = int(head_dim * raw.get("partial_rotary_factor", 1.0))
@@ -319,18 +296,18 @@ def model_config(
         family=kind,
         head_dim=head_dim,
         rotated=None if rotated == head_dim else rotated,
-        rope_theta=rope_theta(raw),
-        rope_scaling=rope_scaling(raw, family.rope_types),
-        query_scaling=query_scaling(raw, family.rope_types),
+        rope_theta=rope["rope_theta"] if "rope_theta" in rope else raw["rope_theta"],
+        rope_scaling=rope_scaling(rope, family.rope_types),
+        query_scaling=query_scaling(rope, family.rope_types),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         rope_fp32=family.rope_key is not None and raw.get(family.rope_key, True),
-        tied=raw.get(family.tied_key, False),
+        tied=raw.get(family.keys.get("tie_word_embeddings", "tie_word_embeddings"), False),
         shift=family.shift,
         block_drafts=family.block_drafts,
         mask_id=mask_id(family, raw, generation, special, sizes["vocab_size"]),
         eos_ids=eos,
-        pad_id=first_known(raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]),
+        pad_id=next(id for id in (raw.get("pad_token_id"), generation.get("pad_token_id"), eos[0]) if id is not None),
         experts=experts(family, raw),
         block_size=block_size(family, raw, name),
     )
@@ -342,53 +319,33 @@ def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
     Raises:
         ValueError: file and name say different things.
     """
-    said = raw.get(family.block_key or "")
-    named = re.search(r"SDAR.*-b(\d+)$", name)
-    if said and named and int(named[1]) != said:
-        raise ValueError(f"block_size={said}, but the name {name} says {named[1]}; correct whichever is wrong")
-    return said or (int(named[1]) if named else family.block_size)
+    in_file = raw.get(family.block_key or "")
+    in_name = re.search(r"SDAR.*-b(\d+)$", name)
+    if in_file and in_name and int(in_name[1]) != in_file:
+        raise ValueError(f"block_size={in_file}, but the name {name} says {in_name[1]}; correct whichever is wrong")
+    return in_file or (int(in_name[1]) if in_name else family.block_size)
 
 
 def experts(family: Family, raw: dict[str, Any]) -> Experts | None:
     """A mixture's experts, if it is one."""
     if family.router is None:
         return None
-    more = grouped_experts(raw) if family.router == "grouped_sigmoid" else {"renormalise": raw["norm_topk_prob"]}
-    return Experts(
-        count=raw["num_experts"],
-        chosen=raw["num_experts_per_tok"],
-        size=raw["moe_intermediate_size"],
-        router=family.router,
-        **more,
+    size = raw["moe_intermediate_size"]
+    mixture = Experts(raw["num_experts"], raw["num_experts_per_tok"], size, family.router, renormalise=True)
+    if family.router == "softmax":
+        return replace(mixture, renormalise=raw["norm_topk_prob"])
+    return replace(
+        mixture,
+        scale=raw["routed_scaling_factor"],
+        groups=raw["n_group"],
+        chosen_groups=raw["topk_group"],
+        shared=size * (raw["num_shared_experts"] or 0),
+        dense_layers=raw["first_k_dense_replace"],
     )
 
 
-def grouped_experts(raw: dict[str, Any]) -> dict[str, Any]:
-    """What else LLaDA2's experts have."""
-    return {
-        "renormalise": True,
-        "scale": raw["routed_scaling_factor"],
-        "groups": raw["n_group"],
-        "chosen_groups": raw["topk_group"],
-        "shared": raw["moe_intermediate_size"] * (raw["num_shared_experts"] or 0),
-        "dense_layers": raw["first_k_dense_replace"],
-    }
-
-
-def rope_options(raw: dict[str, Any]) -> dict[str, Any]:
-    """How positions become angles: newer files have `rope_parameters`, older ones `rope_scaling` and `rope_theta`."""
-    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-
-
-def rope_theta(raw: dict[str, Any]) -> float:
-    """The base of the rotation's frequencies."""
-    rope = rope_options(raw)
-    return rope["rope_theta"] if "rope_theta" in rope else raw["rope_theta"]
-
-
-def rope_scaling(raw: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling | YarnScaling | None:
+def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling | YarnScaling | None:
     """How the frequencies are changed for long contexts, if they are; of the `types` that the family may have."""
-    rope = rope_options(raw)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in types:
         allowed = " and ".join(map(repr, types))
@@ -396,7 +353,7 @@ def rope_scaling(raw: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling |
     if kind == "default":
         return None
     if kind == "llama3":
-        keys = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        keys: tuple[str, ...] = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
         return Llama3Scaling(*(rope[key] for key in keys))
     if message := unsupported(rope, {"attention_factor": None, "truncate": True}):
         raise ValueError(f"rope_parameters: {message}")
@@ -405,13 +362,13 @@ def rope_scaling(raw: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling |
             f"rope_parameters: mscale={rope['mscale']!r} with mscale_all_dim={rope['mscale_all_dim']!r} is not "
             "supported, only equal ones"
         )
-    of_yarn = "rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"
-    return YarnScaling(*(rope[key] for key in of_yarn))
+    keys = "rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"
+    return YarnScaling(*(rope[key] for key in keys))
 
 
-def query_scaling(raw: dict[str, Any], types: tuple[str, ...]) -> QueryScaling | None:
+def query_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> QueryScaling | None:
     """How queries grow along a text, in families with YaRN; in others a checkpoint that asks for it is refused."""
-    rope, key = rope_options(raw), "llama_4_scaling_beta"
+    key = "llama_4_scaling_beta"
     if "yarn" in types:
         return QueryScaling(rope[key], rope["original_max_position_embeddings"])
     if rope.get(key):
@@ -429,15 +386,15 @@ def mask_id(
     if family.mask_token is None:
         return vocabulary
     places = raw.get("mask_token_id"), generation.get("mask_token_id"), special.get(family.mask_token), family.mask_id
-    if all(found is None for found in places):
+    mask = next((id for id in places if id is not None), None)
+    if mask is None:
         raise ValueError(f"no mask_token_id, and the tokenizer has no {family.mask_token!r}: set it in config.json")
-    found = first_known(*places)
-    if not 0 <= found < vocabulary:
+    if not 0 <= mask < vocabulary:
         raise ValueError(
-            f"the mask token's id {found} is outside the vocabulary of {vocabulary}; set mask_token_id in config.json "
+            f"the mask token's id {mask} is outside the vocabulary of {vocabulary}; set mask_token_id in config.json "
             f"(the tokenizer has no {family.mask_token!r})"
         )
-    return found
+    return mask
 
 
 def eos_ids(
@@ -453,14 +410,10 @@ def eos_ids(
             "no eos_token_id, here or in generation_config.json, and the tokenizer names no eos_token: set it to the "
             "id of the token that ends an answer"
         )
-    ids += [] if ids or usual is None else [usual]
+    if not ids and usual is not None:
+        ids = [usual]
     ids += [special[name] for name in END_OF_TURN if name in special]
     return tuple(dict.fromkeys(ids))
-
-
-def first_known(*values: int | None) -> int:
-    """The first that is not null."""
-    return next(v for v in values if v is not None)
 
 
 def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPattern:
@@ -477,8 +430,8 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
             raise ValueError(
                 f"model.pattern=causal: in {config.family} models a row predicts its own position, not the next one"
             )
-    found = PATTERNS[family.pattern if pattern == "auto" else pattern]
-    return replace(found, block_size=config.block_size, sub_block_size=family.sub_block_size, edits=family.edits)
+    trained = PATTERNS[family.pattern if pattern == "auto" else pattern]
+    return replace(trained, block_size=config.block_size, sub_block_size=family.sub_block_size, edits=family.edits)
 
 
 def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
@@ -514,9 +467,7 @@ def check_drafts(config: ModelConfig, drafts: int, branches: int = 0) -> None:
 
 def checkpoint_name(family: str, ours: str) -> str:
     """What a checkpoint of this family calls our parameter `ours`."""
-    names = FAMILIES[family].names
     module, _, kind = ours.rpartition(".")
-    parts = module.split(".")
-    number = next((p for p in parts if p.isdigit()), "")
-    starred = ".".join("*" if p == number else p for p in parts)
-    return f"{names.get(starred, starred).replace('*', number)}.{kind}"
+    layer = "".join(re.findall(r"\d+", module)[:1])
+    starred = re.sub(r"\d+", "*", module, count=1)
+    return f"{FAMILIES[family].names.get(starred, starred).replace('*', layer)}.{kind}"

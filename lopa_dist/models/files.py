@@ -45,7 +45,7 @@ def find(path: str, key: str = "model.path") -> Path:
 
 
 def local(path: str) -> Path | None:
-    """The folder that `path` names on this machine, which may not be there; null where it can only be a hub id."""
+    """The folder that `path` names on this machine, which may not be there; None if it can only be a hub id."""
     if path in SHIPPED:
         return ASSETS / path
     folder = Path(path).expanduser()
@@ -72,7 +72,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def unsupported(raw: dict[str, Any], only: dict[str, Any]) -> str | None:
-    """What a configuration asks for that we cannot do, where `only` has the one value that we have of an option."""
+    """A message about the first option whose value is not the one in `only`; None if there is none."""
     for key, value in only.items():
         if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} are the same
             return f"{key}={raw[key]!r} is not supported, only {value!r}"

@@ -113,17 +113,7 @@ class FusedTransformer:
             keys, values = cache.keys[number], cache.values[number]
             qkv = self.project(layer.qkv, normed, rows)
             q = rope_and_store(
-                qkv,
-                cos,
-                sin,
-                keys,
-                values,
-                cache.scratch,
-                stored,
-                layer.head_norms,
-                eps,
-                cache.of_drafts,
-                cache.slots,
+                qkv, cos, sin, keys, values, cache.scratch, stored, layer.head_norms, eps, cache.of_drafts, cache.slots
             )
             attended = attend(number, q if query_scale is None else q * query_scale).flatten(1)
             if wanted is not None and layer is self.layers[-1]:

@@ -37,10 +37,10 @@ class MaskRows:
     @contextmanager
     def only(self, rows: Tensor | slice) -> Iterator[None]:
         """Work on some of the forward's rows inside the context."""
-        every = self.rows
-        self.rows = every[rows]
+        all_rows = self.rows
+        self.rows = all_rows[rows]
         yield
-        self.rows = every
+        self.rows = all_rows
 
 
 class MaskRowAdapter:
@@ -57,12 +57,12 @@ class MaskRowAdapter:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """The output ``[R, N]`` for input x ``[R, K]``, where the base projection's is y."""
         outputs = []
-        for own, (_, pair) in zip(y.split([size for size, _ in self.parts], -1), self.parts, strict=True):
+        for base, (_, pair) in zip(y.split([size for size, _ in self.parts], -1), self.parts, strict=True):
             if pair is None:
-                outputs.append(own)
+                outputs.append(base)
             else:
                 added = F.linear(F.linear(x, pair[0]), pair[1])
-                outputs.append(torch.where(self.masks.rows, own + added, own))
+                outputs.append(torch.where(self.masks.rows, base + added, base))
         return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
 
     def _hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -74,12 +74,11 @@ def adapter_of(projection: nn.Module) -> MaskRowAdapter | None:
     return getattr(projection, "adapter", None)
 
 
-def attach_joined(whole: nn.Module, parts: Sequence[nn.Module]) -> None:
+def attach_joined(joint: nn.Module, parts: Sequence[nn.Module]) -> None:
     """Attach to one projection what is attached to those that it computes side by side."""
     adapters = [adapter_of(part) for part in parts]
-    first = next((adapter for adapter in adapters if adapter is not None), None)
-    if first is None:
-        return
-    pairs = [None if adapter is None else adapter.parts[0][1] for adapter in adapters]
-    sizes = [len(part.weight) for part in parts]  # type: ignore[arg-type]
-    MaskRowAdapter(first.masks, list(zip(sizes, pairs, strict=True))).attach(whole)
+    masks = next((adapter.masks for adapter in adapters if adapter is not None), None)
+    if masks is not None:
+        sizes = [len(part.weight) for part in parts]  # type: ignore[arg-type]
+        pairs = [None if adapter is None else adapter.parts[0][1] for adapter in adapters]
+        MaskRowAdapter(masks, list(zip(sizes, pairs, strict=True))).attach(joint)

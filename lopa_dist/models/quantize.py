@@ -1,9 +1,9 @@
 """Quantised weights: the layers' projections in fp8 or int8, put in place of the loaded ones.
 
 Every output channel has a scale of its own, so that a tensor rank, which has some of the channels, quantises to the
-same numbers as one that has them all. Experts' weights are quantised as they are loaded (`hold_experts`), since in full
-they may not fit. The embedding, the norms, the routers and the LM head stay as they are: the head decides between
-tokens, and it is 7 % of Dream-7B.
+same numbers as one that has them all. Experts' weights are quantised as they are loaded, since in full they may not
+fit. The embedding, the norms, the routers and the LM head stay as they are: the head decides between tokens, and it is
+7 % of Dream-7B.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class QuantizedLinear(nn.Module):
     @classmethod
     def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
         """A linear layer's weights in another form, with the same hooks, which tensor parallelism needs."""
-        made = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
-        made._forward_pre_hooks, made._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
-        made.adapter = adapter_of(linear)
-        return made
+        quantized = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
+        quantized._forward_pre_hooks, quantized._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
+        quantized.adapter = adapter_of(linear)
+        return quantized
 
     @property
     def takes_fp8(self) -> bool:
-        """Whether it multiplies nothing but its input in fp8, so that the input may come as `QuantizedRows`."""
-        return self.kind == "fp8" and self.adapter is None
+        """Whether its input may come as `QuantizedRows`: an adapter, and a hook that gathers inputs, want numbers."""
+        return self.kind == "fp8" and self.adapter is None and not self._forward_pre_hooks
 
     def forward(self, x: Tensor | QuantizedRows, rows: Tensor | None = None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` ``[1]`` says how many do, anything."""
@@ -70,9 +70,9 @@ class QuantizedLinear(nn.Module):
 def quantize(model: Transformer, kind: str) -> None:
     """Quantise the layers' projections in place, one after the other, so that memory never holds both forms of all.
 
-    Raises a ValueError as `check`, before anything is changed, or of a weight with NaN or infinity.
+    Raises:
+        ValueError: a weight with NaN or infinity.
     """
-    check(model, kind, model.head_weight.device)
     for block, name, linear in linears(model):
         setattr(block, name, QuantizedLinear.of(kind, linear))
 
@@ -92,18 +92,18 @@ def mixtures(model: Transformer) -> Iterator[SparseMLP]:
     return (module for module in model.modules() if isinstance(module, SparseMLP))
 
 
-def hold_experts(model: Transformer, kind: str) -> None:
-    """Make room for quantised experts' weights, of a model that has none yet."""
+def allocate_experts(model: Transformer, kind: str) -> None:
+    """Give a model that is not loaded yet empty tensors for its experts' quantised weights."""
     for mlp in mixtures(model):
-        mlp.hold(kind, STORED[kind])
+        mlp.allocate(kind, STORED[kind])
 
 
-def as_held(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, Tensor]]:
-    """Return what is held of an expert's weight, by the names of the parameters that it is a part of."""
+def stored_parts(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, Tensor]]:
+    """Return what is stored of an expert's weight, by the names of the parameters that it is a part of."""
     if kind == "none":
         return [(parameter, weight)]
-    eight, scale = KINDS[kind](weight)
-    return [(parameter, eight), (f"{parameter}_scale", scale)]
+    quantized, scale = KINDS[kind](weight)
+    return [(parameter, quantized), (f"{parameter}_scale", scale)]
 
 
 def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -120,29 +120,26 @@ def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
 def joined(parts: list[nn.Module]) -> nn.Module:
     """One map that computes several of the same input side by side: weights, scales and biases one below the other.
 
-    The parts become views of the whole, so nothing is held twice.
+    The parts' tensors become views of its own, so nothing is in memory twice.
     """
     weights: list[Tensor] = [part.weight for part in parts]  # type: ignore[misc]
     if weights[0].element_size() == 1:  # as bytes: not every torch can join fp8 on a GPU
-        weight = torch.cat([one.view(torch.uint8) for one in weights]).view(weights[0].dtype)
+        weight = torch.cat([part.view(torch.uint8) for part in weights]).view(weights[0].dtype)
     else:
         weight = torch.cat(weights)
     biases = [part.bias for part in parts]
     bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
     first = parts[0]
     if isinstance(first, QuantizedLinear):
-        whole: nn.Module = QuantizedLinear(first.kind, weight, torch.cat([p.scale for p in parts]), bias)  # type: ignore[misc]
+        joint: nn.Module = QuantizedLinear(first.kind, weight, torch.cat([p.scale for p in parts]), bias)  # type: ignore[misc]
     else:
-        whole = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-        whole.weight = nn.Parameter(weight, requires_grad=False)
-        whole.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-    begin = 0
-    for part in parts:
-        end = begin + len(part.weight)  # type: ignore[arg-type]
-        for name in ("weight", "scale", "bias"):
-            own, all_of = getattr(part, name, None), getattr(whole, name, None)
-            if own is not None and all_of is not None:
-                own.data = all_of.data[begin:end]
-        begin = end
-    attach_joined(whole, parts)
-    return whole
+        joint = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+        joint.weight = nn.Parameter(weight, requires_grad=False)
+        joint.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    sizes = [len(part) for part in weights]
+    for name in ("weight", "scale", "bias"):
+        if (tensor := getattr(joint, name, None)) is not None:
+            for part, view in zip(parts, tensor.data.split(sizes), strict=True):
+                getattr(part, name).data = view
+    attach_joined(joint, parts)
+    return joint

@@ -95,7 +95,7 @@ def split(model: Transformer, comm: Communicator) -> None:
             if own != slice(0, len(parameter)):
                 setattr(module, key.rpartition(".")[2], nn.Parameter(parameter[own], requires_grad=False))
         if isinstance(module, SparseMLP):
-            module.keep(part(module.experts.size, comm), part(model.config.hidden_size, comm), gather)
+            module.split(part(module.experts.size, comm), part(model.config.hidden_size, comm), gather)
         if matches(name, GATHERED_INPUTS):
             module.register_forward_pre_hook(lambda module, inputs: gather(inputs[0]))
         if matches(name, GATHERED_OUTPUTS):

@@ -3,8 +3,8 @@
 It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
 Checkpoints are loaded into it, training runs it with dense masked attention, and engines run its weights as `fused` has
 them. The layout is LLaMA's with some options: biases on q, k and v (Qwen2), normalised q and k (Qwen3), and experts
-instead of a feed-forward (Qwen3-MoE). Parameter
-names are transformers' for those models; `families.py` says what else a checkpoint may call them.
+instead of a feed-forward (Qwen3-MoE). Parameters have transformers' names for those models; `families.py` says what
+else a checkpoint may call them.
 """
 
 from __future__ import annotations
@@ -81,15 +81,6 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def feed_forward(config: ModelConfig, layer: int) -> MLP | SparseMLP:
-    """What a layer has: one feed-forward, or experts."""
-    experts = config.experts
-    if experts is None or layer < experts.dense_layers:
-        return MLP(config.hidden_size, config.intermediate_size)
-    shared = MLP(config.hidden_size, experts.shared) if experts.shared else None
-    return SparseMLP(config.hidden_size, experts, shared)
-
-
 class Layer(nn.Module):
     """Attention and feed-forward, each behind its norm and in front of a residual."""
 
@@ -98,7 +89,12 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
-        self.mlp = feed_forward(config, layer)
+        experts = config.experts
+        if experts is None or layer < experts.dense_layers:
+            self.mlp: MLP | SparseMLP = MLP(config.hidden_size, config.intermediate_size)
+        else:
+            shared = MLP(config.hidden_size, experts.shared) if experts.shared else None
+            self.mlp = SparseMLP(config.hidden_size, experts, shared)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[R, d] -> [R, d]``."""

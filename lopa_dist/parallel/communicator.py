@@ -7,7 +7,6 @@ forward (`models.tensor_parallel`).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,29 +14,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-@dataclass
-class Traffic:
-    """Bytes that this rank gave to each kind of collective."""
-
-    bytes: dict[str, int] = field(default_factory=lambda: {"all_gather": 0, "commit": 0})
-
-    def count(self, what: str, tensor: Tensor) -> None:
-        """One more tensor given."""
-        self.bytes[what] += tensor.numel() * tensor.element_size()
-
-
 class Communicator(Protocol):
     """A group of ranks, in the order of their coordinates on one axis of the mesh."""
 
     rank: int
     size: int
-    traffic: Traffic
+    traffic: dict[str, int]  # bytes that this rank gave, by the kind of collective: all_gather, commit
 
     def all_gather(self, records: Tensor) -> Tensor:
         """``[...]`` of every rank -> ``[size, ...]``."""
 
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
         """`source`'s buffer on every rank, in place; `counted` as commit traffic."""
+
+
+def nothing_sent() -> dict[str, int]:
+    """The traffic of a communicator that was not used yet."""
+    return {"all_gather": 0, "commit": 0}
 
 
 class PeerFailure(RuntimeError):
@@ -48,7 +41,7 @@ class Solo:
     """One rank: nothing is sent."""
 
     def __init__(self) -> None:
-        self.rank, self.size, self.traffic = 0, 1, Traffic()
+        self.rank, self.size, self.traffic = 0, 1, nothing_sent()
 
     def all_gather(self, records: Tensor) -> Tensor:
         return records[None]
@@ -75,7 +68,7 @@ class Relay:
         return self.comm.broadcast(buffer, source, counted)
 
 
-# Its name since torch 2.13. Into one tensor: NCCL makes a list's tensors of one that it allocates, and copies.
+# Its name since torch 2.13. It gathers into one tensor; given a list, NCCL would gather into its own and copy.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -84,13 +77,13 @@ class TorchCommunicator:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.by_host = group, dist.get_backend(group) == "gloo"
-        self.rank, self.size, self.traffic = dist.get_rank(group), dist.get_world_size(group), Traffic()
+        self.rank, self.size, self.traffic = dist.get_rank(group), dist.get_world_size(group), nothing_sent()
 
     def all_gather(self, records: Tensor) -> Tensor:
         given = records.cpu() if self.by_host else records
         gathered = given.new_empty(self.size, *given.shape)
         all_gather(gathered.view(-1), given.reshape(-1), group=self.group)
-        self.traffic.count("all_gather", records)
+        self.traffic["all_gather"] += records.nbytes
         return gathered.to(records.device)
 
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
@@ -99,7 +92,7 @@ class TorchCommunicator:
         if given is not buffer:
             buffer.copy_(given)
         if counted and self.rank == source:
-            self.traffic.count("commit", buffer)
+            self.traffic["commit"] += buffer.nbytes
         return buffer
 
 
@@ -112,19 +105,19 @@ class MpiCommunicator:
 
     def __init__(self, comm: Any, timeout_s: float) -> None:
         self.comm, self.timeout_s = comm, timeout_s
-        self.rank, self.size, self.traffic = comm.Get_rank(), comm.Get_size(), Traffic()
+        self.rank, self.size, self.traffic = comm.Get_rank(), comm.Get_size(), nothing_sent()
 
     def all_gather(self, records: Tensor) -> Tensor:
         records = records.contiguous()
         gathered = records.new_empty(self.size, *records.shape)
         self._wait(self.comm.Iallgather(as_bytes(records), as_bytes(gathered)))
-        self.traffic.count("all_gather", records)
+        self.traffic["all_gather"] += records.nbytes
         return gathered
 
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
         self._wait(self.comm.Ibcast(as_bytes(buffer), source))
         if counted and self.rank == source:
-            self.traffic.count("commit", buffer)
+            self.traffic["commit"] += buffer.nbytes
         return buffer
 
     def _wait(self, request: Any) -> None:

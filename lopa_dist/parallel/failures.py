@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -18,13 +17,15 @@ from lopa_dist.checks import UserError
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
-from lopa_dist.parallel.launcher import World, die
+from lopa_dist.parallel.launcher import World, die, names_of
 from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous, wait_until
+from lopa_dist.parallel.neighbours import wait_until
+from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
-FEW_RANKS, CHECKS_A_SECOND = 16, 5000  # of all ranks together, where they are more than few
+FEW_RANKS = 16  # up to this number, every check asks the store
+CHECKS_A_SECOND = 5000  # of all ranks together, if there are more
 FRAMES = 8  # of a stack, the innermost ones: the outer ones are the same in every job
 
 
@@ -44,14 +45,12 @@ class Failures:
     Attributes:
         watched: the context around the parts of a step.
         last_acts: called before a lost rank ends this process from another thread.
-        at_end: called when the ranks part.
     """
 
     def __init__(self, store: Store, world: World, mesh: Mesh, backend: str, timeout_s: float, stop: Stop) -> None:
         self.store, self.world, self.mesh, self.timeout_s, self.stop = store, world, mesh, timeout_s, stop
         self.watched: Watched = unwatched
         self.last_acts: list[Callable[[], None]] = []
-        self.at_end: Callable[[], None] = nothing
         self._checked = 0.0  # when it last looked in passing
         self.leaving = False  # in order, when all is done
         if world.size == 1:
@@ -59,7 +58,7 @@ class Failures:
         self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
         # with NCCL the watch has to be first; the other communicators raise in time themselves
         limit_s = max(timeout_s - PATIENCE_S, 0.0) if backend == "nccl" else timeout_s
-        self.watch = StepWatch(limit_s, self._announced, self.overdue, self._end, self._note)
+        self.watch = StepWatch(limit_s, self.announced, self.overdue, self._end, self._note)
         self.watched = self.watch.part
 
     def check(self) -> None:
@@ -73,7 +72,7 @@ class Failures:
         self.check_announced()
         if lost := self.heart.overdue:
             why = f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}"
-            raise RankError(self._declared(self._lost(lost, why)))
+            raise RankError(self._announce(self._lost(lost, why)))
         if self.stop.asked:
             self.store.set(keys.STOP, self.stop.signal)
         elif self.store.check([keys.STOP]):
@@ -88,7 +87,7 @@ class Failures:
 
     def check_announced(self) -> None:
         """Raise RankError when another rank has announced an error."""
-        if announced := self._announced():
+        if announced := self.announced():
             raise RankError(announced)
 
     def check_early(self) -> None:
@@ -109,7 +108,7 @@ class Failures:
             yield
             return
         try:
-            with self.telling():
+            with self.announcing():
                 yield
                 self._leave()
         except Stopped as error:
@@ -123,7 +122,7 @@ class Failures:
             self.close()
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def announcing(self) -> Iterator[None]:
         """Return a context in which the others are told of an error of this rank.
 
         A broken collective, and another rank's failure, become a `RankError` that names who is to blame.
@@ -139,9 +138,9 @@ class Failures:
             if not isinstance(error, PeerFailure) and not broken(error):
                 self.announce(error)
                 raise
-            found = RankError(self.diagnose(error))
+            diagnosis = self.diagnose(error)
             self._linger()  # the others have the time to learn of it
-            raise found from error
+            raise RankError(diagnosis) from error
         except BaseException as error:
             self.announce(error)
             raise
@@ -155,17 +154,11 @@ class Failures:
         if self.world.size > 1:
             self.watch.close()
             self.heart.close()
-            self.at_end()
-            self.at_end = nothing
 
     def announce(self, error: BaseException) -> None:
-        """Tell the others what went wrong here; the first announcement stays."""
-        message = f"rank {self.world.rank}: {in_words(error)}"
-        if str(error).startswith(f"rank {self.world.rank} "):
-            message = str(error)
-        with contextlib.suppress(RuntimeError):  # the store's host may be gone
-            if self.store.add(keys.FAILURES, 1) == 1:
-                self.store.set(keys.FAILED, message)
+        """Tell the others what went wrong here."""
+        own, message = f"rank {self.world.rank}", str(error)
+        self._announce(message if message.startswith(f"{own} ") else f"{own}: {in_words(error)}")
         self._linger()
 
     def _linger(self) -> None:
@@ -173,11 +166,10 @@ class Failures:
         if self.world.rank == 0:
             time.sleep(PATIENCE_S)
 
-    def _declared(self, verdict: str) -> str:
-        """Return `verdict`, announced: to those who find this rank gone, it would seem to be the one to blame."""
+    def _announce(self, verdict: str) -> str:
+        """Return `verdict`, announced: those who find this rank gone would otherwise blame it."""
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
-            if self.store.add(keys.FAILURES, 1) == 1:
-                self.store.set(keys.FAILED, verdict)
+            announce_first(self.store, verdict)
         return verdict
 
     def diagnose(self, error: BaseException) -> str:
@@ -190,7 +182,7 @@ class Failures:
             return f"{keeper} is gone, and with it the rendezvous ({seen})"
         if verdict is None:
             return f"a collective failed although all ranks are alive ({first_line(error)})"
-        return self._declared(verdict)
+        return self._announce(verdict)
 
     def _leave(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""
@@ -206,21 +198,22 @@ class Failures:
 
     def _verdict(self, why: str) -> str | None:
         """Return what a rank announced before it left, else who has fallen silent; None when all are well."""
-        silent = [] if self._announced() else self.heart.silent()
-        return self._announced() or (self._lost(silent, why) if silent else None)
+        if announced := self.announced():
+            return announced
+        silent = self.heart.silent()
+        return self.announced() or (self._lost(silent, why) if silent else None)
 
-    def _announced(self) -> str | None:
+    def announced(self) -> str | None:
         """Return what a rank announced before it left."""
         return str(self.store.get(keys.FAILED).decode()) if self.store.check([keys.FAILED]) else None
 
-    def _lost(self, missing: list[int], why: str) -> str:
-        verb, on = "does" if len(missing) == 1 else "do", hosts(self.store)
-        where = " and ".join(sorted({on[rank] for rank in missing if rank in on}))
+    def _lost(self, silent: list[int], why: str) -> str:
+        """Say which ranks are lost, and on which hosts."""
+        host_of = hosts(self.store)
+        where = " and ".join(sorted({host_of[rank] for rank in silent if rank in host_of}))
         where = f" on {where}" if where else ""
-        return f"{self._names(missing)} {verb} not answer: killed, hanging or unreachable{where} ({why})"
-
-    def _names(self, ranks: list[int]) -> str:
-        return " and ".join(f"rank {r}" for r in ranks) + f" of {self.world.size}"
+        names, verb = names_of(silent, self.world.size), "does" if len(silent) == 1 else "do"
+        return f"{names} {verb} not answer: killed, hanging or unreachable{where} ({why})"
 
     def end_if_lost(self) -> None:
         """End this process if another one is lost. Called at SIGTERM.
@@ -273,36 +266,38 @@ class Failures:
         """Return which ranks of this replica have not come as far as this one; None: all have."""
         own = self.world.rank
         replica = self.mesh.coordinates(own)[0]
-        mates = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
-        behind = [rank for rank in mates if self._waits(rank) < self._waits(own)]
+        in_replica = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
+        behind = [rank for rank in in_replica if self._waits(rank) < self._waits(own)]
         if not behind:
             return None
-        verb = "is" if len(behind) == 1 else "are"
-        return f"{self._names(behind)} {verb} still at an earlier step: busy or hanging, though alive ({why})"
+        names, verb = names_of(behind, self.world.size), "is" if len(behind) == 1 else "are"
+        return f"{names} {verb} still at an earlier step: busy or hanging, though alive ({why})"
 
     def _end(self, verdict: str) -> None:
         """End this process, whose main thread waits in vain. What it finished is kept. Called by `StepWatch`."""
         for act in self.last_acts:
             with contextlib.suppress(Exception):
                 act()
-        self._declared(verdict)
+        self._announce(verdict)
         self._linger()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
 
 
 def hosts(store: Store) -> dict[int, str]:
     """Return the hosts of the ranks that have joined."""
-    said = store.get(keys.HERE).decode().split() if store.check([keys.HERE]) else []
-    return {int(rank): host for rank, host in (entry.split("@", 1) for entry in said)}
+    entries = store.get(keys.HERE).decode().split() if store.check([keys.HERE]) else []
+    return {int(rank): host for rank, host in (entry.split("@", 1) for entry in entries)}
+
+
+def announce_first(store: Store, message: str) -> None:
+    """Tell all ranks of a failure, unless another one was announced before."""
+    if store.add(keys.FAILURES, 1) == 1:
+        store.set(keys.FAILED, message)
 
 
 def in_words(error: BaseException) -> str:
     """Return an error's kind and message; a message for people stands alone."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def nothing(*_: Any) -> None:
-    """Do nothing."""
 
 
 def announce_before_joining(world: World, error: Exception, limit_s: float) -> None:
@@ -315,8 +310,7 @@ def announce_before_joining(world: World, error: Exception, limit_s: float) -> N
         return
     with contextlib.suppress(Exception):  # the store cannot be reached either
         store = rendezvous(world)
-        if store.add(keys.FAILURES, 1) == 1:
-            store.set(keys.FAILED, f"rank {world.rank}: {in_words(error)}")
+        announce_first(store, f"rank {world.rank}: {in_words(error)}")
         store.add(keys.JOINED, 1)
         if world.rank == 0:
             wait_until(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,7 @@ class Group:
             store = HashStore() if world.size == 1 else rendezvous(world, meeting=meeting)
             self.failures = Failures(store, world, mesh, self.backend, timeout_s, stop)
             self.store = SharedStore(store, world, self.failures)
-            self.failures.at_end = self._part
-            self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, self._broadcast_in_replica)
-            self.progress = ProgressCounters(store, mesh.data, world.rank)
-            with self.failures.telling():
+            with self.failures.announcing():
                 self.store.join()
                 all_are_here(world)
                 self._agree()
@@ -78,6 +75,9 @@ class Group:
             if isinstance(error, RuntimeError):
                 raise LaunchError(f"rank {world.rank} could not join the others: {first_line(error)}") from error
             raise
+        in_replica = partial(broadcast, self.comm, self.tensor, "cuda" if self.backend == "nccl" else "cpu")
+        self.queue = WorkQueue(store, self.failures, mesh.data, self.is_leader, in_replica)
+        self.progress = ProgressCounters(store, mesh.data, world.rank)
 
     def _agree(self) -> None:
         """See that all ranks run the same code and would be joined in the same way, before they are."""
@@ -92,51 +92,30 @@ class Group:
 
     def _split(self, device: torch.device, timeout_s: float) -> None:
         """Make the branch and tensor groups."""
+        world, mesh = self.world, self.mesh
         if self.backend == "mpi":
-            self._split_mpi(timeout_s)
-        elif self.world.size > 1:
+            branches, tensors = mpi_groups(mesh, world.rank)
+            self.comm = MpiCommunicator(branches, timeout_s)
+            if mesh.tensor > 1:
+                self.tensor = MpiCommunicator(tensors, timeout_s)
+        elif world.size > 1:
             timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
             dist.init_process_group(
-                self.backend,
-                store=self.failures.store,
-                rank=self.world.rank,
-                world_size=self.world.size,
-                timeout=timeout,
+                self.backend, store=self.failures.store, rank=world.rank, world_size=world.size, timeout=timeout
             )
-            self._split_torch(device, timeout)
-
-    def _split_torch(self, device: torch.device, timeout: timedelta) -> None:
-        """Make the groups with torch.distributed."""
-        mesh, names = self.mesh, ("data", "branch", "tensor")
-        kind = "cpu" if self.backend == "gloo" else device.type  # Gloo takes what is on a GPU through the host
-        axes = init_device_mesh(kind, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=names)
-        if mesh.branch > 1:
-            self.comm = TorchCommunicator(with_timeout(axes.get_group("branch"), timeout))
-        if mesh.tensor > 1:
-            self.tensor = TorchCommunicator(with_timeout(axes.get_group("tensor"), timeout))
-
-    def _split_mpi(self, timeout_s: float) -> None:
-        """Make the same groups among MPI's ranks."""
-        branches, tensors = mpi_groups(self.mesh, self.world.rank)
-        self.comm = MpiCommunicator(branches, timeout_s)
-        if self.mesh.tensor > 1:
-            self.tensor = MpiCommunicator(tensors, timeout_s)
-
-    def _broadcast_in_replica(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the leader's numbers on all ranks of its replica."""
-        numbers = numbers.to("cuda" if self.backend == "nccl" else "cpu")
-        if self.tensor_rank == 0:
-            numbers = self.comm.broadcast(numbers, 0, counted=False)
-        return self.tensor.broadcast(numbers, 0, counted=False).cpu()
-
-    def _part(self) -> None:
-        """Let go of what refers to this group."""
-        del self.queue
+            kind = "cpu" if self.backend == "gloo" else device.type  # Gloo takes what is on a GPU through the host
+            axes = init_device_mesh(
+                kind, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=("data", "branch", "tensor")
+            )
+            if mesh.branch > 1:
+                self.comm = TorchCommunicator(with_timeout(axes.get_group("branch"), timeout))
+            if mesh.tensor > 1:
+                self.tensor = TorchCommunicator(with_timeout(axes.get_group("tensor"), timeout))
 
     @property
     def traffic(self) -> dict[str, int]:
         """Bytes that this rank gave to the collectives of its branch group and of its tensor group."""
-        return self.comm.traffic.bytes | {"tensor": self.tensor.traffic.bytes["all_gather"]}
+        return self.comm.traffic | {"tensor": self.tensor.traffic["all_gather"]}
 
     def ready(self) -> None:
         """Wait until every rank has loaded its model; the first step begins then.
@@ -151,6 +130,14 @@ class Group:
     def prepared(self) -> None:
         """Wait until every rank has made what it needs on its device."""
         self.store.barrier(keys.PREPARED)
+
+
+def broadcast(comm: Communicator, tensor: Communicator, device: str, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the leader's numbers on all ranks of its replica: to its branch ranks, and from them to tensor ranks."""
+    numbers = numbers.to(device)
+    if tensor.rank == 0:
+        numbers = comm.broadcast(numbers, 0, counted=False)
+    return tensor.broadcast(numbers, 0, counted=False).cpu()
 
 
 @cache

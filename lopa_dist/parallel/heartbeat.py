@@ -36,16 +36,16 @@ class Heartbeat:
     def __init__(self, store: Store, rank: int, size: int, limit_s: float, cut_off: Callable[[], None]) -> None:
         self.store, self.rank, self.size, self.limit_s, self.cut_off = store, rank, size, limit_s, cut_off
         self.overdue: list[int] = []
-        # a connection of its own: operations of other threads on the shared one would block it
-        store.set_timeout(CONNECT)  # it is here: it would be tried for as long as keys are waited for
+        # a connection of its own, which operations of other threads cannot block
+        store.set_timeout(CONNECT)  # to connect; else as long as for a key, although the store is up
         self._own: Store = store.clone()  # type: ignore[attr-defined]
         store.set_timeout(JOIN)
         self._own.add(keys.BEAT.format(rank), 1)
         self._answers = 0
         self._all_joined = False
-        self._counts_seen = [-1] * size  # of rank 0, as is the next
+        self._counts_seen = [-1] * size  # used by rank 0 alone, as is the next
         self._quiet_s = [0.0] * size
-        self._round = (b"", 0.0)  # that rank 0 wrote last, and for how long
+        self._round = (b"", 0.0)  # what rank 0 wrote last, and for how many seconds it has not changed
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -54,7 +54,7 @@ class Start:
 
 
 def start_ticks(process: int) -> int | None:
-    """When a process of this machine started, in the kernel's ticks since it booted (Linux; null elsewhere)."""
+    """When a process of this machine started, in the kernel's ticks since it booted (Linux; None elsewhere)."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError):
@@ -96,6 +96,11 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
         if size > 1 or launcher == "torchrun":
             return World(launcher.split()[0], rank, size, local_rank, local_size)
     return World("python")
+
+
+def names_of(ranks: Iterable[int], size: int) -> str:
+    """``"rank 1 and rank 3 of 8"``."""
+    return " and ".join(f"rank {rank}" for rank in sorted(ranks)) + f" of {size}"
 
 
 def mpi() -> Any:

@@ -47,16 +47,16 @@ def choose_mesh(
         LaunchError: the sizes do not multiply to the number of ranks.
     """
     split = 1 if tensor == "auto" else int(tensor)
-    whole = max(1, world // split)  # how many copies of the model the ranks hold
+    copies = max(1, world // split)  # of the model, that the ranks hold
     if data == "auto" and branch == "auto":
-        if requests >= whole:
-            data, branch = whole, 1
+        if requests >= copies:
+            data, branch = copies, 1
         else:
-            branch = max(b for b in range(1, whole + 1) if whole % b == 0 and b <= max(1, branches))
+            branch = max(b for b in range(1, copies + 1) if copies % b == 0 and b <= max(1, branches))
     if data == "auto":
-        data = max(1, whole // int(branch))
+        data = max(1, copies // int(branch))
     if branch == "auto":
-        branch = max(1, whole // int(data))
+        branch = max(1, copies // int(data))
     mesh = Mesh(int(data), int(branch), split)
     if mesh.size != world:
         instead = "" if world % split else ", or set parallel.data or parallel.branch to auto"

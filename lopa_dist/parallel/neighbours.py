@@ -1,4 +1,4 @@
-"""Ranks of this host whose processes have ended before all ranks were there.
+"""Waiting for all ranks, and noticing those of this host whose processes have ended before.
 
 torchrun ends a job when a rank dies, and so does ``srun --kill-on-bad-exit=1``. Plain srun does not, and neither does
 MPICH's mpirun where a rank leaves with an error before it has called MPI: the others would wait for it as for one that
@@ -8,21 +8,25 @@ there any more.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from lopa_dist.parallel.launcher import JOIN, World, detect, tell
+from lopa_dist.parallel.launcher import JOIN, LaunchError, World, detect, names_of, tell
+
+log = logging.getLogger("lopa_dist")
 
 LOOK_S = 1.0  # between looks for ranks that have ended
 WORD_S = 30.0  # between lines that say who is awaited
-
+POLL_S = 0.02
+REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
 PARENTS = {"srun": "slurmstepd", "mpirun": "hydra_pmi_proxy"}  # each starts all ranks of a node at once
 
 
@@ -35,26 +39,23 @@ def ended_here(environment: Mapping[str, str] = os.environ, process: str = "self
         environment: of this process, or of the rank that has started it.
         process: the number of that rank's process.
     """
-    own = detect(environment)
-    if own.launcher not in PARENTS:
+    world = detect(environment)
+    if world.launcher not in PARENTS:
         return []
     try:
         parent = Path("/proc") / state_of(Path("/proc") / process)[1]
-        if (parent / "comm").read_text().strip() != PARENTS[own.launcher]:
+        if (parent / "comm").read_text().strip() != PARENTS[world.launcher]:
             return []
-        there = {rank_of(process, own.launcher) for process in children(parent)}
+        running = {rank_of(process, world.launcher) for process in children(parent)}
     except OSError:  # one of them has just ended, or is not ours to look at
         return []
-    if None in there or own.rank not in there:
+    if None in running or world.rank not in running:
         return []
-    return sorted(started_here(own, environment) - there)
-
-
-def started_here(own: World, environment: Mapping[str, str]) -> set[int]:
-    """Return the ranks of this host; MPICH does not say which of several hosts has which."""
-    if own.launcher == "srun":
-        return {int(rank) for rank in environment["SLURM_GTIDS"].split(",")}
-    return {*range(own.size)} if own.local_size == own.size else set()
+    if world.launcher == "srun":
+        started = {int(rank) for rank in environment["SLURM_GTIDS"].split(",")}
+    else:  # MPICH does not say which of several hosts has which ranks
+        started = {*range(world.size)} if world.local_size == world.size else set()
+    return sorted(started - running)
 
 
 def children(process: Path) -> Iterator[Path]:
@@ -74,12 +75,46 @@ def state_of(process: Path) -> list[str]:
 def rank_of(process: Path, launcher: str) -> int | None:
     """Return the rank of a process; None if it is not a rank, or not yet."""
     entries = (process / "environ").read_bytes().split(b"\0")
-    found = detect(dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries))
-    return found.rank if found.launcher == launcher else None
+    world = detect(dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries))
+    return world.rank if world.launcher == launcher else None
+
+
+def wait_until(
+    reached: Callable[[], bool],
+    world: World,
+    state: Callable[[], str],
+    limit_s: float = JOIN.total_seconds(),
+    process: str = "self",
+) -> None:
+    """Return when `reached` says so; a line now and then says what is awaited. `process` is that of a rank.
+
+    Raises:
+        LaunchError: that took longer than `limit_s`, or a rank of this host has ended; the message has the `state`.
+    """
+    began = said = looked = time.monotonic()
+    ended: set[int] = set()
+    while not reached():
+        now = time.monotonic()
+        if now - looked > LOOK_S:
+            before, ended, looked = ended, {*ended_here(process=process)}, now
+            if gone := before & ended:  # not only for a moment; what it announced was seen by `reached`
+                names = names_of(gone, world.size)
+                raise LaunchError(f"{names} ended before all had joined: killed, or it says why itself ({state()})")
+        if now - began > limit_s:
+            raise LaunchError(f"{state()}, after {limit_s:.0f} s")
+        if now - said > WORD_S and world.local_rank == 0:
+            said = now
+            log.warning("%s, after %.0f s; they are waited for up to %.0f s", state(), now - began, limit_s)
+        time.sleep(pause_s(world.size))
+
+
+def pause_s(size: int) -> float:
+    """Seconds between two looks of a waiting rank at the store: longer with many ranks, which ask the same one."""
+    return max(POLL_S, size / REQUESTS_A_SECOND)
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watched_from_outside() -> Iterator[None]:
     """Return a context around what waits for all ranks in MPI, which knows no timeout.
 
     Nothing in this process could end it: MPI begins in an import, which keeps Python's other threads from running. So
@@ -102,25 +137,18 @@ def main(process: str, parent: str) -> None:
         process: its number.
         parent: number of the process that has started the rank.
     """
-    world, began, said = detect(), time.monotonic(), time.monotonic()
-    before: set[int] = set()
-    why = ""
-    while not why:
-        if select.select([sys.stdin], [], [], LOOK_S)[0]:
-            return
-        ended, now = {*ended_here(process=process)}, time.monotonic()
-        if gone := before & ended:
-            why = gone_words(gone, world.size)
-        elif parent_of(process) not in ("", parent) or hung_up():
-            why = f"{world.launcher}, which started rank {world.rank}, has ended"
-        elif now - began > JOIN.total_seconds():
-            why = f"rank {world.rank} has waited for {JOIN.total_seconds():.0f} s for all ranks to call MPI"
-        elif now - said > WORD_S:
-            said = now
-            tell(f"lopa-dist: rank {world.rank} waits for all ranks to call MPI, after {now - began:.0f} s")
-        before = ended
-    tell(f"lopa-dist: {why}")
-    os.kill(int(process), signal.SIGKILL)
+    world = detect()
+
+    def mpi_has_begun() -> bool:
+        if parent_of(process) not in ("", parent) or hung_up():
+            raise LaunchError(f"{world.launcher}, which started rank {world.rank}, has ended")
+        return bool(select.select([sys.stdin], [], [], LOOK_S)[0])
+
+    try:
+        wait_until(mpi_has_begun, world, lambda: f"rank {world.rank} waits for all ranks to call MPI", process=process)
+    except LaunchError as error:
+        tell(f"lopa-dist: {error}")
+        os.kill(int(process), signal.SIGKILL)
 
 
 def connection() -> list[int]:
@@ -146,12 +174,6 @@ def parent_of(process: str) -> str:
         return state_of(Path("/proc") / process)[1]
     except OSError:
         return ""
-
-
-def gone_words(gone: Iterable[int], size: int) -> str:
-    """Say which ranks are missing."""
-    names = " and ".join(f"rank {rank}" for rank in sorted(gone))
-    return f"{names} of {size} ended before all had joined: killed, or it says why itself"
 
 
 if __name__ == "__main__":

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import socket
-import time
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi
-from lopa_dist.parallel.neighbours import LOOK_S, WORD_S, ended_here, gone_words, watched
+from lopa_dist.parallel.neighbours import wait_until, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.whole import whole
 
-log = logging.getLogger("lopa_dist")
-POLL_S = 0.02
-REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
-AGENT_S = 10.0  # for torchrun's agent to answer, which is there unless it has ended
+AGENT_S = 10.0  # for torchrun's agent to answer, which it does unless it has ended
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
 SLURM_START = (  # of a job step
     "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT",
 )  # fmt: skip
-ENVIRONMENT = (  # that tells where the ranks meet
-    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "SLURM_SUBMIT_DIR", *SLURM_START,
-)  # fmt: skip
+CONNECTIONS: dict[World, tuple[Store, str]] = {}
+"""What `connect` returned: a process connects once, however often its ranks meet. In tests, ranks are threads."""
 
 
 def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meeting: int = 0) -> Store:
@@ -39,24 +32,17 @@ def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meetin
         LaunchError: the ranks do not find each other.
         Stopped: torchrun has restarted a job that was asked to stop.
     """
-    known = tuple((name, environment[name]) for name in ENVIRONMENT if name in environment)
-    store, start = connect(world, known)
+    if world not in CONNECTIONS:
+        CONNECTIONS[world] = connect(world, environment)
+    store, start = CONNECTIONS[world]
     return PrefixStore(f"{start}/{meeting}", store)
 
 
-@lru_cache(maxsize=16)  # one connection of a process, however often its ranks meet; tests have threads for ranks
-def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, str]:
-    """Return the store without a prefix, and a prefix that all ranks of this start have in common.
-
-    Args:
-        world: of this process.
-        known: of the variables of `ENVIRONMENT`, those that are set.
-    """
-    environment = dict(known)
+def connect(world: World, environment: Mapping[str, str]) -> tuple[Store, str]:
+    """Return the store without a prefix, and a prefix that all ranks of this start have in common."""
     if world.launcher == "torchrun":
-        hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        if hosted:  # since before any rank was started
+        if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it is up before any rank is started
             store = hosted_by(f"torchrun's agent at {address}:{port}", address, port, world, AGENT_S)
         else:
             store = TCPStore(address, port, world.size, world.rank == 0, JOIN)
@@ -64,10 +50,8 @@ def connect(world: World, known: tuple[tuple[str, str], ...]) -> tuple[Store, st
             raise Stopped(f"{store.get(keys.STOPPED).decode()}; torchrun started it again in vain")
         return store, f"lopa_dist/{common_start(store, world)}"
     first = host(world) if world.rank == 0 else None
-    endpoint = f"{own_address(world)} {first.port}" if first else ""
-    endpoint = (
-        share_by_mpi(world, endpoint) if world.launcher == "mpirun" else share_by_file(world, endpoint, environment)
-    )
+    own = f"{own_address(world)} {first.port}" if first else ""
+    endpoint = share_by_mpi(world, own) if world.launcher == "mpirun" else share_by_file(world, own, environment)
     address, number = endpoint.split()
     return first or hosted_by(f"rank 0 at {address}:{number}", address, int(number), world), "lopa_dist"
 
@@ -131,35 +115,6 @@ def never_again(store: Store, why: str) -> None:
         store.underlying_store.set(keys.STOPPED, why)
 
 
-def wait_until(
-    reached: Callable[[], bool], world: World, state: Callable[[], str], limit_s: float = JOIN.total_seconds()
-) -> None:
-    """Return when `reached` says so; a line now and then says what is awaited.
-
-    Raises:
-        LaunchError: that took longer than `limit_s`, or a rank of this host has ended; the message has the `state`.
-    """
-    began = said = looked = time.monotonic()
-    ended: set[int] = set()
-    while not reached():
-        now = time.monotonic()
-        if now - looked > LOOK_S:
-            before, ended, looked = ended, {*ended_here()}, now
-            if gone := before & ended:  # not only for a moment; what it announced was seen by `reached`
-                raise LaunchError(f"{gone_words(gone, world.size)} ({state()})")
-        if now - began > limit_s:
-            raise LaunchError(f"{state()}, after {limit_s:.0f} s")
-        if now - said > WORD_S and world.local_rank == 0:
-            said = now
-            log.warning("%s, after %.0f s; they are waited for up to %.0f s", state(), now - began, limit_s)
-        time.sleep(pause_s(world.size))
-
-
-def pause_s(size: int) -> float:
-    """Seconds between two looks of a waiting rank at the store: longer with many ranks, which ask the same one."""
-    return max(POLL_S, size / REQUESTS_A_SECOND)
-
-
 def host(world: World) -> TCPStore:
     """Return the store on this process, for all ranks.
 
@@ -183,7 +138,7 @@ def host(world: World) -> TCPStore:
 
 def share_by_mpi(world: World, endpoint: str) -> str:
     """Return rank 0's `endpoint` on every rank, by MPI."""
-    with watched():
+    with watched_from_outside():
         everyone = mpi().COMM_WORLD
         if everyone.Get_size() != world.size:
             version = mpi().Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures, hosts
 from lopa_dist.parallel.launcher import JOIN, World
-from lopa_dist.parallel.rendezvous import pause_s, wait_until
+from lopa_dist.parallel.neighbours import pause_s, wait_until
 
 NAMED = 5  # differences, or ranks, that a message lists
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
@@ -94,10 +94,9 @@ class SharedStore:
         """
         if self.world.size == 1:
             return
-        stated = json.dumps(own, sort_keys=True)
-        first, mine = json.loads(self.broadcast(f"statement/{name}", stated)), json.loads(stated)
-        keys_of_both = sorted(first.keys() | mine.keys())
-        differing = [key for key in keys_of_both if first.get(key) != mine.get(key)]
+        statement = json.dumps(own, sort_keys=True)
+        mine, first = json.loads(statement), json.loads(self.broadcast(f"statement/{name}", statement))
+        differing = [key for key in sorted(first.keys() | mine.keys()) if first.get(key) != mine.get(key)]
         if differing:
             named = "; ".join(f"{key} is {mine.get(key)!r}, on rank 0 {first.get(key)!r}" for key in differing[:NAMED])
             more = f"; and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
@@ -128,18 +127,18 @@ class SharedStore:
             replica: the number of this rank's replica.
             replicas: how many there are.
         """
-        own = [] if text is None else [text[at : at + PART] for at in range(0, len(text), PART)]
-        for number, part in enumerate(own):
+        parts = [] if text is None else [text[begin : begin + PART] for begin in range(0, len(text), PART)]
+        for number, part in enumerate(parts):
             self.store.set(keys.GATHER_PART.format(replica, number), part)
         if text is not None:
-            self.store.set(keys.GATHER_COUNT.format(replica), str(len(own)))
+            self.store.set(keys.GATHER_COUNT.format(replica), str(len(parts)))
         self.barrier(keys.GATHER_WRITTEN)
         counts = [int(count) for count in self.store.multi_get([keys.GATHER_COUNT.format(r) for r in range(replicas)])]
         texts = []
         for other, count in enumerate(counts):
-            parts = [keys.GATHER_PART.format(other, number) for number in range(count)]
-            texts.append(b"".join(self.store.multi_get(parts)).decode() if parts else "")
+            names = [keys.GATHER_PART.format(other, number) for number in range(count)]
+            texts.append(b"".join(self.store.multi_get(names)).decode() if names else "")
         self.barrier(keys.GATHER_READ)
-        for number in range(len(own)):  # the store may outlive this group
+        for number in range(len(parts)):  # the store may outlive this group
             self.store.delete_key(keys.GATHER_PART.format(replica, number))
         return texts

@@ -85,7 +85,7 @@ class StepWatch:
                     continue
                 verdict = self.failed()
                 if verdict and not heard:
-                    heard = True  # a turn for the main thread, which may leave in order
+                    heard = True  # the main thread has one turn more, to leave in order
                     continue
                 if verdict is None and spent >= self.limit_s:
                     verdict, spent = self.overdue(now[1]), 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,8 +26,8 @@ class Batch:
         limit: the most lines to take; None: all.
         column: the field that holds the prompt, or the messages if it is a list; all others pass through to the
             results. None: fields mean what they are called.
-        samples: of a line that does not say how many.
-        tries: of an answer that must be JSON (`response_format`).
+        samples: how many answers a line gets that does not say.
+        tries: the most answers to generate where JSON is asked for (`response_format`).
         score: how answers are judged: ``exact`` compares them with the field `reference`, ``FILE.py:FUNCTION`` calls a
             function with the text and the fields that pass through. None: they are not judged.
     """
@@ -48,7 +49,7 @@ class Batch:
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
-        """The items of at most `limit` lines, in order; blank lines are passed over.
+        """The items of at most `limit` lines, in order; blank lines are skipped.
 
         Raises:
             ValueError: a table without a column of prompts.
@@ -63,9 +64,10 @@ class Batch:
         """One line's items."""
         if row.value is None:
             return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
-        value, wanted = row.value, (self.column,) if self.column else (*PROMPTS, "body")
-        if not value.keys() & {*wanted}:
-            there = f"no {' or '.join(wanted[:2])} in it; it has {', '.join(value)}"
+        value = row.value
+        columns = (self.column,) if self.column else (*PROMPTS, "body")
+        if not value.keys() & {*columns}:
+            there = f"no {' or '.join(columns[:2])} in it; it has {', '.join(value)}"
             reason = f"{there}: task.column=NAME says which is the prompt"
             if is_table(self.source):
                 raise ValueError(f"task.input={self.source}: {reason}")
@@ -75,16 +77,12 @@ class Batch:
             value = {key: value.get(key) for key in ENVELOPE}
         if ending(Path(self.source)) in (".csv", ".tsv"):
             value = {key: read_cell(key, content) for key, content in value.items()}
-        items = [self.tried(item) for item in items_of(value, row.number, self.samples, self.column)]
-        return items if self.rule is None else [self.judged(item, row.number) for item in items]
+        return [self.configured(item, row.number) for item in items_of(value, row.number, self.samples, self.column)]
 
-    def tried(self, item: Item) -> Item:
-        """The item with as many tries as `task.tries` says, where its format matters."""
-        wanted = item.response_format
-        return item if wanted is None else replace(item, response_format=replace(wanted, tries=self.tries))
-
-    def judged(self, item: Item, number: int) -> Item:
-        """The item, or one with an error where what it is judged by is missing."""
+    def configured(self, item: Item, number: int) -> Item:
+        """The item with as many tries as `task.tries` says; with an error if the reference to judge by is missing."""
+        if item.response_format is not None:
+            item = replace(item, response_format=replace(item.response_format, tries=self.tries))
         fields = item.metadata or {}
         if self.rule == "exact" and "reference" not in fields and not item.error:
             there = ", ".join(fields) or "nothing else"
@@ -117,8 +115,8 @@ class Batch:
         """
         if self.rule is None:
             return None
-        found = self.judge(text, item.metadata or {})
-        right, extracted = found if isinstance(found, tuple) and len(found) == 2 else (found, text.strip())
+        verdict = self.judge(text, item.metadata or {})
+        right, extracted = verdict if isinstance(verdict, tuple) and len(verdict) == 2 else (verdict, text.strip())
         if right not in (True, False):
             raise CannotJudge(
                 f"task.score={self.rule} returned {right!r}: return True or False, or a pair of that and what was read "
@@ -134,11 +132,10 @@ def exact(text: str, fields: dict[str, Any]) -> bool:
 
 def read_cell(column: str, text: str | None) -> Any:
     """The value that a text in a `.csv` table stands for: options are numbers; messages and formats are JSON."""
-    numbers = column in (*LIMITS, *SAMPLING, "n")
-    kinds = (json.loads,) if column in ("messages", "response_format") else (int, float) if numbers else ()
-    for kind in kinds if text is not None else ():
-        try:
-            return kind(str(text))
-        except (ValueError, RecursionError):
-            pass
+    if text is None:
+        return None
+    is_number = column in (*LIMITS, *SAMPLING, "n")
+    for kind in (int, float) if is_number else (json.loads,) if column in ("messages", "response_format") else ():
+        with contextlib.suppress(ValueError, RecursionError):
+            return kind(text)
     return text

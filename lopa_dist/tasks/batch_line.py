@@ -9,7 +9,8 @@ passes through to its results; ``id`` names it where ``custom_id`` does not.
 from __future__ import annotations
 
 import json
-import math
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -51,22 +52,21 @@ def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | N
     Args:
         raw: the line's fields.
         number: of the line, from 1.
-        samples: where the line does not say how many.
+        samples: how many, if the line does not say.
         column: the field that holds the prompt, or the messages as a list; all others pass through. None: fields mean
             what they are called.
     """
-    fallback, raw = f"line-{number}", given_fields(raw)
+    raw = given_fields(raw)
     wrapped = column is None and ("body" in raw or (("url" in raw or "method" in raw) and not raw.keys() & {*PROMPTS}))
-    form: Form = "simple"
-    custom_id, model, metadata = fallback, None, None
+    form: Form = "chat" if wrapped else "simple"
+    custom_id, model, metadata = f"line-{number}", None, None
     try:
-        custom_id = named(raw, wrapped) or fallback
+        custom_id = request_name(raw, NAMES[:1] if wrapped else NAMES) or custom_id
         if wrapped:
-            form = "chat"  # for an error that comes before it is known
             form, request = unwrap(raw)
             model = request.get("model")
         else:
-            request, metadata = parted(raw, column)
+            request, metadata = split_fields(raw, column)
             if column is not None and column not in raw:
                 raise BadLine(f"{column} is empty; give it a prompt, or leave the line out")
         base = read_request({"n": samples} | request)
@@ -95,20 +95,20 @@ def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def named(raw: dict[str, Any], wrapped: bool) -> str | None:
-    """What a line calls its request."""
-    key = next((key for key in NAMES if key in raw and not (wrapped and key == "id")), None)
-    if key is None:
-        return None
-    name = raw[key]
-    if key == "id" and isinstance(name, int | float) and not isinstance(name, bool) and name == name // 1:
-        name = str(int(name))  # of a table whose column of integers has gaps, they are floats
-    if not isinstance(name, str) or not name:
-        raise BadLine(f"{key} must be a non-empty string" + (" or an integer" if key == "id" else ""))
-    return name
+def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
+    """What a line calls its request, in the first of the `keys` that it has."""
+    for key in keys:
+        if key in raw:
+            name = raw[key]
+            if key == "id" and is_number(name) and name == name // 1:
+                name = str(int(name))  # a table whose column of integers has gaps holds floats
+            if not isinstance(name, str) or not name:
+                raise BadLine(f"{key} must be a non-empty string" + (" or an integer" if key == "id" else ""))
+            return name
+    return None
 
 
-def parted(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def split_fields(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The request of a simple line, and the fields that pass through to its results."""
     if column is not None:
         request = {"messages" if isinstance(raw.get(column), list) else "prompt": raw.get(column)}
@@ -129,16 +129,15 @@ def parted(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dic
     return request, json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
 
 
-def refuse_unknown(request: dict[str, Any], known: tuple[str, ...], shown: tuple[str, ...]) -> None:
+def refuse_unknown(request: dict[str, Any], known: tuple[str, ...]) -> None:
     """Refuse fields that would be ignored."""
-    unknown = sorted(set(request) - set(known))
-    if unknown:
-        raise BadLine(f"unknown field {', '.join(map(repr, unknown))}; known: {', '.join(shown)}")
+    if unknown := sorted(set(request) - set(known)):
+        raise BadLine(f"unknown field {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
 
 
 def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
     """The form and the body of an OpenAI Batch line, without the fields that do nothing."""
-    refuse_unknown(raw, ENVELOPE, ENVELOPE)
+    refuse_unknown(raw, ENVELOPE)
     if raw.get("method", "POST") != "POST":
         raise BadLine('method must be "POST"')
     if not isinstance(raw.get("body"), dict):
@@ -150,15 +149,14 @@ def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
         if not isinstance(url, str) or url not in URLS:
             raise BadLine(f"url must be {' or '.join(URLS)}")
         form = URLS[url]
-        wanted = "messages" if form == "chat" else "prompt"
-        if wanted not in body:
-            raise BadLine(f"{url} needs {wanted} in body")
-    model = body.get("model")
-    if model is not None and not isinstance(model, str):
+        needed = "messages" if form == "chat" else "prompt"
+        if needed not in body:
+            raise BadLine(f"{url} needs {needed} in body")
+    if not isinstance(body.get("model", ""), str):
         raise BadLine("model must be a string")
     refuse_unsupported(body)
     request = {key: value for key, value in body.items() if key not in NEUTRAL and key not in LABELS}
-    refuse_unknown(request, (*KNOWN, "model"), ("model", *KNOWN))
+    refuse_unknown(request, ("model", *KNOWN))
     return form, request
 
 
@@ -166,13 +164,12 @@ def refuse_unsupported(fields: dict[str, Any]) -> None:
     """Refuse fields of the API that would change the answer."""
     refused = []
     for key, values in NEUTRAL.items():
-        value = fields.get(key)
-        if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
+        value = fields.get(key, values[0])
+        if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in values):
             refused.append(key)
-    if len(refused) == 1:
-        raise BadLine(f"{refused[0]} is not supported; remove it")
     if refused:
-        raise BadLine(f"{', '.join(refused)} are not supported; remove them")
+        verb, them = ("is", "it") if len(refused) == 1 else ("are", "them")
+        raise BadLine(f"{', '.join(refused)} {verb} not supported; remove {them}")
 
 
 def read_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -186,14 +183,14 @@ def read_request(request: dict[str, Any]) -> dict[str, Any]:
         raise BadLine("prompt must be a non-empty string; one line for each prompt")
     if all(key in request for key in LIMITS):
         raise BadLine("give either max_tokens or max_completion_tokens")
-    most = [whole(request, key, 1) for key in LIMITS if key in request]
+    limit = integer(request, LIMITS[0], 1) or integer(request, LIMITS[1], 1)
     return {
         "prompt": prompt,
         "messages": None if messages is None else read_messages(messages),
-        "max_new_tokens": most[0] if most else None,
+        "max_new_tokens": limit,
         "stop": read_stop(request.get("stop", [])),
-        "suffix": read_suffix(request.get("suffix", ""), bool(most)),
-        "samples": whole(request, "n", 1, MOST_SAMPLES) or 1,
+        "suffix": read_suffix(request.get("suffix", ""), limit is not None),
+        "samples": integer(request, "n", 1, MOST_SAMPLES) or 1,
         "response_format": read_response_format(request.get("response_format", {"type": "text"})),
         "token_steps": read_logprobs(request.get("logprobs", False), messages is not None),
         "sampling": read_sampling(request) if any(key in request for key in SAMPLING) else DEFAULT,
@@ -203,10 +200,10 @@ def read_request(request: dict[str, Any]) -> dict[str, Any]:
 def read_sampling(request: dict[str, Any]) -> RequestSampling:
     """The fields that say how tokens are drawn."""
     return RequestSampling(
-        temperature=real(request, "temperature", lambda t: t >= 0, "of at least 0"),
-        top_p=real(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
-        top_k=whole(request, "top_k", 0),
-        seed=whole(request, "seed", -(2**63), 2**63 - 1),
+        temperature=number(request, "temperature", lambda t: t >= 0, "of at least 0"),
+        top_p=number(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
+        top_k=integer(request, "top_k", 0),
+        seed=integer(request, "seed", -(2**63), 2**63 - 1),
     )
 
 
@@ -220,8 +217,8 @@ def read_logprobs(value: Any, chat: bool) -> bool:
     return True
 
 
-def whole(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:
-    """An integer field in its range; null if it is not given."""
+def integer(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:
+    """An integer field in its range; None if it is not given."""
     value = request.get(key)
     if value is None:
         return None
@@ -231,22 +228,23 @@ def whole(request: dict[str, Any], key: str, least: int, most: int | None = None
     return value
 
 
-def real(request: dict[str, Any], key: str, fits: Any, allowed: str) -> float | None:
-    """A number field in its range; null if it is not given."""
+def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], allowed: str) -> float | None:
+    """A finite number field that `fits`; None if it is not given."""
     value = request.get(key)
     if value is None:
         return None
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # an integer of hundreds of digits
-        number = math.inf
-    if not math.isfinite(number) or not fits(number):
+    if not is_number(value) or not abs(value) <= sys.float_info.max or not fits(value):
         raise BadLine(f"{key}={shown(value)} must be a number {allowed}")
-    return number
+    return float(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is an integer or a fraction; to Python, true and false are integers."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
-    """A value for a message, cut where it is long."""
+    """A value for a message, cut if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists of lists of lists
@@ -263,7 +261,7 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 
 def read_response_format(value: Any) -> ResponseFormat | None:
-    """What the answer must be; null where any text will do."""
+    """What the answer must be; None where any text will do."""
     try:
         return ResponseFormat.of(value)
     except ValueError as error:
@@ -271,7 +269,7 @@ def read_response_format(value: Any) -> ResponseFormat | None:
 
 
 def read_suffix(value: Any, limited: bool) -> str | None:
-    """The text behind an answer; null if there is none.
+    """The text behind an answer; None if there is none.
 
     Args:
         value: of the field.
@@ -295,7 +293,7 @@ def read_messages(value: Any) -> list[dict[str, str]]:
             raise BadLine(wanted)
         content = message.get("content")
         if isinstance(content, list):
-            content = "".join(part_text(part) for part in content)
+            content = "".join(map(part_text, content))
         if not isinstance(content, str):
             raise BadLine(wanted)
         messages.append({**message, "content": content})

@@ -39,7 +39,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def item(self, number: int, row: dict[str, Any]) -> Item | None:
-        """Return the item of a row and its number, from 1; None passes the row over.
+        """Return the item of a row and its number, from 1; None skips the row.
 
         Raises:
             BadRow: the row is not of this benchmark.
@@ -88,6 +88,7 @@ class FewshotBenchmark(Benchmark):
     """
 
     options = (*Benchmark.options, "fewshot", "fewshot_input", "fewshot_as_multiturn")
+    train: str  # where the examples are if the user names no other source
     usual_fewshot = 4
     delimiter = " "  # between question and answer in plain text
 
@@ -102,24 +103,24 @@ class FewshotBenchmark(Benchmark):
         super().__init__(input, limit)
         count = self.usual_fewshot if fewshot is None else fewshot
         self.examples = read_examples(fewshot_input or self.own_examples(), count, self.example)
-        self.prefix = "".join(f"{one.question}{self.delimiter}{one.answer}\n\n" for one in self.examples)
+        self.prefix = "".join(f"{shot.question}{self.delimiter}{shot.answer}\n\n" for shot in self.examples)
         self.multiturn = fewshot_as_multiturn
 
-    @abstractmethod
     def own_examples(self) -> str:
         """Return the source of the examples if the user names none."""
+        return self.train
 
     @abstractmethod
     def example(self, row: dict[str, Any]) -> Example | None:
         """Return a row as a worked example, or None if it is not set aside for that; raises as `item`."""
 
-    def asked(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
+    def fewshot_item(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
         """Return a question behind the examples, in both forms; the job keeps the one that fits the model."""
-        plain, turns = self.prefix + question, []
+        plain, messages = self.prefix + question, []
         for example in self.examples if self.multiturn else ():
-            turns.append({"role": "user", "content": example.question})
-            turns.append({"role": "assistant", "content": example.answer})
-        messages = [*turns, {"role": "user", "content": question if self.multiturn else plain}]
+            messages.append({"role": "user", "content": example.question})
+            messages.append({"role": "assistant", "content": example.answer})
+        messages.append({"role": "user", "content": question if self.multiturn else plain})
         return Item(custom_id, prompt=plain, messages=messages, prefix=self.prefix, stop=stop, reference=reference)
 
 

@@ -15,7 +15,8 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-WORK = "/tmp"  # inside the sandbox: the program's own working directory
+TEMPORARY = ("/tmp", "/dev/shm")  # inside the sandbox: file systems in memory
+WORK = "/tmp/lopa-run"  # there, the working directory; apart from what is visible below /tmp, such as a user's Python
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")  # none has a secret
 REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
@@ -41,27 +42,28 @@ def command(seccomp: int, disk_bytes: int) -> list[str]:
     else:
         words += ["--unshare-user"]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    for folder in (WORK, "/dev/shm"):
+    for folder in TEMPORARY:
         words += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", folder]
+    words += ["--perms", "0777", "--dir", WORK]
     for path in visible():
         for folder in [*map(str, Path(path).parents)][-2::-1]:
-            words += ["--perms", "0755", "--dir", folder]  # in the way to it; not the host's own, which may be shut
+            words += ["--perms", "0755", "--dir", folder]  # not the host's own, which may be closed to others
         words += ["--ro-bind", path, path]
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK, "--"]
 
 
 @cache
 def visible() -> list[str]:
-    """Return the files and folders that the program may read, no folder after one inside it."""
+    """Return the files and folders that the program may read; none lies in another."""
     wanted = [path for path in (*SYSTEM, *SETTINGS) if os.path.exists(path)]
     wanted += [sys.prefix, sys.exec_prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1])]
     wanted += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     wanted += [*site.getsitepackages(), *library_folders()]
-    found: list[str] = []
+    outermost: list[str] = []
     for path in sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)} - {"/"}):
-        if not any(Path(path).is_relative_to(folder) for folder in found):
-            found.append(path)
-    return found
+        if not any(Path(path).is_relative_to(folder) for folder in outermost):
+            outermost.append(path)
+    return outermost
 
 
 def library_folders() -> list[str]:

@@ -17,11 +17,11 @@ log = logging.getLogger("lopa_dist")
 class CodeTask:
     """Judges programs by running them, or leaves them unjudged; stands before `Benchmark` among the bases of a task.
 
-    `allow_code_execution` is the user's word: true runs programs in the sandbox, ``unconfined`` with limits alone, and
-    false only generates. Null is refused, so that nobody finds out after hours of generation that nothing was judged.
+    The user decides by `allow_code_execution`: true runs programs in the sandbox, ``unconfined`` with limits alone, and
+    false only generates. None is refused, so that nobody finds out after hours of generation that nothing was judged.
 
     Raises:
-        ValueError: `allow_code_execution` is null, or programs cannot be run here in this way.
+        ValueError: `allow_code_execution` is None, or programs cannot be run here in this way.
     """
 
     name: str
@@ -50,7 +50,7 @@ class CodeTask:
         super().__init__(*benchmark, **named)
 
     def run(self, solution: str, tests: str, extracted: str) -> Score | None:
-        """Whether the tests pass; null where running is not allowed. Takes up to the time limit."""
+        """Whether the tests pass; None if running is not allowed. Takes up to the time limit."""
         if not self.allow:
             return None
         outcome = run_tests(solution, tests, self.limits, self.confined, self.cancelled)

@@ -21,10 +21,7 @@ class GSM8K(FewshotBenchmark):
 
     name = "gsm8k"
     test = "hf://openai/gsm8k:main:test"
-
-    def own_examples(self) -> str:
-        """The first rows of the training set."""
-        return "hf://openai/gsm8k:main:train"
+    train = "hf://openai/gsm8k:main:train"
 
     def example(self, row: dict[str, Any]) -> Example:
         """A row of the original files: `question`, and `answer` that ends in ``#### N``."""
@@ -33,7 +30,7 @@ class GSM8K(FewshotBenchmark):
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """One problem, called `gsm8k-N` after its row."""
         shown = self.example(row)
-        return self.asked(f"gsm8k-{number}", shown.question, STOP, shown.answer)
+        return self.fewshot_item(f"gsm8k-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
         """Exact match after normalisation, of both readings."""

@@ -61,46 +61,42 @@ class HarnessTask:
         for name, task in self.tasks.items():
             check(name, task)
             task.set_fewshot_seed(SEED)
-        kinds = sorted({"likelihoods" if task.OUTPUT_TYPE in SCORED else "texts" for task in self.tasks.values()})
-        self.scores = kinds == ["likelihoods"]
-        if len(kinds) > 1:
+        scored = {task.OUTPUT_TYPE in SCORED for task in self.tasks.values()}
+        self.scores = scored == {True}
+        if len(scored) > 1:
             raise ValueError(f"task.harness={harness}: some of its tasks ask for texts and some for likelihoods")
 
     def items(self) -> Iterable[Item]:
         """One item a document, called after the task and the document's number, from 0, as the harness counts."""
         for name, task in self.tasks.items():
-            last = ""
+            before = ""
             for number, document in task.doc_iterator(limit=self.limit):
                 item = self.item(name, number, document)
-                common = os.path.commonprefix([last, item.prompt or ""])  # noqa: RUF071 - of texts
-                last = item.prompt or ""
+                prompt = item.prompt or ""
+                common = os.path.commonprefix([before, prompt])  # noqa: RUF071 - of texts
+                before = prompt
                 end = task.config.fewshot_delimiter or "\n\n"  # of the examples, which many documents have in common
                 yield replace(item, prefix=common[: common.rfind(end) + len(end)] if end in common else "")
 
     def item(self, name: str, number: int, document: Mapping[str, Any]) -> Item:
         """One document of a task."""
-        task, custom_id = self.tasks[name], f"{name}-{number}"
-        usual = int(task.config.num_fewshot or 0)
-        examples = usual if self.fewshot is None else self.fewshot
+        task = self.tasks[name]
+        examples = int(task.config.num_fewshot or 0) if self.fewshot is None else self.fewshot
         begin = task.resolve_field(document, task.config.gen_prefix)  # how the task begins an answer
         context = partial(task.fewshot_context, doc=document, num_fewshot=examples, gen_prefix=begin)
-        random = task.sampler.rnd
-        before = random.getstate()
+        before = task.sampler.rnd.getstate()
         plain = context()
-        after = random.getstate()
-        random.setstate(before)  # the same examples in both forms, those that `lm_eval` draws
+        task.sampler.rnd.setstate(before)  # the same examples in both forms, those that `lm_eval` draws
         chat = context(
             apply_chat_template=True,
             fewshot_as_multiturn=self.multiturn,
             chat_template=lambda turns, add_generation_prompt=True: turns,  # leaves messages as they are
         )
-        random.setstate(after)
-        reference = json.dumps(document, sort_keys=True, default=str)
-        item = Item(custom_id, reference=reference)
+        item = Item(f"{name}-{number}", reference=json.dumps(document, sort_keys=True, default=str))
         if task.OUTPUT_TYPE in SCORED:
-            found = tuple(continuations(task, document, plain, chat))
-            first = found[0].behind or item  # for those who look at the results
-            return replace(item, prompt=first.prompt, messages=first.messages, continuations=found)
+            texts = tuple(continuations(task, document, plain, chat))
+            first = texts[0].behind or item  # for those who look at the results
+            return replace(item, prompt=first.prompt, messages=first.messages, continuations=texts)
         if not isinstance(plain, str):
             return replace(item, error="it has several prompts; only one can be answered")
         generation = dict(task.config.generation_kwargs or {})
@@ -116,16 +112,16 @@ class HarnessTask:
         """Filter and judge a text as the harness does."""
         return self.judged(item, [text])
 
-    def score_likelihoods(self, item: Item, found: Sequence[Likely]) -> Score:
+    def score_likelihoods(self, item: Item, likelihoods: Sequence[Likely]) -> Score:
         """Judge by how likely the model finds the continuations of an item."""
         task = self.task_of(item)
         if task.OUTPUT_TYPE == "loglikelihood_rolling":
-            return self.judged(item, [one.loglikelihood for one in found])
-        score = self.judged(item, [(one.loglikelihood, one.greedy) for one in found])
+            return self.judged(item, [text.loglikelihood for text in likelihoods])
+        score = self.judged(item, [(text.loglikelihood, text.greedy) for text in likelihoods])
         if task.OUTPUT_TYPE != "multiple_choice":
             return score
         choices = task.doc_to_choice(json.loads(item.reference))
-        best = max(range(len(choices)), key=lambda number: found[number].loglikelihood)
+        best = max(range(len(choices)), key=lambda number: likelihoods[number].loglikelihood)
         return replace(score, extracted=str(choices[best]))
 
     def judged(self, item: Item, responses: Sequence[Any]) -> Score:
@@ -134,16 +130,19 @@ class HarnessTask:
         from lm_eval.api.metrics import mean
 
         task, document = self.task_of(item), json.loads(item.reference)
-        instances = [Instance(task.OUTPUT_TYPE, document, ("",), n, resps=[one]) for n, one in enumerate(responses)]
+        instances = [
+            Instance(task.OUTPUT_TYPE, document, ("",), number, resps=[response])
+            for number, response in enumerate(responses)
+        ]
         metrics: dict[str, Any] = {}
         shares: dict[str, bool] = {}
         for pipeline in task._filters:
             pipeline.apply(instances)
             filtered = [instance.filtered_resps[pipeline.name] for instance in instances]
-            found = task.process_results(document, filtered)
-            for metric, value in found.items():
-                metrics[f"{metric},{pipeline.name}"] = plainly(value)
-                name = pipeline.name if len(found) == 1 else f"{metric}_{pipeline.name}".removesuffix("_none")
+            values = task.process_results(document, filtered)
+            for metric, value in values.items():
+                metrics[f"{metric},{pipeline.name}"] = json.loads(json.dumps(value, default=plainly))
+                name = pipeline.name if len(values) == 1 else f"{metric}_{pipeline.name}".removesuffix("_none")
                 if task.aggregation().get(metric, mean) is mean and isinstance(value, bool | int | float):
                     shares[name] = bool(value == 1)
         first = next(iter(instances[0].filtered_resps.values()))
@@ -167,20 +166,20 @@ class HarnessTask:
         for line in lines:
             for key, value in line.get("metrics", {}).items():
                 values[line["custom_id"].rpartition("-")[0]][key].append(value)
-        found: dict[str, dict[str, Any]] = {}
+        totals: dict[str, dict[str, Any]] = {}
         for name, task in self.tasks.items():
-            for key, several in values.get(name, {}).items():
+            for key, of_documents in values.get(name, {}).items():
                 rule = task.aggregation().get(key.split(",")[0], mean)
                 try:
-                    found.setdefault(name, {})[key] = float(rule(several))
+                    totals.setdefault(name, {})[key] = float(rule(of_documents))
                 except Exception as error:  # whatever the metric's library raises; the answers are there
                     log.warning("WARNING: %s: %s could not be worked out (%s)", name, key, error)
-        sizes = {name: {"sample_len": max(map(len, of.values()))} for name, of in values.items()}
+        sizes = {name: {"sample_len": max(map(len, metrics.values()))} for name, metrics in values.items()}
         for name, group in self.groups.items():
-            of = group.aggregate({task: found[task] | sizes[task] for task in self.tasks if task in found})
-            figures = {key: of[key] for key in of if "," in key and "_stderr" not in key}
-            found |= {name: figures} if figures else {}
-        return found
+            metrics = group.aggregate({task: totals[task] | sizes[task] for task in self.tasks if task in totals})
+            if figures := {key: metrics[key] for key in metrics if "," in key and "_stderr" not in key}:
+                totals[name] = figures
+        return totals
 
 
 def behind(item: Item, plain: str, chat: list[dict[str, str]]) -> Item:
@@ -198,23 +197,20 @@ def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any)
         plain: the prompt, or one for each of the texts.
         chat: the same as lists of messages.
     """
-    asked = [
-        task.construct_requests(document, context, apply_chat_template=in_chat)
-        for context, in_chat in ((plain, False), (chat, True))
-    ]
-    pairs = zip(*(some if isinstance(some, list) else [some] for some in asked), strict=True)
-    for of_plain, of_chat in pairs:
+    forms = []
+    for context, in_chat in ((plain, False), (chat, True)):
+        requests = task.construct_requests(document, context, apply_chat_template=in_chat)
+        forms.append(requests if isinstance(requests, list) else [requests])
+    for of_plain, of_chat in zip(*forms, strict=True):
         *context, text = of_plain.args
         *messages, text_in_chat = of_chat.args
-        if context and context[0]:
-            yield Continuation(text, text_in_chat, behind(Item(""), context[0], messages[0]))
-        else:
-            yield Continuation(text, text_in_chat)
+        item = behind(Item(""), context[0], messages[0]) if context and context[0] else None
+        yield Continuation(text, text_in_chat, item)
 
 
 def plainly(value: Any) -> Any:
-    """A metric of one document as JSON has it."""
-    return json.loads(json.dumps(value, default=lambda of: of.tolist() if hasattr(of, "tolist") else str(of)))
+    """What JSON has in place of a value that it does not have."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def check(name: str, task: Any) -> None:
@@ -236,11 +232,11 @@ def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
     try:
         manager = TaskManager(include_defaults=not Path(task).is_file())  # reading all of them takes ten seconds
-        found = manager.load([task])
+        loaded = manager.load([task])
     except Exception as error:  # errors of the harness, of datasets and of the hub have no common base
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(f"task.harness={task}: {type(error).__name__}: {reason}") from error
-    return dict(found["tasks"]), dict(found["groups"])
+    return dict(loaded["tasks"]), dict(loaded["groups"])
 
 
 def sampling_of(generation: Mapping[str, Any]) -> RequestSampling:

@@ -28,19 +28,16 @@ class HumanEval(CodeTask, Benchmark):
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """One problem, under the benchmark's own id (``HumanEval/0``)."""
-        prompt, name = text_field(row, "prompt"), text_field(row, "entry_point")
+        refuse_release_form(row)
+        prompt, name, tests = (text_field(row, key) for key in ("prompt", "entry_point", "test"))
         return Item(
             text_field(row, "task_id"),
             prompt=prompt,
             messages=[{"role": "user", "content": REQUEST.format(prompt=prompt)}],
             answer_prefix=BEGINNING.format(prompt=prompt),
             stop=STOP,
-            reference=(prompt, f"{self.tests(row)}\ncheck({name})\n"),
+            reference=(prompt, f"{tests}\ncheck({name})\n"),
         )
-
-    def tests(self, row: dict[str, Any]) -> str:
-        """Source that defines `check(candidate)`."""
-        return text_field(row, "test")
 
     def score(self, item: Item, text: str) -> Score | None:
         """Whether prompt and completion pass the tests."""
@@ -54,8 +51,3 @@ class HumanEvalPlus(HumanEval):
 
     name = "humaneval_plus"
     test = "hf://evalplus/humanevalplus:test"
-
-    def tests(self, row: dict[str, Any]) -> str:
-        """Source that defines `check(candidate)`."""
-        refuse_release_form(row)
-        return text_field(row, "test")

@@ -42,7 +42,7 @@ def listed(items: list[int]) -> str:
 
 
 def unlisted(text: str) -> list[int] | None:
-    """The numbers of a list as `listed` writes it, with any spaces; null where `text` is something else."""
+    """The numbers of a list as `listed` writes it, with any spaces; None if `text` is something else."""
     items = text.split()
     return [int(i) for i in items] if items and all(i.isascii() and i.isdigit() for i in items) else None
 
@@ -53,7 +53,7 @@ def grid(cells: Sequence[str]) -> str:
 
 
 def ungrid(text: str) -> list[str] | None:
-    """The cells of a square as `grid` writes it; null where `text` has another shape."""
+    """The cells of a square as `grid` writes it; None if `text` has another shape."""
     rows = [row.split() for row in text.split(ROW_END)]
     return [cell for row in rows for cell in row] if [len(row) for row in rows] == [4] * 4 else None
 
@@ -127,58 +127,24 @@ def problems(split: Split, seed: int) -> Iterator[ListProblem]:
             yield problem
 
 
-def is_copy(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list as it is."""
-    return answer == items
-
-
-def is_reversed(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list from its end."""
-    return answer == items[::-1]
-
-
-def is_sorted(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list from its smallest number."""
-    return answer == sorted(items)
-
-
-def is_permutation(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The same items in any order, including the question's."""
-    return sorted(answer) == sorted(items)
-
-
-def is_inserted(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list with `new` at one place."""
-    return any(answer == [*items[:i], new, *items[i:]] for i in range(len(items) + 1))
-
-
-def is_removed(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list without one of its items."""
-    return any(answer == items[:i] + items[i + 1 :] for i in range(len(items)))
-
-
-def is_replaced(items: list[int], new: int | None, answer: list[int]) -> bool:
-    """The list with `new` instead of one of its items."""
-    return any(answer == [*items[:i], new, *items[i + 1 :]] for i in range(len(items)))
-
-
 CHECKS: dict[str, Callable[[list[int], int | None, list[int]], bool]] = {
-    "copy": is_copy,
-    "reverse": is_reversed,
-    "sort": is_sorted,
-    "shuffle": is_permutation,
-    "insert": is_inserted,
-    "remove": is_removed,
-    "replace": is_replaced,
+    "copy": lambda items, new, answer: answer == items,
+    "reverse": lambda items, new, answer: answer == items[::-1],
+    "sort": lambda items, new, answer: answer == sorted(items),
+    "shuffle": lambda items, new, answer: sorted(answer) == sorted(items),
+    "insert": lambda items, new, answer: any(answer == [*items[:i], new, *items[i:]] for i in range(len(items) + 1)),
+    "remove": lambda items, new, answer: any(answer == items[:i] + items[i + 1 :] for i in range(len(items))),
+    "replace": lambda items, new, answer: any(answer == [*items[:i], new, *items[i + 1 :]] for i in range(len(items))),
 }
+"""By family: whether an answer is right, given the question's items and the new one that it names, if any."""
 
 
 def is_completed(given: list[str], answer: list[str]) -> bool:
     """A Latin square that keeps the given cells."""
     rows = [answer[i : i + 4] for i in range(0, 16, 4)]
     lines = rows + [answer[i::4] for i in range(4)]
-    kept = all(g in (BLANK, a) for g, a in zip(given, answer, strict=True))
-    return kept and all(sorted(line) == list(SYMBOLS) for line in lines)
+    fits = all(g in (BLANK, a) for g, a in zip(given, answer, strict=True))
+    return fits and all(sorted(line) == list(SYMBOLS) for line in lines)
 
 
 def is_right(question: str, text: str) -> bool:
@@ -190,9 +156,3 @@ def is_right(question: str, text: str) -> bool:
     items, answer = unlisted(rest), unlisted(text)
     new = next((int(word) for word in order.split() if word.isdigit()), None)
     return items is not None and answer is not None and CHECKS[order.split()[0]](items, new, answer)
-
-
-def vocabulary() -> list[str]:
-    """Every word that a question or an answer can hold, sorted."""
-    words = {"complete", "anywhere", "any", "by", ":", BLANK, ROW_END, *SYMBOLS, *CHECKS}
-    return sorted(words | {str(n) for n in NUMBERS})

@@ -17,7 +17,6 @@ from lopa_dist.tasks.task import Item, Score
 STOP = ("[DONE]",)
 EXAMPLE_IDS = range(2, 11)  # of MBPP: the first three of them are the standard prompt
 TEST_IDS = range(11, 511)
-EXAMPLES = "hf://google-research-datasets/mbpp:full:prompt"
 
 
 class MBPP(CodeTask, FewshotBenchmark):
@@ -25,13 +24,14 @@ class MBPP(CodeTask, FewshotBenchmark):
 
     name = "mbpp"
     test = "hf://google-research-datasets/mbpp:full:test"
+    train = "hf://google-research-datasets/mbpp:full:prompt"
     options = (*FewshotBenchmark.options, *CodeTask.options)
     usual_fewshot = 3
     delimiter = ""
 
     def own_examples(self) -> str:
-        """Where the examples are if the user does not say."""
-        return EXAMPLES if self.source.startswith(HUB) else self.source
+        """The hub's, or the user's own file."""
+        return self.train if self.source.startswith(HUB) else self.source
 
     def example(self, row: dict[str, Any]) -> Example | None:
         """A worked example, if the row is one of those set aside for it."""
@@ -46,7 +46,7 @@ class MBPP(CodeTask, FewshotBenchmark):
             return None
         tests = [row.get("test_setup_code") or "", *assertions(row)]
         asked = question(text_field(row, "text", "prompt"), row)
-        return self.asked(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
+        return self.fewshot_item(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
 
     def score(self, item: Item, text: str) -> Score | None:
         """Whether the function passes the tests."""
@@ -62,13 +62,15 @@ class MBPPPlus(MBPP):
 
     def own_examples(self) -> str:
         """MBPP's, on the hub."""
-        return EXAMPLES
+        return self.train
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """One problem."""
         refuse_release_form(row)
         tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
-        return self.asked(f"mbpp-{task_number(row)}", question(text_field(row, "prompt", "text"), row), STOP, tests)
+        return self.fewshot_item(
+            f"mbpp-{task_number(row)}", question(text_field(row, "prompt", "text"), row), STOP, tests
+        )
 
 
 def task_number(row: dict[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,13 +10,12 @@ from typing import Any
 
 from lopa_dist.tasks.benchmark import BadRow, Example, FewshotBenchmark, text_field
 from lopa_dist.tasks.task import Item, Score
-from lopa_dist.tasks.worker import TooLong, Workers
+from lopa_dist.tasks.worker import TooLong, Workers, serve
 
 SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
 )  # fmt: skip
-EXAMPLES = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
 STOP = ("Problem:",)
 WITHIN_S = 60.0  # math-verify gives up two parses and a comparison after 5 s each, if Python gets a word in
 BOXED = re.compile(r"\\(?:boxed|fbox)\b")
@@ -25,7 +25,8 @@ class MinervaMath(FewshotBenchmark):
     """Problems behind the four standard examples.
 
     The gold is what math-verify reads from the whole reference solution, as in lm-evaluation-harness. It judges in
-    child processes: an answer may keep it busy for seconds.
+    child processes, which run this file: an answer may keep it busy for seconds, and it limits its time by alarms,
+    which need a main thread.
 
     Raises:
         ValueError: math-verify is not installed.
@@ -33,16 +34,13 @@ class MinervaMath(FewshotBenchmark):
 
     name = "math"
     test = f"hf://EleutherAI/hendrycks_math:{','.join(SUBJECTS)}:test"
+    train = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
 
     def __init__(self, *options: Any, **named: Any) -> None:
         if find_spec("math_verify") is None:
             raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'")
-        self.workers = Workers("lopa_dist.tasks.math_worker", WITHIN_S)
+        self.workers = Workers("lopa_dist.tasks.minerva_math", WITHIN_S)
         super().__init__(*options, **named)
-
-    def own_examples(self) -> str:
-        """Minerva's, which ship with the package."""
-        return EXAMPLES
 
     def example(self, row: dict[str, Any]) -> Example:
         """A row of MATH, `problem` and `solution`."""
@@ -53,7 +51,7 @@ class MinervaMath(FewshotBenchmark):
         shown = self.example(row)
         if not BOXED.search(shown.answer):
             raise BadRow("no \\boxed answer in solution")
-        return self.asked(f"math-{number}", shown.question, STOP, shown.answer)
+        return self.fewshot_item(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
         """Equal as mathematics; an answer that math-verify cannot cope with, or not in time, is wrong.
@@ -69,3 +67,20 @@ class MinervaMath(FewshotBenchmark):
     def cancel(self) -> None:
         """End the children."""
         self.workers.end()
+
+
+def judge(question: tuple[str, str]) -> dict[str, Any]:
+    """Whether a text's answer equals the reference's, and the answer as text; both are parsed for up to 5 s."""
+    from math_verify import parse, verify
+
+    reference, text = question
+    try:
+        answer, gold = parse(text), parse(reference)
+        return {"correct": bool(verify(gold, answer)), "extracted": str(answer[-1]) if answer else None}
+    except Exception as error:  # sympy's have nothing in common
+        return {"correct": False, "extracted": None, "reason": f"math-verify: {type(error).__name__}: {error}"[:200]}
+
+
+if __name__ == "__main__":
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of every text that it cannot read
+    serve(judge)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa_dist.tasks.arithmetic import Arithmetic
 from lopa_dist.tasks.batch import Batch
+from lopa_dist.tasks.embedded import Arithmetic, Lists
 from lopa_dist.tasks.gsm8k import GSM8K
 from lopa_dist.tasks.harness import HarnessTask
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
-from lopa_dist.tasks.lists import Lists
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.minerva_math import MinervaMath
 from lopa_dist.tasks.rows import check

@@ -1,4 +1,4 @@
-"""What an answer must be: JSON, perhaps of a schema. Whether it is shows when it is there."""
+"""The format that an answer must have: JSON, perhaps of a schema. It is checked when the answer is complete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-TRIES = 3  # as many as users of other engines take
+TRIES = 3  # as users of other engines usually have
 LONGEST = 200  # characters of a reason
 
 
@@ -18,7 +18,7 @@ class ResponseFormat:
 
     Attributes:
         schema: as JSON; None: any object will do.
-        tries: answers at most, each with random numbers of its own.
+        tries: the most answers to generate, each with random numbers of its own.
     """
 
     schema: str | None = None
@@ -29,7 +29,7 @@ class ResponseFormat:
         """Return the format that OpenAI's `response_format` asks for; None where any text will do.
 
         Raises:
-            ValueError: there is no such format, or its schema is none, or the library for schemas is not there.
+            ValueError: an unknown format, an invalid schema, or a missing library for schemas.
         """
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind == "text":

@@ -20,9 +20,10 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,18 +49,15 @@ def check(source: str, key: str = "task.input") -> None:
         hub_parts(source, key)
         return
     check_ending(source, key)
-    if is_remote(source):
-        if not exists(source, key):
-            raise ValueError(f"{key}={source}: no such file")
-    elif source != "-" and not Path(source).expanduser().exists():
+    is_there = exists(source, key) if is_remote(source) else source == "-" or Path(source).expanduser().exists()
+    if not is_there:
         raise ValueError(f"{key}={source}: no such file")
 
 
 def check_ending(source: str, key: str = "task.input") -> None:
     """Raise a ValueError that names `key` if the source's name says that it is a file of a kind that is not read."""
     path = Path(source).expanduser()
-    known = (*LINES, ".json", *TABLES)
-    if not is_dataset(source) and source != "-" and ending(path) not in known and not path.is_dir():
+    if not is_dataset(source) and ending(path) not in (*LINES, ".json", *TABLES) and not path.is_dir():
         raise ValueError(
             f"{key}={source}: a {ending(path)} file is not read, but .jsonl, .json, .csv, .tsv and .parquet are; save "
             "or rename it as one of these"
@@ -67,7 +65,7 @@ def check_ending(source: str, key: str = "task.input") -> None:
 
 
 def ending(path: Path) -> str:
-    """What a file's name says that it holds, in lower case, without a ``.gz`` behind it."""
+    """The ending of a file's name, which says what kind it is, in lower case and without ``.gz``."""
     name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
     return name.suffix.lower()
 
@@ -83,43 +81,41 @@ def is_dataset(source: str) -> bool:
 
 
 def rows(source: str, key: str = "task.input") -> Iterator[Row]:
-    """The rows, in order; blank lines are passed over, but counted.
+    """The rows, in order; blank lines are skipped, but counted.
 
     Raises:
         ValueError: the source as a whole cannot be read; the message names `key`.
     """
     check(source, key)
     try:
-        if is_remote(source):
-            with fetched(source, key) as copy:
-                yield from _rows(str(copy), key)
+        if is_dataset(source):
+            yield from hub_rows(source, key)
         else:
-            yield from _rows(source, key)
+            with fetched(source, key) if is_remote(source) else nullcontext(source) as local:
+                yield from file_rows(str(local), key)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{key}={source}: cannot be read ({error})") from error
 
 
-def _rows(source: str, key: str) -> Iterator[Row]:
+def file_rows(source: str, key: str) -> Iterator[Row]:
+    """The rows of a file, a folder or standard input."""
     path = Path(source).expanduser()
-    if is_dataset(source):
-        yield from hub_rows(source, key)
-    elif source != "-" and path.is_dir():
+    kind = ending(path)
+    if source != "-" and path.is_dir():
         files = sorted(path.rglob("*.json"))
         if not files:
             raise ValueError(f"{key}={source}: a folder without *.json files; name a file, or hf://FOLDER:SPLIT")
         for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
-    elif source != "-" and ending(path) == ".parquet":
-        yield from parquet_rows(path, source, key)
-    elif source != "-" and ending(path) in (".csv", ".tsv"):
+    elif kind == ".parquet":
+        yield from parquet_rows(source, key)
+    elif kind in (".csv", ".tsv"):
         yield from csv_rows(source, key)
-    elif source != "-" and ending(path) == ".json":
-        yield from whole_file(source)
+    elif kind == ".json":
+        yield from json_rows(source)
     else:
         with open_lines(source) as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield parse(line, number)
+            yield from (parse(line, number) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def open_lines(source: str, newline: str | None = None) -> TextIO:
@@ -146,51 +142,46 @@ def parse(text: str, number: int) -> Row:
     return Row(number, value)
 
 
-def whole_file(source: str) -> Iterator[Row]:
-    """A JSON file with an array of objects, with a single object, or, in spite of its name, with lines."""
+def json_rows(source: str) -> Iterator[Row]:
+    """The rows of a JSON file with an array of objects, with a single object, or, in spite of its name, with lines."""
     with open_lines(source) as file:
         text = file.read()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        yield from (parse(line, i) for i, line in enumerate(text.split("\n"), 1) if line.strip())
+        yield from (parse(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip())
         return
     for number, entry in enumerate(value if isinstance(value, list) else [value], 1):
         yield parse(json.dumps(entry), number)
 
 
 def csv_rows(source: str, key: str) -> Iterator[Row]:
-    """The rows behind the line of names; every value is a text, and an empty one is null.
+    """The rows behind the line of names; every value is a text, and an empty one is None.
 
-    A `.tsv` has tabs between its columns. A `.csv` has commas, or semicolons where its first line has no comma.
+    A `.tsv` has tabs between its columns. A `.csv` has commas, or semicolons if its first line has no comma.
     """
     csv.field_size_limit(2**31 - 1)  # else 128 KiB
     with open_lines(source, newline="") as file:
         head = file.readline()
         delimiter = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
-        begins = 1  # the next row, which may have several lines
+        begin = 1  # line of the next row, which may have several
         try:
-            names = next(lines)
-            begins += lines.line_num
-            filled = (cells for cells in lines if cells)
-            for number, cells in enumerate(filled, 1):
-                begins = lines.line_num + 1
+            names = next(lines, [])
+            begin += lines.line_num
+            for number, cells in enumerate(filter(None, lines), 1):
+                begin = lines.line_num + 1
                 yield csv_row(names, cells, number)
         except csv.Error as error:
             reason = "a quote is not closed" if "end of data" in str(error) else error
-            raise ValueError(f"{key}={source}, line {begins}: cannot be read ({reason})") from error
-        except StopIteration:
-            return
+            raise ValueError(f"{key}={source}, line {begin}: cannot be read ({reason})") from error
 
 
-def csv_row(names: Sequence[str], cells: Sequence[str], number: int) -> Row:
+def csv_row(names: list[str], cells: list[str], number: int) -> Row:
     """One row of a table of texts."""
     if len(cells) != len(names):
-        reason = (
-            f"it has {len(cells)} columns, and the first line names {len(names)}; quote texts that hold the separator"
-        )
-        return Row(number, error=f"line {number}: {reason}")
+        columns = f"it has {len(cells)} columns, and the first line names {len(names)}"
+        return Row(number, error=f"line {number}: {columns}; quote texts that hold the separator")
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:
@@ -209,42 +200,33 @@ def hub_parts(source: str, key: str) -> tuple[str, list[str], str]:
 def hub_rows(source: str, key: str) -> Iterator[Row]:
     """The rows of a dataset; several configs, separated by commas, follow each other."""
     name, configs, split = hub_parts(source, key)
-    library = datasets(source, key)
-    start = 0
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{key}={source}: needs the datasets library: pip install 'lopa_dist[eval]'") from error
+    numbers = count(1)
     for config in configs:
         try:
-            loaded = library.load_dataset(name, config or None, split=split)
+            dataset = datasets.load_dataset(name, config or None, split=split)
         except Exception as error:  # the library lets through whatever its parts raise: network, format, names
             raise ValueError(
                 f"{key}={source}: the dataset cannot be loaded ({error}); a local file will do too: {key}=FILE"
             ) from error
-        yield from objects(loaded, start)
-        start += len(loaded)
+        for value in dataset:
+            yield Row(next(numbers), value)
 
 
-def parquet_rows(path: Path, source: str, key: str) -> Iterator[Row]:
+def parquet_rows(source: str, key: str) -> Iterator[Row]:
     """The rows of a Parquet file."""
-    library = datasets(source, key)
     try:
-        import pyarrow.parquet  # what the library reads it with; it cannot make a dataset without rows
-
-        loaded = library.Dataset.from_parquet(str(path)) if pyarrow.parquet.read_metadata(path).num_rows else ()
-    except Exception as error:  # the library's own errors, and those it lets through
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"{key}={source}: cannot be read ({reason})") from error
-    yield from objects(loaded)
-
-
-def objects(dataset: Any, start: int = 0) -> Iterator[Row]:
-    """A loaded dataset's rows."""
-    for number, value in enumerate(dataset, start + 1):
-        yield Row(number, value)
-
-
-def datasets(source: str, key: str) -> Any:
-    """The `datasets` library."""
-    try:
-        import datasets as library
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise ValueError(f"{key}={source}: needs the datasets library: pip install 'lopa_dist[eval]'") from error
-    return library
+        raise ValueError(f"{key}={source}: needs pyarrow: pip install 'lopa_dist[eval]'") from error
+    numbers = count(1)
+    try:
+        for batch in ParquetFile(Path(source).expanduser()).iter_batches():
+            for value in batch.to_pylist():
+                yield Row(next(numbers), value)
+    except ArrowException as error:
+        raise ValueError(f"{key}={source}: cannot be read ({' '.join(str(error).split())})") from error

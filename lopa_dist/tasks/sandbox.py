@@ -32,7 +32,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from threading import Event
-from typing import BinaryIO
 
 from lopa_dist.tasks import bubblewrap
 from lopa_dist.tasks.system_calls import filter_program
@@ -73,7 +72,7 @@ class Outcome:
 
 @cache
 def check(confined: bool) -> None:
-    """Find out whether programs can be run here, with a run of next to nothing.
+    """Check that programs can be run here, by running one that does almost nothing.
 
     Raises:
         ValueError: they cannot; the message has the reason and the remedy.
@@ -108,6 +107,7 @@ def run_tests(
         folder = bubblewrap.WORK
         if not confined:
             folder = tempfile.mkdtemp(prefix="lopa-run-")
+            # not `TemporaryDirectory`, which follows a program's links to change permissions (Python 3.11 and older)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         ends = os.pipe()
         reader, writer = stack.enter_context(os.fdopen(ends[0], "rb")), stack.enter_context(os.fdopen(ends[1], "wb"))
@@ -126,7 +126,9 @@ def run_tests(
         command, descriptors = [sys.executable, "-I", "-B", "-c", CHILD.read_text(encoding="utf-8")], [writer.fileno()]
         try:
             if confined:
-                rules = stack.enter_context(filter_file())
+                rules = stack.enter_context(tempfile.TemporaryFile())
+                rules.write(filter_program())
+                rules.seek(0)
                 descriptors.append(rules.fileno())
                 command = [*bubblewrap.command(rules.fileno(), limits.disk_bytes), *command]
             process = subprocess.Popen(
@@ -152,14 +154,6 @@ def own_user() -> int:
     """Return a user id that nothing else has, so that no other process is in reach, and none counts for the limit."""
     first, _, count = map(int, Path("/proc/self/uid_map").read_text().splitlines()[-1].split())
     return first + count - 2 - secrets.randbelow(max(1, min(OWN_USERS, count // 4)))
-
-
-def filter_file() -> BinaryIO:
-    """Return the system call filter as a file that bubblewrap reads from its beginning."""
-    file = os.fdopen(os.memfd_create("seccomp"), "w+b")
-    file.write(filter_program())
-    file.seek(0)
-    return file
 
 
 def end(process: subprocess.Popen[bytes], reader: int) -> None:

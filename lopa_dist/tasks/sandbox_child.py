@@ -40,8 +40,8 @@ def become(user: int, keep_reading: bool) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    for kept in (1 << READ_SEARCH if keep_reading else 0, 0):  # the second where a container forbids the first
-        if libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)) == 0:
+    for capabilities in (1 << READ_SEARCH if keep_reading else 0, 0):  # the second if a container forbids the first
+        if libc.capset(header, (ctypes.c_uint32 * 6)(capabilities, capabilities, 0, 0, 0, 0)) == 0:
             break
 
 
@@ -95,7 +95,6 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
         with contextlib.suppress(BaseException):  # the tests themselves will say so
             importlib.import_module(name)
     # what the tests use is put back when the program has run: it may have replaced any of it
-    own = types.ModuleType("__main__")  # nothing of this file within easy reach
     modules = {
         name: module
         for name, module in sys.modules.items()
@@ -104,16 +103,16 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
     contents = {name: dict(vars(module)) for name, module in modules.items()}
     loaded = sys.modules
     module = loaded["solution"] = types.ModuleType("solution")
-    loaded["__main__"] = own
-    real, names, kept, leave, put, as_text = builtins, vars(builtins), dict(vars(builtins)), os._exit, os.write, str
-    unfollowed = sys.settrace, sys.setprofile
-    dumps, alarm = json.dumps, signal.alarm
+    loaded["__main__"] = types.ModuleType("__main__")  # nothing of this file within easy reach
+    real_builtins, builtin_names, builtin_contents = builtins, vars(builtins), dict(vars(builtins))
+    trace_functions = sys.settrace, sys.setprofile
+    leave, write, dumps, alarm, as_text = os._exit, os.write, json.dumps, signal.alarm, str
     try:
         exec(compile(solution, "<solution>", "exec"), module.__dict__)
-        for follow in unfollowed:
-            follow(None)
-        names.update(kept)
-        loaded["builtins"] = module.__dict__["__builtins__"] = real
+        for function in trace_functions:
+            function(None)
+        builtin_names.update(builtin_contents)
+        loaded["builtins"] = module.__dict__["__builtins__"] = real_builtins
         loaded.update(modules)
         for name, content in contents.items():
             vars(modules[name]).update(content)
@@ -126,13 +125,8 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
         except BaseException:
             message = ""
         verdict = {"reason": f"{type(error).__name__}: {message}"}
-    put(pipe, dumps(verdict).encode() + b"\n")
+    write(pipe, dumps(verdict).encode() + b"\n")
     leave(0)
-
-
-def children() -> list[int]:
-    """The direct children of this process."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def too_much(job: dict[str, Any]) -> str:
@@ -145,8 +139,8 @@ def too_much(job: dict[str, Any]) -> str:
     if resident > job["memory_bytes"]:
         return f"MemoryError: its processes together took more than {job['memory_bytes'] >> 20} MiB"
     for folder in (os.getcwd(), "/dev/shm"):
-        found = os.statvfs(folder)
-        if found.f_files - found.f_ffree > job["files"]:
+        system = os.statvfs(folder)
+        if system.f_files - system.f_ffree > job["files"]:
             return f"OSError: more than {job['files']} files"
     return ""
 
@@ -195,9 +189,10 @@ def main() -> NoReturn:
     reason = watch(job, worker)
     os.write(pipe, json.dumps({"reason": reason}).encode() + b"\n")  # the worker's own verdict, if any, came before
     if not confined:
-        with contextlib.suppress(OSError, ChildProcessError):
-            while found := children():  # what has no parent any more becomes a child of this process
-                for pid in found:
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        with contextlib.suppress(OSError):
+            while pids := children.read_text().split():  # what has no parent any more becomes a child of this process
+                for pid in map(int, pids):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
     os._exit(0)

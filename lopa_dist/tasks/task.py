@@ -13,7 +13,7 @@ Form = Literal["simple", "chat", "completion"]
 
 @dataclass(frozen=True, slots=True)
 class RequestSampling:
-    """How a request wants its tokens drawn; null: as the decode config says."""
+    """How a request wants its tokens drawn; None: as the decode config says."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -56,7 +56,7 @@ class Item:
     custom_id: str
     prompt: str | None = None
     messages: list[dict[str, str]] | None = None
-    max_new_tokens: int | None = None  # null: the decode config's
+    max_new_tokens: int | None = None  # None: the decode config's
     error: str | None = None
     prefix: str = ""  # how the prompt begins, or its last message, where many items' do: few-shot examples
     reference: Any = field(default=None, compare=False)  # what `score` compares with
@@ -91,7 +91,7 @@ class Task(Protocol):
         """The items, in input order."""
 
     def score(self, item: Item, text: str) -> Score | None:
-        """Judge a text; null where the task has no right answers.
+        """Judge a text; None if the task has no right answers.
 
         Any exception but `CannotJudge` leaves this one text unjudged: it says nothing of the text.
         """
@@ -116,7 +116,7 @@ class LikelihoodTask(Task, Protocol):
     scores: bool  # whether it does
     masks: int  # of a text, where the model is a masked one
 
-    def score_likelihoods(self, item: Item, found: Sequence[Likely]) -> Score | None:
+    def score_likelihoods(self, item: Item, likelihoods: Sequence[Likely]) -> Score | None:
         """Judge by the likelihoods of an item's continuations, in order."""
 
 

@@ -95,14 +95,9 @@ class WordProblem:
         """The number after ``####``."""
         return self.steps[-1].after
 
-    @property
-    def signature(self) -> str:
-        """The computation alone, without names and wording: what the train/held-out split is made by."""
-        return signature(self.steps)
-
 
 def signature(steps: tuple[Operation, ...]) -> str:
-    """``"7+3x2"`` for a start of 7, then +3, then x2."""
+    """The computation alone, by which problems are split: ``"7+3x2"`` for a start of 7, then +3, then x2."""
     return f"{steps[0].before}" + "".join(f"{s.operator}{s.operand}" for s in steps)
 
 
@@ -181,14 +176,3 @@ def problems(split: Split, seed: int) -> Iterator[WordProblem]:
         steps = random_steps(rng)
         if split_of(signature(steps)) == split:
             yield word_problem(rng, steps)
-
-
-def vocabulary() -> list[str]:
-    """Every word that a question or an answer can hold, numbers 0 to 99 as single words, sorted and unique."""
-    texts = [*ADD_EVENTS, *SUBTRACT_EVENTS, *MULTIPLY_EVENTS, *STARTS, *QUESTIONS]
-    words = {w for text in texts for w in text.split() if not w.startswith("{")}
-    for group in (NAMES, OBJECTS, OPENINGS, CONNECTIVES, HAS, WE, GET, SO, STARTING_TAILS, TAILS, ENDINGS, LAST_TAILS):
-        words.update(w for phrase in group for w in phrase.split())
-    words.update(["+", "-", "x", "=", ",", ".", "?", "####"])
-    words.update(str(n) for n in range(100))
-    return sorted(words)

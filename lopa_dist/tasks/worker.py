@@ -1,15 +1,16 @@
-"""Child processes that answer questions, a line of JSON each: for libraries that may block, and need a main thread."""
+"""Child processes that answer questions: for libraries that may block, and need a main thread."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
@@ -27,14 +28,19 @@ class TooLong(Lost):
 
 
 class Worker:
-    """One child, which runs ``python -m MODULE``; that module's main is `serve`."""
+    """One child, which runs ``python -m MODULE``; that module's main is `serve`. Questions and answers are JSON."""
 
     def __init__(self, module: str) -> None:
-        path = os.pathsep.join(filter(None, sys.path))  # what this process can import
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
+        importable = os.pathsep.join(filter(None, sys.path))
+        self.connection, of_child = Pipe()
+        with of_child:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, str(of_child.fileno())],
+                pass_fds=[of_child.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a library prints is no result of the job
+                env=os.environ | {"PYTHONPATH": importable},
+            )
 
     def ask(self, question: Any, within_s: float) -> Any:
         """Return the child's answer.
@@ -42,31 +48,18 @@ class Worker:
         Raises:
             Lost: no answer came, or none within `within_s` seconds.
         """
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None
-        assert stdout is not None
         try:
-            stdin.write(json.dumps(question).encode() + b"\n")
-            stdin.flush()
-            waiting = select.poll()
-            waiting.register(stdout)
-            if not waiting.poll(1000 * within_s):
+            self.connection.send_bytes(json.dumps(question).encode())
+            if not self.connection.poll(within_s):
                 raise TooLong(f"took more than {within_s:g} s")
-            line = stdout.readline()
-        except (OSError, ValueError) as error:  # the pipe is broken, or closed by `end`
-            raise Lost(str(error)) from error
-        if not line:
-            raise Lost(f"ended with status {self.process.wait()}")
-        return json.loads(line)
+            return json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise Lost(f"ended with status {self.process.wait()}") from error
 
     def end(self) -> None:
         """End the child, whatever it does."""
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):  # what it did not read is still in the buffer
-                pipe.close()
 
 
 class Workers:
@@ -120,11 +113,10 @@ class Workers:
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """The child's side. It ends with its input, and so with its parent, however that ends."""
+    """The child's side. It ends when its parent does, however that ends, or lets go of it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are for the job, which ends its workers itself
-    with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # what a library prints must not be taken for an answer
-        for line in sys.stdin.buffer:
-            out.write(json.dumps(answer(json.loads(line))) + "\n")
-            out.flush()
+    with Connection(int(sys.argv[1])) as parent, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            question = json.loads(parent.recv_bytes())
+            parent.send_bytes(json.dumps(answer(question)).encode())

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lopa_dist.parallel.communicator import Communicator, Traffic
+from lopa_dist.parallel.communicator import Communicator, nothing_sent
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class ThreadRank:
     """One of `size` communicators that share a board."""
 
     def __init__(self, rank: int, size: int, board: list[Tensor | None], gate: threading.Barrier) -> None:
-        self.rank, self.size, self.board, self.gate, self.traffic = rank, size, board, gate, Traffic()
+        self.rank, self.size, self.board, self.gate, self.traffic = rank, size, board, gate, nothing_sent()
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:
         self.board[self.rank] = tensor
@@ -28,12 +28,12 @@ class ThreadRank:
         return everything
 
     def all_gather(self, records: Tensor) -> Tensor:
-        self.traffic.count("all_gather", records)
+        self.traffic["all_gather"] += records.nbytes
         return torch.stack(self.exchange(records))
 
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
         if counted and self.rank == source:
-            self.traffic.count("commit", buffer)
+            self.traffic["commit"] += buffer.nbytes
         return buffer.copy_(self.exchange(buffer)[source])
 
 

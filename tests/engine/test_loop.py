@@ -221,10 +221,10 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, pr
         return comm, engine
 
     ranks = on_ranks(size, work)
-    gathered = sum(comm.traffic.bytes["all_gather"] for comm, _ in ranks)
+    gathered = sum(comm.traffic["all_gather"] for comm, _ in ranks)
     positions, steps = ranks[0][1].statistics.records, ranks[0][1].statistics.steps
     assert gathered == 12 * positions + 3 * 4 * size * steps
-    sent = [comm.traffic.bytes["commit"] for comm, _ in ranks]
+    sent = [comm.traffic["commit"] for comm, _ in ranks]
     if protocol == "block_causal":
         assert sent == [0] * size
     else:

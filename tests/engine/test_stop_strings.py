@@ -19,7 +19,7 @@ from lopa_dist.engine.stop_strings import has_stop
 from lopa_dist.jobs.run.results import finished_text
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.parallel.communicator import Communicator, Solo
-from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.embedded import Arithmetic
 from tests.engine.ranks import on_ranks
 
 STOPS = (" .", "####")

@@ -23,6 +23,7 @@ from lopa_dist.models.families import check_drafts
 from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
+from tests.conftest import SMALL
 from tests.models import small_checkpoints
 from training import tokenizer
 from training.checkpoint import config_json, save
@@ -31,25 +32,10 @@ CPU = torch.device("cpu")
 
 
 def config_of(tied: bool = False) -> ModelConfig:
-    return ModelConfig(
-        family="Dream",
-        vocab_size=32,
-        hidden_size=16,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=4,
-        intermediate_size=24,
-        rms_eps=1e-6,
-        rope_theta=10_000.0,
-        qkv_bias=True,
-        tied=tied,
-        shift=True,
-        mask_id=1,
-        eos_ids=(2,),
-        pad_id=3,
-        max_positions=64,
-    )
+    return replace(
+        SMALL, vocab_size=32, hidden_size=16, head_dim=4, intermediate_size=24, tied=tied, mask_id=1, eos_ids=(2,),
+        pad_id=3, max_positions=64,
+    )  # fmt: skip
 
 
 def weights_of(config: ModelConfig) -> dict[str, Tensor]:

@@ -85,7 +85,7 @@ def test_the_head_gathers_sums_and_not_logits() -> None:
         def work(comm: Communicator, tensor: Communicator, sampling: Sampling = sampling) -> tuple[Tensor, int]:
             own = weight[tensor.rank * 20_000 :][:20_000]
             records = record_head(hidden, own, 3, torch.arange(32), sampling, head_shard(tensor))
-            return records, tensor.traffic.bytes["all_gather"]
+            return records, tensor.traffic["all_gather"]
 
         for records, sent in on_mesh(1, 2, work):
             assert torch.equal(records, whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Attend, Transformer
+from tests.conftest import SMALL
 from tests.models.small_checkpoints import enlarged
 from training.checkpoint import config_json
 
@@ -23,25 +25,11 @@ ROWS, LENGTH = 2, 23
 
 
 def config_of(heads: int = 4, kv_heads: int = 2, tied: bool = False, layers: int = 3) -> ModelConfig:
-    return ModelConfig(
-        family="Dream",
-        vocab_size=80,
-        hidden_size=48,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=48 // heads,
-        intermediate_size=112,
-        rms_eps=1e-5,
-        rope_theta=12_345.0,
-        qkv_bias=True,
-        tied=tied,
-        shift=True,
-        mask_id=79,
-        eos_ids=(78,),
-        pad_id=77,
+    return replace(
+        SMALL, vocab_size=80, hidden_size=48, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=48 // heads,
+        intermediate_size=112, rms_eps=1e-5, rope_theta=12_345.0, tied=tied, mask_id=79, eos_ids=(78,), pad_id=77,
         max_positions=128,
-    )
+    )  # fmt: skip
 
 
 def qwen2(config: ModelConfig) -> Qwen2ForCausalLM:

@@ -62,12 +62,12 @@ def test_other_launchers_end_a_job_themselves() -> None:
 
 WAITS = """
 import os, sys, time
-from lopa_dist.parallel.neighbours import watched
+from lopa_dist.parallel.neighbours import watched_from_outside
 parent = os.getppid()
 print("begins", flush=True)
 while sys.argv[1] == "gone before" and os.getppid() == parent:
     time.sleep(0.01)
-with watched():
+with watched_from_outside():
     print("waits", flush=True)
     time.sleep(100)
 """

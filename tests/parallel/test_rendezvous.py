@@ -16,16 +16,16 @@ from torch._C._distributed_c10d import Store, TCPStore
 from lopa_dist.parallel import rendezvous as rendezvous_file
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.launcher import LaunchError, World
-from lopa_dist.parallel.rendezvous import connect, host, never_again, rendezvous
+from lopa_dist.parallel.rendezvous import CONNECTIONS, host, never_again, rendezvous
 from lopa_dist.parallel.stop import Stopped
 
 
 @pytest.fixture(autouse=True)
 def another_process() -> Iterator[None]:
     """A process keeps its connection."""
-    connect.cache_clear()
+    CONNECTIONS.clear()
     yield
-    connect.cache_clear()
+    CONNECTIONS.clear()
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_ranks_that_torchrun_restarts_meet_anew_and_together(agent: TCPStore) ->
     first = start(agent, 3)
     first[0].set("x", "of the dead")
     assert all(store.get("x") == b"of the dead" for store in first)
-    connect.cache_clear()
+    CONNECTIONS.clear()
     agent.add(keys.ARRIVALS, 1)
     second = start(agent, 3, counts=(0, 1, 1))
     assert not any(store.check(["x"]) for store in second)
@@ -70,7 +70,7 @@ def test_every_meeting_of_the_same_processes_has_keys_of_its_own_and_no_new_conn
 
 def test_ranks_that_are_started_again_after_a_stop_stop_too(agent: TCPStore) -> None:
     never_again(start(agent, 2)[1], "stopped by SIGUSR1")
-    connect.cache_clear()
+    CONNECTIONS.clear()
     with pytest.raises(Stopped, match=r"^stopped by SIGUSR1; torchrun started it again in vain$"):
         start(agent, 2)
 

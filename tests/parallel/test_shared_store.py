@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lopa_dist.parallel import failures, rendezvous, shared_store
+from lopa_dist.parallel import failures, neighbours, shared_store
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures, RankError, announce_before_joining
 from lopa_dist.parallel.launcher import LaunchError, World
@@ -88,7 +88,7 @@ def test_a_rank_that_never_starts_is_not_waited_for_longer() -> None:
 
 
 def test_who_is_awaited_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(rendezvous, "WORD_S", 0.1)
+    monkeypatch.setattr(neighbours, "WORD_S", 0.1)
     with joined(HashStore(), 1, 9) as shared, pytest.raises(LaunchError):
         shared.join(0.25)
     said = (

@@ -69,9 +69,9 @@ def test_minerva_s_stop_and_shots() -> None:
     """Its prompt is code there, which needs another version of antlr than Hydra to import."""
     task = shipped("minerva_math/minerva_math_algebra.yaml")
     assert list(minerva_math.STOP) == task["generation_kwargs"]["until"]
-    assert task["num_fewshot"] == len(Path(minerva_math.EXAMPLES).read_text().splitlines())
+    assert task["num_fewshot"] == len(Path(minerva_math.MinervaMath.train).read_text().splitlines())
     source = (Path(lm_eval.__file__).parent / "tasks" / "minerva_math" / "utils.py").read_text()
-    for line in Path(minerva_math.EXAMPLES).read_text().splitlines():
+    for line in Path(minerva_math.MinervaMath.train).read_text().splitlines():
         for value in json.loads(line).values():
             assert json.dumps(value) in source
 

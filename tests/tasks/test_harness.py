@@ -37,7 +37,7 @@ from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import find
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.parallel.launcher import World
-from lopa_dist.tasks.arithmetic import Arithmetic
+from lopa_dist.tasks.embedded import Arithmetic
 from lopa_dist.tasks.harness import HarnessTask
 from lopa_dist.tasks.task import RequestSampling
 from tests.engine.test_causal import attend_causally

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lopa_dist.config import TaskConfig, composed
 from lopa_dist.tasks import list_problems as lp
-from lopa_dist.tasks.lists import Lists
+from lopa_dist.tasks.embedded import Lists
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.word_problems import HELD_OUT_SHARE, Split, split_of
+from training.vocabularies import list_words
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 seeds = st.integers(0, 2**32 - 1)
@@ -31,7 +32,7 @@ def test_the_answer_of_a_problem_is_right(seed: int, family: str) -> None:
     assert problem.family == family
     assert lp.is_right(problem.question, problem.answer)
     assert lp.is_right(problem.question, f" {problem.answer} ")
-    assert set(f"{problem.question} {problem.answer}".split()) <= set(lp.vocabulary())
+    assert set(f"{problem.question} {problem.answer}".split()) <= set(list_words())
     assert len(problem.answer.split()) <= lp.LONGEST + 1
 
 

@@ -263,3 +263,15 @@ def test_only_libraries_are_visible() -> None:
     assert not {"/", "/home", "/root", "/tmp", os.getcwd(), str(Path.home())} & {*folders}
     program = f"import os\nassert not os.path.exists({str(Path(__file__))!r})\nassert not os.listdir('.')"
     assert run_tests(program, "", Limits()).passed
+
+
+def test_the_working_folder_is_empty_where_a_library_is_in_the_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as library:
+        Path(library).chmod(0o755)
+        Path(library, "there").touch()
+        folders = [*bubblewrap.visible(), library]
+        monkeypatch.setattr(bubblewrap, "visible", lambda: folders)
+        program = f"import os\nassert not os.listdir('.')\nassert os.listdir({library!r}) == ['there']\nopen('x', 'w')"
+        assert run_tests(program, "", Limits()) == Outcome(True, "")

@@ -13,13 +13,14 @@ from training import tokenizer
 from training.list_examples import CANVAS, CURRICULUM, WEIGHTS, ListExamples
 from training.noise import UNIT, masked_batch
 from training.train import TrainConfig, source_of, tokenizer_of, train
+from training.vocabularies import list_words
 
-WORDS = tokenizer.build(lp.vocabulary())
+WORDS = tokenizer.build(list_words())
 MASK, EOS = WORDS.mask_token_id, WORDS.eos_token_id
 
 
 def test_every_word_is_one_token() -> None:
-    for word in lp.vocabulary():
+    for word in list_words():
         assert len(WORDS.encode(" " + word, add_special_tokens=False)) == 1
 
 

@@ -20,16 +20,14 @@ from lopa_dist.models.files import SHIPPED, find
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
-from lopa_dist.tasks import list_problems
-from lopa_dist.tasks.arithmetic import Arithmetic
-from lopa_dist.tasks.lists import Lists
-from lopa_dist.tasks.problem_task import ProblemTask
+from lopa_dist.tasks.embedded import Arithmetic, EmbeddedTask, Lists
 from training.attention import dense
 from training.causal import LENGTHS, causal_batch, hidden_rows
 from training.checkpoint import config_json, generation_config
 from training.noise import Examples
 from training.own_answers import greedy
 from training.tokenizer import build
+from training.vocabularies import list_words
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -57,7 +55,7 @@ def test_other_projects_find_what_they_ask_for(name: str) -> None:
     [
         ("embedded", None, "<|user|> Wendy has 12 apples, <0x41> ü 😀<|assistant|> 3 + 4 = 7 ."),
         ("causal", None, "<|user|> Wendy has 12 apples, <0x41> ü 😀<|assistant|> 3 + 4 = 7 ."),
-        ("lists", list_problems.vocabulary(), "<|user|> insert 7 anywhere : 12 3, ü<|assistant|> 12 7 3"),
+        ("lists", list_words(), "<|user|> insert 7 anywhere : 12 3, ü<|assistant|> 12 7 3"),
     ],
 )
 def test_tokenizer_is_the_one_that_the_code_builds(name: str, words: list[str] | None, text: str) -> None:
@@ -67,13 +65,13 @@ def test_tokenizer_is_the_one_that_the_code_builds(name: str, words: list[str] |
     assert shipped.chat_template == built.chat_template
 
 
-def prompts_of(tokenizer: PreTrainedTokenizerFast, task: ProblemTask) -> list[list[int]]:
+def prompts_of(tokenizer: PreTrainedTokenizerFast, task: EmbeddedTask) -> list[list[int]]:
     """The task's items as the chat template has them, in tokens."""
     render = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
     return [tokenizer(render(item.messages), add_special_tokens=False).input_ids for item in task.items()]
 
 
-def answers(model: Transformer, tokenizer: PreTrainedTokenizerFast, task: ProblemTask, most: int) -> list[str]:
+def answers(model: Transformer, tokenizer: PreTrainedTokenizerFast, task: EmbeddedTask, most: int) -> list[str]:
     """The model's texts, by plain decoding, in the order of the task's items."""
     torch.set_num_threads(1)
     requests = [

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.tasks import list_problems as lp
 from training import tokenizer
 from training.start import DISTANCES, prepare_to_copy
 from training.train import Shape, model_config
+from training.vocabularies import list_words
 
 
 def prepared(kv_heads: int = 4) -> Transformer:
     torch.manual_seed(0)
-    config = model_config(Shape(128, 3, 4, kv_heads, 64), tokenizer.build(lp.vocabulary()))
+    config = model_config(Shape(128, 3, 4, kv_heads, 64), tokenizer.build(list_words()))
     model = Transformer(config)
     prepare_to_copy(model)
     return model

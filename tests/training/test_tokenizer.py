@@ -11,12 +11,13 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.tasks import word_problems
 from training import tokenizer
+from training.vocabularies import problem_words
 
 WORDS = tokenizer.build()
 SPECIALS = (tokenizer.EOS, tokenizer.MASK, tokenizer.USER, tokenizer.ASSISTANT, tokenizer.UNKNOWN)
 
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="▁")
-pieces = st.one_of(st.sampled_from([*word_problems.vocabulary(), *SPECIALS, " ", "  ", "\n"]), st.text(characters))
+pieces = st.one_of(st.sampled_from([*problem_words(), *SPECIALS, " ", "  ", "\n"]), st.text(characters))
 
 
 def decode(words: PreTrainedTokenizerFast, ids: list[int]) -> str:
@@ -48,7 +49,7 @@ def test_text_that_is_written_like_a_byte_survives(text: str) -> None:
 
 
 def test_every_word_is_one_token() -> None:
-    vocabulary = word_problems.vocabulary()
+    vocabulary = problem_words()
     ids = [WORDS.encode(" " + word, add_special_tokens=False) for word in vocabulary]
     assert [len(i) for i in ids] == [1] * len(vocabulary)
     assert len({i[0] for i in ids}) == len(vocabulary)

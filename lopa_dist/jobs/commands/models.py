@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from lopa_dist.config import CONF
-from lopa_dist.models.compared import COMPARED, presets
+from lopa_dist.models import families
 from lopa_dist.models.families import FAMILIES, PATTERNS
 
-Rows = list[tuple[str, str]]
 NONE = "none"
 
 
-def facts(family: str) -> Rows:
+@cache
+def compared() -> dict[str, dict[str, Any]]:
+    """The table of `models/compared.yaml`, by family."""
+    table: Any = OmegaConf.to_container(OmegaConf.load(Path(families.__file__).with_name("compared.yaml")))
+    return dict(table)
+
+
+def presets(family: str) -> list[str]:
+    """The names of a family's presets."""
+    names = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
+    patterns = compared()[family].get("presets", [])
+    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def facts(family: str) -> dict[str, str]:
     """What is said of a family, by heading."""
-    one, names = COMPARED[family], sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
-    difference = "" if one.difference is None else f", largest difference {one.difference:.0e}".replace("e-0", "e-")
-    return [
-        ("checkpoints", one.checkpoints),
-        ("presets", ", ".join(presets(family, names)) or NONE),
-        ("context", PATTERNS[FAMILIES[family].pattern].context),
-        ("its authors' way", one.rule),
-        ("logits", one.logits + difference),
-        ("texts", one.texts or "not compared"),
-        ("checkpoints that have run", one.run or NONE),
-    ]
+    row = compared()[family]
+    return {
+        "checkpoints": row["checkpoints"],
+        "presets": ", ".join(presets(family)) or NONE,
+        "context": PATTERNS[FAMILIES[family].pattern].context,
+        "its authors' way": row["rule"],
+        "logits": row["logits"],
+        "texts": row.get("texts", "not compared"),
+        "checkpoints that have run": row.get("run", NONE),
+    }
 
 
 def lines() -> Iterator[str]:
     """The table as text, family by family."""
-    for family in COMPARED:
+    for family in compared():
         yield family
-        width = max(len(heading) for heading, _ in facts(family))
-        yield from (f"  {heading:{width}}  {fact}" for heading, fact in facts(family))
+        width = max(map(len, facts(family)))
+        yield from (f"  {heading:{width}}  {fact}" for heading, fact in facts(family).items())
 
 
 def markdown() -> str:
     """The table as docs/models.md has it."""
-    headings = ["family", *(heading for heading, _ in facts(next(iter(COMPARED))))]
-    found = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    for family in COMPARED:
-        one = dict(facts(family))
-        names = one["presets"]
-        one["presets"] = names if names == NONE else ", ".join(f"`{name}`" for name in names.split(", "))
-        one["context"] = f"`{one['context']}`"
-        found.append(f"| `{family}` | " + " | ".join(one.values()) + " |")
-    return "\n".join(found) + "\n"
+    headings = ["family", *facts(next(iter(compared())))]
+    rows = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    for family in compared():
+        row = facts(family)
+        row["presets"] = ", ".join(f"`{name}`" for name in presets(family)) or NONE
+        row["context"] = f"`{row['context']}`"
+        rows.append(f"| `{family}` | " + " | ".join(row.values()) + " |")
+    return "\n".join(rows) + "\n"

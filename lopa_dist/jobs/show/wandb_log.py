@@ -95,7 +95,7 @@ class WandbLog:
     def flush(self, engine: Engine) -> None:
         """Log the steps since the last entry."""
         statistics = engine.statistics
-        now, reached = time.perf_counter(), totals(statistics, engine.comm.traffic.bytes)
+        now, reached = time.perf_counter(), totals(statistics, engine.comm.traffic)
         change = {name: amount - self.before.get(name, 0) for name, amount in reached.items()}
         if not change["steps"]:
             return

@@ -9,16 +9,16 @@ import pytest
 
 from lopa_dist.commands import perform
 from lopa_dist.config import CONF
-from lopa_dist.models.compared import COMPARED, presets
+from lopa_dist.jobs.commands.models import compared, presets
 from lopa_dist.models.families import FAMILIES
 
 NAMES = sorted({file.stem for file in (CONF / "model").glob("*.yaml")} - {"local"})
 
 
 def test_every_family_and_every_preset_once() -> None:
-    assert {*COMPARED} == {*FAMILIES}
-    assert Counter(name for family in COMPARED for name in presets(family, NAMES)) == Counter(NAMES)
-    patterns = [pattern for one in COMPARED.values() for pattern in one.presets]
+    assert {*compared()} == {*FAMILIES}
+    assert Counter(name for family in compared() for name in presets(family)) == Counter(NAMES)
+    patterns = [pattern for row in compared().values() for pattern in row.get("presets", [])]
     assert not [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in NAMES)]
 
 

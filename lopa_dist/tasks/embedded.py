@@ -1,0 +1,69 @@
+"""The tasks of the models in the package: problems of a seeded stream."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from lopa_dist.tasks import list_problems, word_problems
+from lopa_dist.tasks.task import Item, Score
+from lopa_dist.tasks.word_problems import Split
+
+
+class EmbeddedTask(ABC):
+    """`limit` different problems of one side of the split."""
+
+    name: str
+    options: ClassVar[tuple[str, ...]] = ("split", "problem_seed")
+
+    def __init__(self, limit: int, split: Split = "held_out", problem_seed: int = 1) -> None:
+        self.limit, self.split, self.seed = limit, split, problem_seed
+
+    @abstractmethod
+    def problems(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield for each problem what distinguishes it, its question, its reference and an ending for its id."""
+
+    def items(self) -> Iterable[Item]:
+        """Questions as one user message each."""
+        seen: set[str] = set()
+        for key, question, reference, ending in self.problems():
+            if len(seen) == self.limit:
+                return
+            if key not in seen:
+                custom_id = f"{self.name}-{self.split}-{self.seed}-{len(seen)}{ending}"
+                seen.add(key)
+                yield Item(custom_id, messages=[{"role": "user", "content": question}], reference=reference)
+
+
+class Arithmetic(EmbeddedTask):
+    """The word problems, with distinct computations."""
+
+    name = "arithmetic"
+
+    def problems(self) -> Iterator[tuple[str, str, str, str]]:
+        """The reference is the number alone."""
+        for problem in word_problems.problems(self.split, self.seed):
+            yield word_problems.signature(problem.steps), problem.question, str(problem.result), ""
+
+    def score(self, item: Item, text: str) -> Score:
+        """Right when the number behind ``####`` is."""
+        number = re.search(r"####\s*(-?\d+)", text)
+        extracted = number[1] if number else None
+        return Score(extracted == item.reference, extracted)
+
+
+class Lists(EmbeddedTask):
+    """The list problems, the families in turn; the family is a part of the id."""
+
+    name = "lists"
+
+    def problems(self) -> Iterator[tuple[str, str, str, str]]:
+        """The reference is the question itself: it may have many right answers."""
+        for problem in list_problems.problems(self.split, self.seed):
+            yield problem.question, problem.question, problem.question, f"-{problem.family}"
+
+    def score(self, item: Item, text: str) -> Score:
+        """Right when the whole text is a right answer."""
+        return Score(list_problems.is_right(item.reference, text), text.strip())
