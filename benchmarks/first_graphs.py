@@ -14,36 +14,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.first_facts import Fact
-from benchmarks.first_shapes import dtype_of, models
-from benchmarks.gpu_model import random_model, windows
-from lopa_dist.decode import DecodeConfig
+from benchmarks.gpu_shapes import GRAPHS, dtype_of, models, random_model, runner_of, windows
 from lopa_dist.engine.buckets import bucket
-from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Prepared
-from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.static_runner import HEAD, TRANSFORMER, Body, Head, Replay, StaticRunner
-from lopa_dist.kernels.sampling import Sampling
 
 LAYERS, PREFIX = 2, 48
 SIZES = (32, 96, 256, 320, 512, 640, 1024, 2048)  # of buckets
+LONGEST = SIZES[-1]  # rows of one segment
 REPLAYS = 50  # of one graph: a race shows in some of them only
-
-
-def runner_of(device: torch.device) -> StaticRunner:
-    """Return a runner over a pool of noise."""
-    shape = replace(models(device)["Dream-7B"], layers=LAYERS)
-    model = random_model(shape, device).to(dtype_of(device))
-    pool = KVPool(shape, 1, PREFIX, model.head_weight.dtype, device)
-    pool.allocate(0, PREFIX)
-    pool.reserve(2048)
-    pool.keys.normal_()
-    pool.values.normal_()
-    decode = DecodeConfig(verify="confidence", drafts=0, branches=7, block_size=256, max_new_tokens=256)
-    options = EngineConfig(1, attention="meta", graphs="always")
-    runner = Runners(model, decode, options).make(pool, Sampling(), 1, 2048)
-    assert isinstance(runner, StaticRunner)
-    return runner
 
 
 def prepared(runner: StaticRunner, rows: int, seed: int) -> Prepared:
@@ -59,7 +38,11 @@ class Graphs:
     """Bodies and heads of one runner, run through `Replay` as steps do."""
 
     def __init__(self, device: torch.device) -> None:
-        self.runner, self.gpu = runner_of(device), device.type == "cuda"
+        shape = replace(models(device)["Dream-7B"], layers=LAYERS)
+        model = random_model(shape, device, dtype_of(device))
+        runner = runner_of(model, 8, LONGEST // 8, PREFIX, GRAPHS, longest=LONGEST)
+        assert isinstance(runner, StaticRunner)
+        self.runner, self.gpu = runner, device.type == "cuda"
 
     def body(self, size: int) -> Body:
         """Return the transformer's buffers for a bucket."""

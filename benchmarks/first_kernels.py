@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.first_facts import Fact, compared
-from benchmarks.first_shapes import dtype_of, has_fp8, models, noise, toy
+from benchmarks.gpu_shapes import dtype_of, has_fp8, models, noise, toy
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.dispatch import KERNELS
 from lopa_dist.kernels.meta_attention import MetaPlan

@@ -15,12 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.first_facts import Fact, compared
-from benchmarks.first_shapes import dtype_of, models
-from benchmarks.gpu_model import qwen2, random_model, windows
-from lopa_dist.decode import DecodeConfig
+from benchmarks.gpu_shapes import Weights, dtype_of, models, qwen2, runner_of, windows
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.kv_pool import KVPool
-from lopa_dist.engine.runners import FUSED, Runners
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.transformer import Transformer
@@ -56,10 +52,7 @@ class Watched:
 def ours(model: Transformer, tokens: Tensor, options: EngineConfig) -> Forward:
     """Return what the eager path gives with these kernels."""
     rows, shape = len(tokens), model.config
-    pool = KVPool(shape, 1, 16, model.head_weight.dtype, tokens.device)
-    pool.allocate(0, 16)
-    decode = DecodeConfig(verify="confidence", drafts=0, branches=0, block_size=rows, max_new_tokens=rows)
-    runner = Runners(model, decode, options).make(pool, Sampling("probability"), 1, 16)
+    runner = runner_of(model, 1, rows, 16, options, Sampling("probability"))
     kept: list[Tensor] = []
     runner.attention = Watched(runner.attention, kept)
     every = torch.arange(rows, device=tokens.device)
@@ -108,28 +101,21 @@ def against(one: Callable[[], Forward], other: Callable[[], Forward], bound: flo
 
 def layers(device: torch.device) -> Iterator[Fact]:
     """Forwards of random models."""
-    made: list[Transformer] = []
-    attention = "meta"  # Triton's on a GPU; on a CPU the plain form of the same table
-
-    def build(name: str) -> dict[str, Any]:
-        for old in made:
-            FUSED.pop(old, None)
-        made.clear()
-        shape = models(device)[name]
-        made.append(random_model(replace(shape, layers=min(shape.layers, LAYERS[name])), device))
-        made[0].to(dtype_of(device))
-        return {"weights": sum(one.numel() for one in made[0].parameters())}
+    weights, dtype = Weights(device), dtype_of(device)
 
     def compare(with_: str, rows: int) -> dict[str, Any]:
-        model = made[0]
+        model = weights.model
         tokens = torch.randint(model.config.mask_id, (rows,), device=device)
-        by_triton = partial(ours, model, tokens, EngineConfig(1, attention=attention, graphs="never"))
+        # Triton's attention on a GPU; on a CPU the plain form of the same table
+        by_triton = partial(ours, model, tokens, EngineConfig(1, attention="meta", graphs="never"))
         by_torch = partial(ours, model, tokens, EngineConfig(1, kernels="torch"))
         other = by_torch if with_ == "torch" else partial(transformers_form, model, tokens)
-        return against(by_triton, other, BOUND[dtype_of(device)])
+        return against(by_triton, other, BOUND[dtype])
 
     for name, sizes in ROWS.items():
-        yield f"{name}: weights", partial(build, name)
+        shape = models(device)[name]
+        shape = replace(shape, layers=min(shape.layers, LAYERS[name]))
+        yield f"{name}: weights", partial(weights.make, shape, dtype)
         for rows in sizes:
             for with_ in ("torch", "transformers") if name == "Dream-7B" else ("torch",):
                 yield f"{name}, {rows} rows, against {with_}", partial(compare, with_, rows)

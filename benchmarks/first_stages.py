@@ -20,8 +20,8 @@ from benchmarks.first_graphs import graphs
 from benchmarks.first_kernels import kernels, preflight
 from benchmarks.first_model import layers
 from benchmarks.first_ranks import DECODING, LOOKAHEAD, agreement, count_on, options_on, ranks, tokens_of
-from benchmarks.first_shapes import CPU, has_fp8
 from benchmarks.first_speed import speed
+from benchmarks.gpu_shapes import CPU, has_fp8
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.checkpoint import load_model

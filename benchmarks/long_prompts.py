@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.embedded import RESULTS
-from benchmarks.gpu_model import random_model
+from benchmarks.gpu_shapes import random_model
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine

@@ -18,13 +18,12 @@ from benchmarks.first_graphs import Graphs
 from benchmarks.first_kernels import compiled
 from benchmarks.first_model import Forward, against
 from benchmarks.first_ranks import agreement
-from benchmarks.first_shapes import models
 from benchmarks.first_stages import STAGES
 from benchmarks.gpu_first import Journal, Stage, run
+from benchmarks.gpu_shapes import CPU, models
 from lopa_dist.engine.static_runner import Body, StaticRunner
 from lopa_dist.kernels import rows
 
-CPU = torch.device("cpu")
 BROKEN = "tests.broken_stages"
 
 
@@ -227,10 +226,10 @@ def test_stages_that_break_leave_their_facts_and_the_others(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_the_commands_status_says_what_was_found(ok: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ran(stages: list[Stage], folder: Path, toy: bool) -> Journal:
+    def ran(stages: list[Stage], folder: Path, toy: bool, name: str) -> Journal:
         assert [stage.name for stage in stages] == ["texts"]
         assert toy
-        return Journal(folder, [{"stage": "texts", "fact": "bf16", "ok": ok}])
+        return Journal(folder, name, [{"stage": "texts", "fact": "bf16", "ok": ok}])
 
     monkeypatch.setattr(gpu_first, "run", ran)
     with pytest.raises(SystemExit) as left:
