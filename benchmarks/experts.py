@@ -18,10 +18,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks.results import show
 from lopa_dist.models.config import Experts
 from lopa_dist.models.experts import Gate, SparseMLP
 
@@ -48,17 +47,17 @@ def touched(experts: Experts, rows: int, draws: int = DRAWS, hidden: int = HIDDE
     return found / draws
 
 
-def bytes_table() -> Table:
-    """Experts and gigabytes of their weights that a forward touches, in bf16."""
-    table = Table("rows", *(f"{name}: experts" for name in ROUTERS), *(f"{name}: GB" for name in ROUTERS))
-    for rows in ROWS:
-        counts = [touched(experts, rows) for experts, _ in ROUTERS.values()]
-        sizes = [
-            count * 3 * experts.size * HIDDEN * 2 * layers / 1e9
-            for count, (experts, layers) in zip(counts, ROUTERS.values(), strict=True)
-        ]
-        table.add_row(str(rows), *(f"{count:.0f}" for count in counts), *(f"{size:.1f}" for size in sizes))
-    return table
+def show_bytes() -> None:
+    """Print how many experts a forward touches, and the gigabytes of their weights in bf16."""
+    rows = []
+    for count in ROWS:
+        row = {"rows": str(count)}
+        for name, (experts, layers) in ROUTERS.items():
+            chosen = touched(experts, count)
+            row[f"{name}: experts"] = f"{chosen:.0f}"
+            row[f"{name}: GB"] = f"{chosen * 3 * experts.size * HIDDEN * 2 * layers / 1e9:.1f}"
+        rows.append(row)
+    show("experts of a forward", rows)
 
 
 def chosen_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
@@ -83,23 +82,28 @@ def all_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def time_table() -> Table:
-    """Milliseconds of a layer."""
-    table = Table("hidden x expert", "rows", "this package", "loop, chosen rows", "loop, all rows")
+def show_times() -> None:
+    """Print the milliseconds of a layer."""
+    table = []
     for hidden, size in WIDTHS:
         mlp = SparseMLP(hidden, Experts(COUNT, CHOSEN, size, "softmax", True)).requires_grad_(False)
         for weight in mlp.parameters():
             weight.normal_(std=hidden**-0.5)
-        ways: list[Callable[[Tensor], Tensor]] = [mlp, partial(chosen_rows, mlp), partial(all_rows, mlp)]
+        ways: dict[str, Callable[[Tensor], Tensor]] = {
+            "this package": mlp,
+            "loop, chosen rows": partial(chosen_rows, mlp),
+            "loop, all rows": partial(all_rows, mlp),
+        }
         for rows in (1, 16, 512):
-            x, best = torch.randn(rows, hidden), [float("inf")] * len(ways)
+            x, best = torch.randn(rows, hidden), dict.fromkeys(ways, float("inf"))
             for _ in range(7 if rows == 512 else 25):
-                for number, way in enumerate(ways):
+                for name, way in ways.items():
                     began = time.process_time()
                     way(x)
-                    best[number] = min(best[number], time.process_time() - began)
-            table.add_row(f"{hidden} x {size}", str(rows), *(f"{1000 * one:.2f}" for one in best))
-    return table
+                    best[name] = min(best[name], time.process_time() - began)
+            milliseconds = {name: f"{1000 * seconds:.2f}" for name, seconds in best.items()}
+            table.append({"hidden x expert": f"{hidden} x {size}", "rows": rows, **milliseconds})
+    show("milliseconds of a layer", table)
 
 
 def main() -> None:
@@ -109,7 +113,7 @@ def main() -> None:
     parts = parser.parse_args().part or ["bytes", "time"]
     torch.set_num_threads(1)
     for part in parts:
-        Console().print(bytes_table() if part == "bytes" else time_table())
+        show_bytes() if part == "bytes" else show_times()
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.answers import load
 from benchmarks.cluster import gpu_kind, host_seconds
-from benchmarks.cluster_calibration import SETTINGS, Measured, Watch, builder_here, by_rows, problems_of
+from benchmarks.cluster_jobs import Measured, Watch, by_rows, config_of, problems_of
 from benchmarks.cluster_simulator import ORDERS, TAILS, Cluster, Gains, Kind, Outcome, Requests, simulate
-from benchmarks.embedded import BASE
-from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 
 
@@ -138,18 +137,17 @@ def test_seconds_by_rows_lie_on_lines_between_measured_ones() -> None:
     assert [at(5), at(15), at(20), at(40)] == [1.0, 2.0, 3.0, 6.0]
 
 
-def test_rows_of_the_busiest_branch_rank_and_of_the_mean() -> None:
+def test_rows_of_the_busiest_branch_rank() -> None:
     table = [[[1], [2]], [[1], [2]]]
     measured = Measured(table, [[10.0] * 2] * 2, [[1.0, 2.5]] * 2, 3.0, 4, 5.0, 12.0)  # 1 or, on the mean, 2.5 of 4
     assert measured.gains(1).rows[0].tolist() == [10, 25]
     assert measured.gains(2).rows[0].tolist() == [10, 20]
     assert measured.gains(4).rows[0].tolist() == [10, 10]
-    assert measured.gains(2, busiest=False).rows[0].tolist() == [5, 12.5]
 
 
 def test_watching_an_engine_finds_every_step_and_every_token() -> None:
-    builder, watch = builder_here(), Watch()
-    engine = builder.engine(DecodeConfig(**{**BASE, **SETTINGS["k=0 m=4"]}), EngineConfig(2), on_step=watch)
+    builder, watch = load(), Watch()
+    engine = builder.engine(config_of("k=0 m=4"), EngineConfig(2), on_step=watch)
     done = list(engine.generate(problems_of(builder, 4)))
     later, missing, gained, rows, branches = np.array(watch.steps, int).T
     assert len(later) == sum(g.forwards for g in done)

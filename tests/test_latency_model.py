@@ -1,10 +1,10 @@
-"""The benchmark's latency model: fitted as made, and a step worked out by hand."""
+"""The benchmark's latency model: fitted as made, and an exchange worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.latency_model import Link, Load, Model, fit, step
+from benchmarks.latency_model import Link, Load, Model, exchange, fit
 
 
 def test_a_fit_finds_what_the_times_were_made_of() -> None:
@@ -14,18 +14,19 @@ def test_a_fit_finds_what_the_times_were_made_of() -> None:
     assert fit({64: 1e-4, 1_000_000: 1e-5}).beta == 0.0
 
 
-def test_a_step_by_hand() -> None:
-    model = Model(weight_bytes=10.0, parameters=1.0, kv_bytes=5.0, bandwidth=1.0, rate=1.0)
-    link, load = Link(alpha=100.0, beta=1.0), Load(branches=8, sequences=1, window=4, masked=2, commits=1, block=3)
-    assert step(model, link, load, 1) == {"forward": 64.0, "all_gather": 0.0, "commit": 0.0, "total": 64.0}
-    four = step(model, link, load, 4)
-    assert four["forward"] == 2 * 4 * 2
-    assert four["all_gather"] == 3 * (100 + 12 * 2 * 2 + 4)
-    assert four["commit"] == 2 * (100 + 3 * 5)
-    assert step(model, link, load, 64)["forward"] == 10.0, "no faster than the weights can be read"
+def test_a_forward_is_no_faster_than_the_weights_can_be_read() -> None:
+    model = Model(weight_bytes=10.0, parameters=1.0, bandwidth=1.0, rate=1.0)
+    assert model.forward(32) == 64.0
+    assert model.forward(4) == 10.0
+
+
+def test_an_exchange_by_hand() -> None:
+    link, load = Link(alpha=100.0, beta=1.0), Load(branches=8, sequences=1, masked=2, commits=1, block=3)
+    assert exchange(5.0, link, load, 1) == 0.0
+    assert exchange(5.0, link, load, 4) == 3 * (100 + 12 * 2 * 2 + 4) + 2 * (100 + 3 * 5)
 
 
 def test_many_commits_share_their_owners_broadcasts() -> None:
-    model, load = Model(kv_bytes=1.0), Load(branches=8, sequences=16, commits=0.5, block=2)
-    parts = step(model, Link(alpha=1.0, beta=0.5), load, 2)
-    assert parts["commit"] == 2 * (1 + 0.5 * 8)
+    link, load = Link(alpha=1.0, beta=0.5), Load(branches=8, sequences=16, masked=0, commits=0.5, block=2)
+    gathered = 1 + 0.5 * 4
+    assert exchange(1.0, link, load, 2) == gathered + 2 * (1 + 0.5 * 8)

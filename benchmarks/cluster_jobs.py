@@ -1,0 +1,323 @@
+"""Jobs of the embedded model on this machine: what the cluster simulator takes from them, and real ones beside it.
+
+Gains and rows of a step depend on no machine. Seconds of a step by its rows are measured with as many processes at once
+as a job has ranks, one thread each, because ranks on shared cores hold each other up. Seconds of a message are measured
+between two ranks, which run this file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import cycle
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.answers import PUBLISHED, load, requests_of
+from benchmarks.branch_scaling import ENVIRONMENT, TORCHRUN
+from benchmarks.cluster_simulator import Cluster, Gains, Kind, Outcome, Requests, simulate
+from benchmarks.embedded import BASE, drafted
+from benchmarks.latency_model import Link, Load, exchange, fit
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.stop import Stop
+from lopa_dist.rows.sizes import rows_of_branch
+from lopa_dist.tasks.arithmetic import Arithmetic
+
+SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures
+CASES = 32  # equally likely gains for each number of missing tokens
+FEWEST = 20  # steps seen with so many tokens missing or more; longer answers are taken piece by piece
+AROUND = 40  # steps that the gains of a number of missing tokens are taken from: those with nearly as many missing
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "k=0 m=4": drafted(0, 4),
+    "k=0 m=10": drafted(0, 10),
+    "k=1 m=10": drafted(1, 10),
+    "k=3 m=10": drafted(3, 10),
+    "k=7 m=10": drafted(7, 10),
+    "k=0 m=6, one block": drafted(0, 6, max_active_blocks=1),
+}
+TRIALS = ((1, 1, "k=0 m=10"), (2, 1, "k=0 m=10"), (4, 1, "k=0 m=10"), (1, 2, "k=1 m=10"))
+"""Real jobs: data replicas, branch ranks, setting."""
+IN_FLIGHT = 16  # sequences of a real job's replica
+SEEDS = 10  # simulations of a job, whose means are compared
+SIZES, TURNS = (64, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576), 60  # bytes of messages, and how many of each
+
+
+@dataclass
+class Measured:
+    """The gains of one setting, and what else it says of a step."""
+
+    tokens: list[list[list[int]]]  # [2][R][CASES], as in `Gains`
+    rows: list[list[float]]  # [2][R] of one branch
+    branches: list[list[float]]  # [2][R] that ran
+    predictions: float  # that a branch reports a step: of masked positions and verification rows
+    branch_limit: int  # k + 1
+    tokens_per_forward: float
+    rows_per_token: float
+
+    def gains(self, ranks: int) -> Gains:
+        """For the simulator, branch j on rank j mod `ranks`: rows of the busiest rank."""
+        local = np.minimum(np.array(self.branches), -(-self.branch_limit // ranks))
+        return Gains(np.array(self.tokens), np.array(self.rows) * local)
+
+    def kind(self, ranks: int, forward: Callable[[float, int], float], link: Link, kv_bytes: float) -> Kind:
+        """A replica of `ranks` branch ranks, by the seconds of a forward, a message, and the K/V bytes of a token."""
+        block = BASE["block_size"]
+
+        def seconds(rows: float, sequences: int) -> float:
+            if ranks == 1:
+                return forward(rows, sequences)
+            commits = self.tokens_per_forward / block
+            sent = Load(self.branch_limit, sequences, self.predictions, commits, block)
+            return forward(rows, sequences) + exchange(kv_bytes, link, sent, ranks)
+
+        return Kind(self.gains(ranks), seconds)
+
+
+@dataclass
+class Trace:
+    """A running sequence, step by step."""
+
+    masked: list[NDArray[np.bool_]]  # [positions] before the first step and after each
+    rows: list[int] = field(default_factory=list)  # of one branch
+    branches: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Watch:
+    """Follows every sequence of an engine; to be called after each step."""
+
+    running: dict[int, Trace] = field(default_factory=dict)  # by slot
+    steps: list[tuple[bool, int, int, int, int]] = field(default_factory=list)
+    """Of every step of a sequence: whether it is a later one than its first, missing tokens, gain, rows of a branch,
+    branches."""
+    predictions: list[float] = field(default_factory=list)  # a sequence and branch
+
+    def __call__(self, engine: Engine) -> None:
+        """Note a step; of sequences that end with it, count what each of their steps gained."""
+        assert engine.ended is not None
+        assert engine.batch is not None
+        before, after, batch = engine.ended.before, engine.ended.after, engine.ended.rows
+        state = engine.batch.state
+        answers = state.answers.numpy()
+        rows = rows_of_branch(engine.config, before, batch.begin, batch.stop)
+        for slot in np.flatnonzero(before.branches > 0).tolist():
+            if before.step[slot] == 0:
+                self.running[slot] = Trace([np.ones(answers.shape[1], bool)])
+            trace = self.running[slot]
+            trace.masked.append(answers[slot] == state.vocabulary.mask_id)
+            trace.rows.append(int(rows[slot]))
+            trace.branches.append(int(before.branches[slot]))
+            if after.done[slot]:
+                ends = np.flatnonzero(np.isin(answers[slot], state.vocabulary.eos_ids))
+                length = int(ends[0]) + 1 if len(ends) else int(after.end[slot])
+                missing = [int(masked[:length].sum()) for masked in trace.masked]
+                for i, (window, ran) in enumerate(zip(trace.rows, trace.branches, strict=True)):
+                    self.steps.append((i > 0, missing[i], missing[i] - missing[i + 1], window, ran))
+        self.predictions.append(batch.columns / max(1, int((before.branches > 0).sum())))
+
+
+def config_of(name: str) -> DecodeConfig:
+    """How the setting of this name decodes."""
+    return DecodeConfig(**{**PUBLISHED, **BASE, **SETTINGS[name]})
+
+
+def problems_of(builder: EngineBuilder, problems: int) -> list[Request]:
+    """Requests for problems of `SEED`."""
+    return requests_of(list(Arithmetic(problems, "held_out", SEED).items()), builder.tokenizer, BASE["max_new_tokens"])
+
+
+def measure_gains(job: tuple[str, int]) -> tuple[str, Measured]:
+    """The gains of the setting of this name, of so many problems."""
+    name, problems = job
+    builder, watch, config = load(), Watch(), config_of(name)
+    engine = builder.engine(config, EngineConfig(32), on_step=watch)
+    done = list(engine.generate(problems_of(builder, problems)))
+    steps = np.array(watch.steps, int)
+    longest = int(np.sort(steps[:, 1])[-FEWEST])
+    tokens, rows, branches = [], [], []
+    for later in (0, 1):
+        near = [nearly(steps[steps[:, 0] == later], missing) for missing in range(1, longest + 1)]
+        cases = [np.quantile(some[:, 2], (np.arange(CASES) + 0.5) / CASES, method="nearest") for some in near]
+        tokens.append([np.minimum(case, i + 1).astype(int).tolist() for i, case in enumerate(cases)])
+        rows.append([round(float(some[:, 3].mean()), 2) for some in near])
+        branches.append([round(float(some[:, 4].mean()), 2) for some in near])
+    generated = sum(len(g.tokens) for g in done)
+    per_forward, per_token = generated / sum(g.forwards for g in done), engine.statistics.rows / generated
+    predictions = float(np.mean(watch.predictions))
+    return name, Measured(tokens, rows, branches, predictions, config.max_branches, per_forward, per_token)
+
+
+def nearly(steps: NDArray[np.int64], missing: int) -> NDArray[np.int64]:
+    """Of steps as in `Watch.steps`, those with so many tokens missing, or nearly: at least `AROUND`."""
+    distance = np.abs(steps[:, 1] - missing)
+    return steps[distance <= np.sort(distance)[min(AROUND, len(steps)) - 1]]
+
+
+def all_gains(problems: int, processes: int) -> dict[str, Measured]:
+    """Of all settings."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return dict(pool.imap_unordered(measure_gains, [(name, problems) for name in SETTINGS]))
+
+
+def time_steps(name: str, seconds: float, together: Barrier, found: Any) -> None:
+    """Run steps of up to `IN_FLIGHT` sequences until the time is over; put rows and seconds of each into `found`."""
+    builder = load()
+    requests = problems_of(builder, 128)
+    steps: list[tuple[int, float]] = []
+    last: list[float] = []  # when the step before ended; empty before the first of an engine
+
+    def note(engine: Engine) -> None:
+        now = time.perf_counter()
+        for before in last:
+            assert engine.ended is not None
+            steps.append((int(engine.ended.rows.rows.sum()), now - before))
+        last[:] = [now]
+
+    powers = [2**n for n in range(IN_FLIGHT.bit_length())]
+    engines = [builder.engine(config_of(name), EngineConfig(n), on_step=note) for n in powers]
+    together.wait()
+    end = time.perf_counter() + seconds
+    for turn, engine in enumerate(cycle(engines)):
+        last.clear()
+        for _ in engine.generate(requests[turn % 64 :][: 2 * engine.options.max_sequences]):
+            if time.perf_counter() > end:
+                break
+        if time.perf_counter() > end:
+            break
+    found.put(steps)
+
+
+def step_times(name: str, ranks: int, seconds: float) -> dict[int, float]:
+    """Mean seconds of a step by its rows, host time included, with `ranks` processes at work."""
+    context = multiprocessing.get_context("spawn")
+    together, found = context.Barrier(ranks), context.Queue()
+    workers = [context.Process(target=time_steps, args=(name, seconds, together, found)) for _ in range(ranks)]
+    for worker in workers:
+        worker.start()
+    steps = np.array([step for _ in workers for step in found.get()])
+    for worker in workers:
+        worker.join()
+    bins = np.digitize(steps[:, 0], np.geomspace(1, steps[:, 0].max() + 1, 40))
+    means = [steps[bins == b].mean(0) for b in np.unique(bins) if (bins == b).sum() >= 5]
+    return {round(rows): float(mean) for rows, mean in means}
+
+
+def by_rows(table: Mapping[int, float]) -> Callable[[float], float]:
+    """Seconds by rows: between measured points on a line, beyond the last in proportion."""
+    rows = np.array(sorted(table), float)
+    seconds = np.array([table[int(n)] for n in rows])
+
+    def at(count: float) -> float:
+        return float(np.interp(count, rows, seconds) * max(1.0, count / rows[-1]))
+
+    return at
+
+
+def run_job(data: int, branch: int, name: str, problems: int, folder: Path) -> dict[str, Any]:
+    """Run a job as a user does; returns its requests' lengths and forwards, each replica's steps, and its seconds."""
+    command = [
+        sys.executable, *TORCHRUN, str(data * branch), "-m", "lopa_dist", f"task.limit={problems}",
+        f"parallel.data={data}", f"parallel.branch={branch}", "parallel.threads=1",
+        *(f"decode.{key}={SETTINGS[name][key]}" for key in ("branches", "drafts")), f"engine.max_sequences={IN_FLIGHT}",
+        f"hydra.run.dir={folder}", "logging.wandb.mode=disabled", "logging.progress=never",
+    ]  # fmt: skip
+    subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=True)
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    replicas = [json.loads(file.read_text().splitlines()[-1]) for file in sorted((folder / "journal").glob("001-*"))]
+    return {
+        "prompt": [line["usage"]["prompt_tokens"] for line in lines],
+        "answer": [line["usage"]["completion_tokens"] + (line["finish_reason"] == "stop") for line in lines],
+        "forwards": sum(line["usage"]["forwards"] for line in lines),
+        "steps": [replica["statistics"]["steps"] for replica in replicas],
+        "seconds": json.loads((folder / "report.json").read_text())["decode_s"],
+    }
+
+
+def compare(
+    data: int, branch: int, name: str, measured: Measured, problems: int, seconds: float, link: Link
+) -> dict[str, Any]:
+    """Run a job, with steps timed before it and after it for so many seconds each, and simulate it."""
+    before = step_times(name, data * branch, seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        job = run_job(data, branch, name, problems, Path(folder))
+    curves = [by_rows(table) for table in (before, step_times(name, data * branch, seconds))]
+    shape = load().shape
+    kv_bytes = 4.0 * 2 * shape.layers * shape.kv_heads * shape.head_dim
+    kind = measured.kind(branch, lambda rows, sequences: statistics.mean(at(rows) for at in curves), link, kv_bytes)
+    requests, cluster = Requests(np.array(job["prompt"]), np.array(job["answer"])), Cluster(data, {1: kind}, IN_FLIGHT)
+    outcomes: list[Outcome] = [simulate(requests, cluster, seed) for seed in range(SEEDS)]
+    return {
+        "data": data,
+        "branch": branch,
+        "setting": name,
+        "problems": problems,
+        "measured": {key: job[key] for key in ("forwards", "steps", "seconds")},
+        "simulated": {
+            "forwards": statistics.mean(int(outcome.forwards.sum()) for outcome in outcomes),
+            "steps": [round(float(steps), 1) for steps in np.mean([outcome.steps for outcome in outcomes], 0)],
+            "seconds": statistics.mean(outcome.seconds for outcome in outcomes),
+        },
+    }
+
+
+def validate(settings: dict[str, Measured], problems: int, seconds: float) -> dict[str, Any]:
+    """Compare all trials."""
+    load_before = os.getloadavg()[0]
+    command = [sys.executable, *TORCHRUN, "2", "-m", "benchmarks.cluster_jobs"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    messages = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    link = fit({int(size): spent for size, spent in messages.items()})
+    trials = [compare(*trial, settings[trial[2]], problems, seconds, link) for trial in TRIALS]
+    return {"load_before": load_before, "link": {"alpha": link.alpha, "beta": link.beta}, "trials": trials}
+
+
+def time_messages() -> None:
+    """Measure messages between the two ranks that run this; rank 0 prints the mean seconds of the collectives by size.
+
+    One hop of a ring of two, and of a tree of two: each collective is one message then.
+    """
+    torch.set_num_threads(1)
+    world = detect()
+    group = Group(world, Mesh(1, world.size), "auto", 60, torch.device("cpu"), Stop(5))
+    found: dict[int, float] = {}
+    with group.failures.guard():
+        for size in SIZES:
+            buffer = torch.zeros(size, dtype=torch.uint8)
+            spent: dict[str, list[float]] = {"all_gather": [], "broadcast": []}
+            for _ in range(TURNS):
+                group.comm.all_gather(buffer[:1])  # so that both begin at once
+                began = time.perf_counter()
+                group.comm.all_gather(buffer)
+                spent["all_gather"].append(time.perf_counter() - began)
+                group.comm.all_gather(buffer[:1])
+                began = time.perf_counter()
+                group.comm.broadcast(buffer, 1)  # rank 0 receives: who sends need not wait
+                spent["broadcast"].append(time.perf_counter() - began)
+            found[size] = statistics.mean(statistics.median(seconds) for seconds in spent.values())
+        if world.rank == 0:
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    time_messages()
