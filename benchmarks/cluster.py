@@ -1,4 +1,4 @@
-"""The end of a job on 8 to 512 data replicas, by simulation: what the order of requests and idle replicas would bring.
+"""The end of a job on 8 to 512 data replicas, by simulation: what the order of requests brings.
 
     python -m benchmarks.cluster                # the projection and its picture, from measured gains: some minutes
     python -m benchmarks.cluster --calibrate    # measure gains of the embedded model anew: minutes on two cores
@@ -17,7 +17,7 @@ import json
 import multiprocessing
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -26,7 +26,7 @@ import numpy as np
 from matplotlib.ticker import NullLocator
 
 from benchmarks.cluster_jobs import Measured, all_gains, validate
-from benchmarks.cluster_simulator import Cluster, Kind, Requests, simulate
+from benchmarks.cluster_simulator import Cluster, Requests, simulate
 from benchmarks.latency_model import ASSUMED, Model
 from benchmarks.results import RESULTS, machine, read, show
 from lopa_dist.jobs.show.pareto import draw
@@ -36,15 +36,8 @@ IN_FLIGHT = (64, 16)  # sequences of a data replica at most; 16 by default
 PROMPT, ANSWER = 512, 256  # tokens, on the mean
 PROMPTS, REPLICAS = 20_000, (8, 32, 128, 512)
 DRAWN = 200  # answers of one prompt
-JOINED = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # the setting by branch ranks
-POLICIES = {  # order, tail
-    "input order": ("input", "wait"),
-    "longest first": ("longest", "wait"),
-    "longest first, dealt out": ("dealt", "wait"),
-    "idle replicas become branch ranks": ("input", "branches"),
-    "idle replicas take a share": ("input", "share"),
-    "longest first, dealt out, then shares": ("dealt", "share"),
-}
+BRANCHES = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # the setting by branch ranks
+POLICIES = {"input order": "input", "longest first": "longest", "longest first, dealt out": "dealt"}
 
 
 def write(content: dict[str, Any]) -> None:
@@ -61,36 +54,33 @@ def host_seconds() -> Callable[[int], float]:
     return lambda sequences: float(np.interp(sequences, list(chosen), list(chosen.values())))
 
 
-def gpu_kind(measured: Measured, branch: int) -> Kind:
-    """A replica of Dream-7B on H200s: the roofline of a forward, host time, and what its ranks send."""
+def gpus(measured: Measured, replicas: int, branch: int, sequences: int) -> Cluster:
+    """Replicas of Dream-7B on H200s: the roofline of a forward, host time, and what their ranks send."""
     host = host_seconds()
-    return measured.kind(branch, lambda rows, sequences: MODEL.forward(rows) + host(sequences), ASSUMED, MODEL.kv_bytes)
 
+    def forward(rows: float, sequences: int) -> float:
+        return MODEL.forward(rows) + host(sequences)
 
-def moving(tokens: int) -> float:
-    """Seconds that it takes to send the K/V of `tokens` tokens to another GPU."""
-    return ASSUMED.alpha + ASSUMED.beta * tokens * MODEL.kv_bytes
+    return measured.cluster(replicas, branch, forward, ASSUMED, MODEL.kv_bytes, sequences)
 
 
 def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]:
     """Simulate a job (settings, sequences in flight, replicas, policy); one answer in twenty is 8 times longer."""
     settings, sequences, replicas, policy = job
-    kinds = {size: gpu_kind(settings[name], size) for size, name in JOINED.items()}
     random = np.random.default_rng(0)
     answers = random.integers(ANSWER // 2, ANSWER * 3 // 2 + 1, PROMPTS)
     answers = np.where(random.random(PROMPTS) < 0.05, 8 * answers, answers)
-    cluster = Cluster(replicas, kinds, sequences, *POLICIES[policy], moving)
+    cluster = replace(gpus(settings[BRANCHES[1]], replicas, 1, sequences), order=POLICIES[policy])
     outcome = simulate(Requests(np.full(PROMPTS, PROMPT), answers), cluster)
     told = {"prompts": PROMPTS, "in_flight": sequences, "replicas": replicas, "policy": policy}
-    busy = float(outcome.busy.mean())
-    return told | {"seconds": outcome.seconds, "mean_busy_s": busy, "moved_tokens": outcome.moved}
+    return told | {"seconds": outcome.seconds, "mean_busy_s": float(outcome.busy.mean())}
 
 
 def one_prompt(settings: dict[str, Measured]) -> list[dict[str, Any]]:
     """Seconds to the answer of one prompt on 1 to 8 branch ranks, the mean of `DRAWN` draws of what its steps gain."""
     request, rows = Requests(np.array([PROMPT]), np.array([ANSWER])), []
-    for ranks, name in JOINED.items():
-        cluster = Cluster(1, {1: gpu_kind(settings[name], ranks)}, 1)
+    for ranks, name in BRANCHES.items():
+        cluster = gpus(settings[name], 1, ranks, 1)
         seconds = float(np.mean([simulate(request, cluster, seed).seconds for seed in range(DRAWN)]))
         rows.append({"branch_ranks": ranks, "setting": name, "seconds": seconds})
     return rows
@@ -148,7 +138,7 @@ def show_trials(trials: list[dict[str, Any]]) -> None:
 
 def picture(projection: dict[str, Any]) -> str:
     """Draw what the policies bring, by replicas."""
-    colors = ("#94a3b8", "#2563eb", "#dc2626", "#059669", "#7c3aed")
+    colors = ("#94a3b8", "#2563eb")
 
     def paint(axes: Any) -> None:
         gained = list(zip(projection["policies"], faster(projection["policies"]), strict=True))

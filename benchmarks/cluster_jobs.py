@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks.answers import PUBLISHED, load, requests_of
 from benchmarks.branch_scaling import ENVIRONMENT, TORCHRUN
-from benchmarks.cluster_simulator import Cluster, Gains, Kind, Outcome, Requests, simulate
+from benchmarks.cluster_simulator import Cluster, Gains, Outcome, Requests, simulate
 from benchmarks.embedded import BASE, drafted
 from benchmarks.latency_model import Link, Load, exchange, fit
 from lopa_dist.decode import DecodeConfig
@@ -80,8 +80,19 @@ class Measured:
         local = np.minimum(np.array(self.branches), -(-self.branch_limit // ranks))
         return Gains(np.array(self.tokens), np.array(self.rows) * local)
 
-    def kind(self, ranks: int, forward: Callable[[float, int], float], link: Link, kv_bytes: float) -> Kind:
-        """A replica of `ranks` branch ranks, by the seconds of a forward, a message, and the K/V bytes of a token."""
+    def cluster(
+        self, replicas: int, ranks: int, forward: Callable[[float, int], float], link: Link, kv_bytes: float, most: int
+    ) -> Cluster:
+        """Replicas of `ranks` branch ranks that decode so.
+
+        Args:
+            replicas: data replicas.
+            ranks: branch ranks of each.
+            forward: seconds by rows and sequences.
+            link: between two ranks.
+            kv_bytes: of a token.
+            most: sequences of a replica in flight.
+        """
         block = BASE["block_size"]
 
         def seconds(rows: float, sequences: int) -> float:
@@ -91,7 +102,7 @@ class Measured:
             sent = Load(self.branch_limit, sequences, self.predictions, commits, block)
             return forward(rows, sequences) + exchange(kv_bytes, link, sent, ranks)
 
-        return Kind(self.gains(ranks), seconds)
+        return Cluster(replicas, self.gains(ranks), seconds, most)
 
 
 @dataclass
@@ -264,8 +275,12 @@ def compare(
     curves = [by_rows(table) for table in (before, step_times(name, data * branch, seconds))]
     shape = load().shape
     kv_bytes = 4.0 * 2 * shape.layers * shape.kv_heads * shape.head_dim
-    kind = measured.kind(branch, lambda rows, sequences: statistics.mean(at(rows) for at in curves), link, kv_bytes)
-    requests, cluster = Requests(np.array(job["prompt"]), np.array(job["answer"])), Cluster(data, {1: kind}, IN_FLIGHT)
+
+    def forward(rows: float, sequences: int) -> float:
+        return statistics.mean(at(rows) for at in curves)
+
+    requests = Requests(np.array(job["prompt"]), np.array(job["answer"]))
+    cluster = measured.cluster(data, branch, forward, link, kv_bytes, IN_FLIGHT)
     outcomes: list[Outcome] = [simulate(requests, cluster, seed) for seed in range(SEEDS)]
     return {
         "data": data,
