@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.first_facts import Fact, compared
-from benchmarks.gpu_shapes import dtype_of, has_fp8, models, noise, toy
+from benchmarks.gpu_shapes import dtype_of, has_fp8, models, noise, plan_of, toy
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.dispatch import KERNELS
-from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.preflight import Widths, faults
 from lopa_dist.kernels.quantized import fp8_linear, int8_linear, quantize_fp8, quantize_int8, quantize_rows
 from lopa_dist.kernels.random import gumbel
@@ -25,7 +24,7 @@ from lopa_dist.kernels.rope import rope_and_store, rope_table
 from lopa_dist.kernels.rows import add_rms_norm, swiglu
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
-from lopa_dist.kernels.tiles import Capacity, Split, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Split
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import UNBOUNDED
@@ -130,11 +129,8 @@ def attention(device: torch.device, shape: ModelConfig, case: Case) -> dict[str,
     pools = [x.new_full((base + slots, kv_heads, dim), torch.nan) for x in (keys, values)]
     for pool, of_rows in zip(pools, (keys, values), strict=True):
         pool[base:] = of_rows
-    segments = case.segments(base, device)
-    tiles = tile(segments, tile_rows_for(heads // kv_heads, case.rows), Split(8) if case.split else None)
-    room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
-    plan = MetaPlan(case.rows, room, heads, kv_heads, dim, tiles.tile_rows, tiles.scratch, device)
-    plan.fill(tiles)
+    split = Split(8) if case.split else None
+    plan = plan_of(case.segments(base, device), case.rows, shape, case.rows, split, device)
     found = attend_tiles(q, pools[0], pools[1], plan)
     return compared(found[:covered], wanted[:covered], BOUND[q.dtype]) | {"first slot": base}
 

@@ -35,6 +35,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo, TorchCommunicator
 from lopa_dist.tasks.word_problems import problems
 
+GRAPHS = EngineConfig(4, attention="meta", graphs="always")  # the path that a GPU runs
 SECONDS = 40  # that two ranks may take
 DECODING: dict[str, Any] = {"context": "d2f", "block_size": 16, "max_new_tokens": 64}
 LOOKAHEAD = DecodeConfig(branches=7, verify="confidence", drafts=0, **DECODING)
@@ -63,11 +64,6 @@ def agreement(wanted: list[list[int]], found: list[list[int]]) -> float:
     return same / max(1, sum(max(len(one), len(other)) for one, other in pairs))
 
 
-def options_on(device: torch.device) -> EngineConfig:
-    """Return the path that a GPU runs."""
-    return EngineConfig(4, attention="meta", graphs="always")
-
-
 def count_on(device: torch.device) -> int:
     """Return how many problems are solved."""
     return 8 if device.type == "cuda" else 2
@@ -81,7 +77,7 @@ def rank(number: int, store: Path, device: torch.device) -> None:
     comm = TorchCommunicator(dist.group.WORLD)
     model = load_model(EMBEDDED, torch.float32, device)
     with torch.inference_mode():
-        made = tokens_of(model, options_on(device), LOOKAHEAD, count_on(device), comm)
+        made = tokens_of(model, GRAPHS, LOOKAHEAD, count_on(device), comm)
     print(json.dumps({"tokens": made, "bytes": comm.traffic.bytes}))
     dist.destroy_process_group()
 
@@ -89,7 +85,7 @@ def rank(number: int, store: Path, device: torch.device) -> None:
 def two_ranks(device: torch.device) -> dict[str, Any]:
     """Two processes on one device against one."""
     model = load_model(EMBEDDED, torch.float32, device)
-    wanted = tokens_of(model, options_on(device), LOOKAHEAD, count_on(device))
+    wanted = tokens_of(model, GRAPHS, LOOKAHEAD, count_on(device))
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.first_ranks"]
         started = [

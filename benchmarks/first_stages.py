@@ -19,7 +19,7 @@ from benchmarks.first_facts import Fact, StageOf, main
 from benchmarks.first_graphs import graphs
 from benchmarks.first_kernels import kernels, preflight
 from benchmarks.first_model import layers
-from benchmarks.first_ranks import DECODING, LOOKAHEAD, agreement, count_on, options_on, ranks, tokens_of
+from benchmarks.first_ranks import DECODING, GRAPHS, LOOKAHEAD, agreement, count_on, ranks, tokens_of
 from benchmarks.first_speed import speed
 from benchmarks.gpu_shapes import CPU, has_fp8
 from lopa_dist.decode import DecodeConfig
@@ -68,15 +68,14 @@ def texts(device: torch.device) -> Iterator[Fact]:
     """Token ids of the embedded model, those of this machine's CPU in fp32 against the device's."""
     gpu = device.type == "cuda"
     count = 2 * count_on(device) if gpu else count_on(device)
-    always = options_on(device)
     eager, torch_only = EngineConfig(attention="meta", graphs="never"), EngineConfig(kernels="torch")
     ways: dict[str, tuple[torch.dtype, EngineConfig, str]] = {
-        "fp32": (torch.float32, always, "none"), "fp32 eager": (torch.float32, eager, "none"),
-        "fp32 torch": (torch.float32, torch_only, "none"), "bf16": (torch.bfloat16, always, "none"),
-        "int8": (torch.float32, always, "int8"),
+        "fp32": (torch.float32, GRAPHS, "none"), "fp32 eager": (torch.float32, eager, "none"),
+        "fp32 torch": (torch.float32, torch_only, "none"), "bf16": (torch.bfloat16, GRAPHS, "none"),
+        "int8": (torch.float32, GRAPHS, "int8"),
     }  # fmt: skip
     if gpu and has_fp8(device):
-        ways["fp8"] = torch.bfloat16, always, "fp8"
+        ways["fp8"] = torch.bfloat16, GRAPHS, "fp8"
     verified = DecodeConfig(**DECODING)
     decodings = {
         "verified": verified,

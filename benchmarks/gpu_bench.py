@@ -27,7 +27,7 @@ from benchmarks.first_facts import Fact, StageOf, main
 from benchmarks.gpu_clock import Clock
 from benchmarks.gpu_kernels import attention, products
 from benchmarks.gpu_shapes import GRAPHS, Weights, has_fp8, models, qwen2, runner_of, windows
-from benchmarks.roofline import BF16, FP8, Bar, Case, Machine, judged, ratio, step_bar, work
+from benchmarks.roofline import BF16, FP8, Bar, Case, Machine, floor_s, judged, ratio, step_bar
 from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.quantized import FP8 as FP8_DTYPE
@@ -89,7 +89,7 @@ def steps(device: torch.device) -> Iterator[Fact]:
     def forward(name: str, precision: str, case: Case) -> dict[str, Any]:
         milliseconds = forward_ms(clock, weights.model, case)
         machine = machine_of(found)
-        floor = None if machine is None else 1e3 * work(models(device)[name], precision, case).floor(machine, precision)
+        floor = None if machine is None else 1e3 * floor_s(models(device)[name], precision, case, machine)
         bar = step_bar(precision, case)
         figures = {"ms": milliseconds, "floor ms": floor, "x floor": ratio(milliseconds, floor)}
         return judged(figures, *([bar] if bar else []))

@@ -22,14 +22,13 @@ from torch import Tensor
 
 from benchmarks.first_facts import Fact
 from benchmarks.gpu_clock import Clock
-from benchmarks.gpu_shapes import models
+from benchmarks.gpu_shapes import models, plan_of
 from benchmarks.roofline import Bar, judged, projections, ratio
 from lopa_dist.engine.buckets import STEPS, ladder
 from lopa_dist.engine.static_runner import split_for
 from lopa_dist.kernels.attention import attend_tiles
-from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import Capacity, matrix_rows, tile, tile_rows_for
+from lopa_dist.kernels.tiles import matrix_rows, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import ragged_arange
@@ -100,7 +99,13 @@ def compare(clock: Clock, config: ModelConfig, mix: Mix) -> dict[str, Any]:
 
         return ratio(clock.graph(every_layer), layers / 1e3)
 
-    ours = meta(segments, config, mix, q, keys, values)
+    stack = mix.window * mix.branches
+    height = matrix_rows(tile_rows_for(heads // kv_heads, stack), heads // kv_heads)
+    plan = plan_of(segments, total, config, stack, split_for(len(mix.prefixes), kv_heads, height, device), device)
+
+    def ours(layer: int) -> Tensor:
+        return attend_tiles(q, keys[layer], values[layer], plan)
+
     expected = ours(0)
     figures, failed = {"us a layer": measure(ours)}, {}
     stock = {"padded SDPA": padded, "varlen": by_branch}
@@ -120,17 +125,6 @@ def compare(clock: Clock, config: ModelConfig, mix: Mix) -> dict[str, Any]:
     if heads == kv_heads and mix.branches > 1:
         bars.append(Bar("x padded SDPA", 1.5, False))
     return judged(figures, *bars) | failed
-
-
-def meta(segments: Segments, config: ModelConfig, mix: Mix, q: Tensor, keys: Tensor, values: Tensor) -> Attend:
-    """Ours, with tiles cut as the static runner cuts them."""
-    height = tile_rows_for(config.heads // config.kv_heads, mix.window * mix.branches)
-    matrix = matrix_rows(height, config.heads // config.kv_heads)
-    tiles = tile(segments, height, split_for(len(mix.prefixes), config.kv_heads, matrix, q.device))
-    capacity = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
-    plan = MetaPlan(len(q), capacity, config.heads, config.kv_heads, config.head_dim, height, tiles.scratch, q.device)
-    plan.fill(tiles)
-    return lambda layer: attend_tiles(q, keys[layer], values[layer], plan)
 
 
 def columns_of(segments: Segments, which: np.ndarray[Any, Any], column: np.ndarray[Any, Any]) -> Tensor:

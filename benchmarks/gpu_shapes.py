@@ -17,7 +17,10 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.runners import FUSED, Runners
+from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.kernels.tiles import Capacity, Split, tile, tile_rows_for
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer
@@ -119,6 +122,18 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
         head_sequence=np.zeros(len(head), int), head_keys=None, local_branches=1, columns=len(head),
         where=torch.zeros_like(head), width=window, of_commit=None, drafts=None,
     )  # fmt: skip
+
+
+def plan_of(
+    segments: Segments, rows: int, shape: ModelConfig, stack: int, split: Split | None, device: torch.device
+) -> MetaPlan:
+    """Return attention's plan for `rows` rows, those of the segments first; a stack has `stack` rows."""
+    tiles = tile(segments, tile_rows_for(shape.heads // shape.kv_heads, stack), split)
+    capacity = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
+    sizes = shape.heads, shape.kv_heads, shape.head_dim
+    plan = MetaPlan(rows, capacity, *sizes, tiles.tile_rows, tiles.scratch, device)
+    plan.fill(tiles)
+    return plan
 
 
 def runner_of(

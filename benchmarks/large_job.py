@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.branch_scaling import TORCHRUN
 from benchmarks.results import replace_rows, show
 from lopa_dist.config import Config, composed
 from lopa_dist.engine.request import Request
@@ -49,14 +50,8 @@ ROOT = Path(__file__).parent.parent
 SHARDS = 64
 FEW = 16  # requests of the job that memory is compared with
 DECODE = (
-    "verify=confidence",
-    "branches=0",
-    "drafts=0",
-    "tau_conf=0",
-    "block_size=8",
-    "max_new_tokens=8",
-    "context=d2f",
-)
+    "context=d2f", "verify=confidence", "branches=0", "drafts=0", "tau_conf=0", "block_size=8", "max_new_tokens=8",
+)  # fmt: skip
 
 
 class Process:
@@ -121,14 +116,10 @@ def options(place: Path, requests: int) -> list[str]:
 
 def start(place: Path, requests: int, ranks: int, folder: Path) -> Process:
     """The job, as a user starts it."""
-    python = [sys.executable, "-m"]
-    launcher = [] if ranks == 1 else ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
+    launcher = [] if ranks == 1 else [*TORCHRUN, str(ranks)]
+    command = [sys.executable, *launcher, "-m", "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"]
     folder.mkdir(exist_ok=True)
-    return Process(
-        [*python, *launcher, "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"],
-        ranks,
-        folder.with_suffix(".log"),
-    )
+    return Process(command, ranks, folder.with_suffix(".log"))
 
 
 @dataclass

@@ -47,20 +47,6 @@ class Case:
         return f"prefix {self.prefix}, {self.branches} x {self.window} rows"
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a forward must move and compute."""
-
-    bytes: float
-    linears: float  # operations of the layers' projections
-    others: float  # of attention and head
-
-    def floor(self, machine: Machine, precision: str) -> float:
-        """Seconds."""
-        rate = machine.fp8_rate if precision == FP8 else machine.rate
-        return max(self.bytes / machine.bandwidth, self.linears / rate + self.others / machine.rate)
-
-
 def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of a layer's products, by their names in `FusedLayer`."""
     d, q, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -72,22 +58,23 @@ def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def work(config: ModelConfig, precision: str, case: Case) -> Work:
-    """A forward's bytes and operations."""
+def floor_s(config: ModelConfig, precision: str, case: Case, machine: Machine) -> float:
+    """The least seconds of a forward."""
+    fp8 = precision == FP8
     shapes = projections(config)
     weights = sum(n * k for n, k in shapes.values())  # of a layer
-    scales = 4 * sum(n for n, _ in shapes.values()) if precision == FP8 else 0
-    of_weight = 1 if precision == FP8 else 2  # bytes
+    scales = 4 * sum(n for n, _ in shapes.values()) if fp8 else 0
     others = 2 * (shapes["qkv"][0] * config.qkv_bias + 2 * config.hidden_size)  # biases and norms of a layer
     head = config.vocab_size * config.hidden_size
     kv = 2 * 2 * config.kv_heads * config.head_dim * (case.prefix + case.rows)  # of a layer
+    of_weight = 1 if fp8 else 2
+    moved = config.layers * (of_weight * weights + scales + others + kv) + of_weight * head + 2 * config.hidden_size
+    products = 2.0 * case.rows * config.layers * weights
     columns = case.rows * (case.prefix + case.window)
-    predicted = -(-case.rows // 2)
-    return Work(
-        bytes=config.layers * (of_weight * weights + scales + others + kv) + of_weight * head + 2 * config.hidden_size,
-        linears=2.0 * case.rows * config.layers * weights,
-        others=2.0 * predicted * head + 4.0 * config.layers * config.heads * config.head_dim * columns,
-    )
+    attention = 4.0 * config.layers * config.heads * config.head_dim * columns
+    predictions = 2.0 * -(-case.rows // 2) * head
+    rate = machine.fp8_rate if fp8 else machine.rate
+    return max(moved / machine.bandwidth, products / rate + (attention + predictions) / machine.rate)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,10 @@ from benchmarks.gpu_bench import STAGES
 from benchmarks.gpu_clock import Clock
 from benchmarks.gpu_first import BENCH
 from benchmarks.gpu_shapes import CPU, DREAM, LLADA, models, qwen2, random_model
-from benchmarks.roofline import BF16, FP8, Bar, Case, Machine, judged, step_bar, work
+from benchmarks.roofline import BF16, FP8, Bar, Case, Machine, floor_s, judged, step_bar
 
 H200 = Machine(bandwidth=4.3e12, rate=7e14, fp8_rate=1.4e15)
+A_BYTE, AN_OPERATION = Machine(1, math.inf, math.inf), Machine(math.inf, 1, 2)  # a second
 
 
 def facts(stage: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
@@ -80,7 +81,7 @@ def test_what_a_gpu_would_be_given(capsys: pytest.CaptureFixture[str], monkeypat
     assert steps["bf16 product"]["measured"].startswith("bf16 TFLOP/s ")
     step = steps["Dream-7B bf16, prefix 64, 1 x 4 rows"]
     machine = Machine(1e12 * steps["copy"]["copied TB/s"], *2 * [1e12 * steps["bf16 product"]["bf16 TFLOP/s"]])
-    floor = 1e3 * work(models(CPU)["Dream-7B"], BF16, Case(64, 4, 1)).floor(machine, BF16)
+    floor = 1e3 * floor_s(models(CPU)["Dream-7B"], BF16, Case(64, 4, 1), machine)
     assert (step["ms"], step["floor ms"], step["x floor"]) == (5.0, pytest.approx(floor), pytest.approx(5 / floor))
     names = [name for name in steps if "prefix" in name]
     assert names[-2:] == [f"{model} bf16, prefix 64, 8 x 8 rows" for model in models(CPU)], "what has a bar comes first"
@@ -98,24 +99,20 @@ def test_dreams_floor_by_hand() -> None:
     case = Case(prefix=1024, window=32, branches=1)
     layers = 28 * (3584 * 4608 + 3584 * 3584 + 3 * 3584 * 18944)
     head = 152064 * 3584
-    found = work(DREAM, BF16, case)
     assert layers + head == 7_070_285_824
-    assert found.bytes == pytest.approx(14.14e9 + 57_344 * (1024 + 32), rel=1e-3)
-    assert found.floor(H200, BF16) == pytest.approx(3.3e-3, rel=0.01)
-    assert found.linears == 2 * 32 * layers
-    assert found.others == 2 * 16 * head + 4 * 28 * 3584 * 32 * 1056
-    half = work(DREAM, FP8, case)
-    assert (half.linears, half.others) == (found.linears, found.others)
-    assert half.bytes == pytest.approx(7.07e9 + 57_344 * 1056, rel=1e-3), "half of bf16's weights, the head's too"
+    assert floor_s(DREAM, BF16, case, H200) == pytest.approx(3.3e-3, rel=0.01)
+    assert floor_s(DREAM, BF16, case, A_BYTE) == pytest.approx(14.14e9 + 57_344 * (1024 + 32), rel=1e-3)
+    least = floor_s(DREAM, FP8, case, A_BYTE)
+    assert least == pytest.approx(7.07e9 + 57_344 * 1056, rel=1e-3), "half of bf16's weights, the head's too"
+    products, others = 2 * 32 * layers, 2 * 16 * head + 4 * 28 * 3584 * 32 * 1056
+    assert floor_s(DREAM, BF16, case, AN_OPERATION) == products + others
+    assert floor_s(DREAM, FP8, case, AN_OPERATION) == products / 2 + others
 
 
-def test_the_floor_of_many_rows_is_their_operations() -> None:
-    many = work(DREAM, BF16, Case(1024, 96, 8))
-    fast = replace(H200, bandwidth=1e20)
-    assert many.floor(fast, BF16) == pytest.approx((many.linears + many.others) / 7e14)
-    assert many.floor(fast, FP8) == pytest.approx(many.linears / 1.4e15 + many.others / 7e14)
-    assert many.bytes == work(DREAM, BF16, Case(1024, 768, 1)).bytes, "branches share their prefix"
-    assert work(LLADA, BF16, Case(0, 32, 1)).bytes == pytest.approx(2 * (8.0e9 - 126464 * 4096), rel=0.01)
+def test_branches_share_their_prefix() -> None:
+    assert floor_s(DREAM, BF16, Case(1024, 96, 8), A_BYTE) == floor_s(DREAM, BF16, Case(1024, 768, 1), A_BYTE)
+    without = 2 * (8.0e9 - 126464 * 4096)  # the embedding table
+    assert floor_s(LLADA, BF16, Case(0, 32, 1), A_BYTE) == pytest.approx(without, rel=0.01)
 
 
 @pytest.mark.parametrize(
