@@ -37,15 +37,15 @@ class Forward:
 
 
 class Watched:
-    """An attention kernel that keeps what it gives."""
+    """An attention kernel that appends its results to `results`."""
 
-    def __init__(self, kernel: AttentionKernel, kept: list[Tensor]) -> None:
-        self.kernel, self.kept, self.plan = kernel, kept, kernel.plan
+    def __init__(self, kernel: AttentionKernel, results: list[Tensor]) -> None:
+        self.kernel, self.results, self.plan = kernel, results, kernel.plan
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
         """As the kernel does."""
         result = self.kernel.attend(q, keys, values, plan)
-        self.kept.append(result.flatten(1).clone())
+        self.results.append(result.flatten(1).clone())
         return result
 
 
@@ -53,45 +53,44 @@ def ours(model: Transformer, tokens: Tensor, options: EngineConfig) -> Forward:
     """Return what the eager path gives with these kernels."""
     rows, shape = len(tokens), model.config
     runner = runner_of(model, 1, rows, 16, options, Sampling("probability"))
-    kept: list[Tensor] = []
-    runner.attention = Watched(runner.attention, kept)
+    results: list[Tensor] = []
+    runner.attention = Watched(runner.attention, results)
     every = torch.arange(rows, device=tokens.device)
     batch = replace(
         windows(1, rows, 0, shape.mask_id, tokens.device), tokens=tokens, head_rows=every, head_slots=every,
         head_sequence=0 * every.cpu().numpy(), columns=rows, where=0 * every,
     )  # fmt: skip
     records = runner.forward(runner.prepare(batch))[0]
-    return Forward(kept, records[:, 0], records[:, 1].contiguous().view(torch.float32))
+    return Forward(results, records[:, 0], records[:, 1].contiguous().view(torch.float32))
 
 
 def transformers_form(model: Transformer, tokens: Tensor) -> Forward:
     """Return what transformers' Qwen2 gives with the same weights."""
     theirs = qwen2(model, tokens.device)
-    kept: list[Tensor] = []
+    results: list[Tensor] = []
     for layer in theirs.model.layers:
-        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given: kept.append(given[0][0].clone()))
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given: results.append(given[0][0].clone()))
     positions = torch.arange(len(tokens), device=tokens.device)[None]
-    made = theirs(
+    output = theirs(
         input_ids=tokens[None], position_ids=positions, use_cache=False, attention_mask={"full_attention": None}
     )
-    logits = made.logits[0].float()
+    logits = output.logits[0].float()
     logits[:, model.config.mask_id] = -torch.inf
     probabilities, best = logits.softmax(1).max(1)
-    return Forward(kept, best, probabilities)
+    return Forward(results, best, probabilities)
 
 
-def against(one: Callable[[], Forward], other: Callable[[], Forward], bound: float) -> dict[str, Any]:
+def against(way: Callable[[], Forward], other: Callable[[], Forward], bound: float) -> dict[str, Any]:
     """Compare two ways; say how far apart they are after every layer, and from which on they are too far."""
-    found, wanted = one(), other()
+    found, wanted = way(), other()
     errors = [compared(mine, theirs, bound)["error"] for mine, theirs in zip(found.layers, wanted.layers, strict=True)]
     equal = float(found.tokens.eq(wanted.tokens).double().mean())
     apart = compared(found.probabilities[:, None], wanted.probabilities[:, None], bound)
     wrong = [layer for layer, error in enumerate(errors) if not error <= bound]
-    place: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     if wrong:
-        place = {"first wrong layer": wrong[0]}
-        place |= compared(found.layers[wrong[0]], wanted.layers[wrong[0]], bound)
-    return place | {
+        first = {"first wrong layer": wrong[0]} | compared(found.layers[wrong[0]], wanted.layers[wrong[0]], bound)
+    return first | {
         "ok": not wrong and apart["ok"] and equal >= LEAST_EQUAL,
         "layers": [float(f"{error:.3g}") for error in errors],
         "probabilities": apart["error"],

@@ -17,8 +17,8 @@ from benchmarks.first_facts import brief, compared, perform
 from benchmarks.first_graphs import Graphs
 from benchmarks.first_kernels import compiled
 from benchmarks.first_model import Forward, against
-from benchmarks.first_ranks import agreement
 from benchmarks.first_stages import STAGES
+from benchmarks.first_texts import agreement
 from benchmarks.gpu_first import Journal, Stage, run
 from benchmarks.gpu_shapes import CPU, models
 from lopa_dist.engine.static_runner import Body, StaticRunner
