@@ -55,11 +55,7 @@ def ours(model: Transformer, tokens: Tensor, options: EngineConfig) -> Forward:
     runner = runner_of(model, 1, rows, 16, options, Sampling("probability"))
     results: list[Tensor] = []
     runner.attention = Watched(runner.attention, results)
-    every = torch.arange(rows, device=tokens.device)
-    batch = replace(
-        windows(1, rows, 0, shape.mask_id, tokens.device), tokens=tokens, head_rows=every, head_slots=every,
-        head_sequence=0 * every.cpu().numpy(), columns=rows, where=0 * every,
-    )  # fmt: skip
+    batch = replace(windows(1, rows, 0, shape.mask_id, tokens.device, every=1), tokens=tokens)
     records = runner.forward(runner.prepare(batch))[0]
     return Forward(results, records[:, 0], records[:, 1].contiguous().view(torch.float32))
 

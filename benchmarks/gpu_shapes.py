@@ -24,7 +24,7 @@ from lopa_dist.kernels.tiles import Capacity, Split, tile, tile_rows_for
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
 CPU = torch.device("cpu")
 DREAM = ModelConfig(
@@ -107,20 +107,20 @@ class Weights:
         return {}
 
 
-def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.device) -> ForwardBatch:
-    """Return a batch of `count` windows of one sequence on `prefix` cached tokens; it predicts every other position."""
+def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.device, every: int = 2) -> ForwardBatch:
+    """Return a batch of `count` windows of one sequence on `prefix` cached tokens, which predicts every second row."""
     numbers, total = np.arange(count), count * window
     rows = np.full(count, window)
-    head = torch.arange(0, total, 2, device=device)
+    head = torch.arange(0, total, every, device=device)
     return ForwardBatch(
         sequence=0 * numbers, branch=numbers, start=numbers * window, rows=rows,
         shared=np.full(count, prefix), first=np.zeros(count, int),
         hi=np.full(total, window), depth=np.zeros(total, int), tail=None, begin=rows * 0, stop=rows, prefill=None,
         tokens=torch.full((total,), mask_id, device=device),
         positions=prefix + torch.arange(window, device=device).repeat(count),
-        head_rows=head, head_slots=torch.arange(len(head), device=device),
-        head_sequence=np.zeros(len(head), int), head_keys=None, local_branches=1, columns=len(head),
-        where=torch.zeros_like(head), width=window, of_commit=None, drafts=None,
+        head_slots=torch.arange(len(head), device=device), head_sequence=np.zeros(len(head), int),
+        predict=lambda: Predictions(head, None, head), local_branches=1, columns=len(head), width=window,
+        of_commit=None, drafts=None,
     )  # fmt: skip
 
 

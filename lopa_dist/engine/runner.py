@@ -127,7 +127,7 @@ class Runner:
         def attend(layer: int, q: Tensor) -> Tensor:
             return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
 
-        rows, last = batch.head_rows, self.last_rows(batch)
+        rows, last = batch.predictions.rows, self.last_rows(batch)
         wanted = rows.clamp(min=0)
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
@@ -154,8 +154,9 @@ class Runner:
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
         """Write the records of the head rows' hidden states ``[H, d]``, each by its request's sampling."""
         batch, weight, mask_id = prepared.batch, self.model.head_weight, self.model.config.mask_id
+        all_keys = batch.predictions.keys
         for sampling, rows in self.by_sampling(prepared):
-            keys = None if batch.head_keys is None else batch.head_keys[rows]
+            keys = None if all_keys is None else all_keys[rows]
             records[batch.head_slots[rows]] = record_head(
                 hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.runner_up
             )

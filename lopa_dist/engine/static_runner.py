@@ -32,7 +32,7 @@ from lopa_dist.kernels.tiles import Capacity, Kept, Split, Tiles, capacity, matr
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints, padded
-from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
 log = logging.getLogger("lopa_dist")
 
@@ -180,12 +180,13 @@ class Head:
         self.records = torch.zeros(size, runner.record_size, dtype=torch.int32, device=device)
         self.replay = Replay()
 
-    def load(self, batch: ForwardBatch) -> None:
+    def load(self, predictions: Predictions) -> None:
         """Put the step's inputs in place; rows behind them hold old ones, and their records are not read."""
-        self.which[: len(batch.head_rows)] = batch.head_rows
-        self.rows.fill_(len(batch.head_rows))
-        if self.keys is not None and batch.head_keys is not None:
-            self.keys[: len(batch.head_keys)] = batch.head_keys
+        count = len(predictions.rows)
+        self.which[:count] = predictions.rows
+        self.rows.fill_(count)
+        if self.keys is not None and predictions.keys is not None:
+            self.keys[:count] = predictions.keys
 
     def run(self, runner: StaticRunner) -> None:
         """Compute the records into `records`."""
@@ -332,8 +333,8 @@ class StaticRunner(Runner):
             if (last := self.last_rows(batch)) is not None:
                 self.prefix_hidden[last[1]] = self.hidden[last[0]]
             if self.request_sampling or self.sampling.filtered:
-                self.write_records(prepared, self.hidden[batch.head_rows], records)
-            elif len(batch.head_rows):
+                self.write_records(prepared, self.hidden[batch.predictions.rows], records)
+            elif len(batch.head_slots):
                 records[batch.head_slots] = self.head(batch)
         return records.view(batch.local_branches, batch.columns, self.record_size)
 
@@ -351,10 +352,10 @@ class StaticRunner(Runner):
 
     def head(self, batch: ForwardBatch) -> Tensor:
         """Return the records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
-        count = len(batch.head_rows)
+        count = len(batch.head_slots)
         size = bucket(count)
         head = self.heads.get(size or 0) or Head(size or count, self)
-        head.load(batch)
+        head.load(batch.predictions)
         if size is None:
             head.run(self)
         else:
