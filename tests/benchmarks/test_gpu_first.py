@@ -24,7 +24,7 @@ from benchmarks.gpu_shapes import CPU, models
 from lopa_dist.engine.static_runner import Body, StaticRunner
 from lopa_dist.kernels import rows
 
-BROKEN = "tests.broken_stages"
+BROKEN = "tests.benchmarks.broken_stages"
 
 
 def facts(stage: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def test_the_sanitizers_words_are_kept(wrong: bool, tmp_path: Path, monkeypatch:
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[2])
     found = dict(STAGES["sanitizer"](CPU))["memcheck"]()
     assert found["ok"] is not wrong
     assert wrong or found["facts"] >= 42
