@@ -27,7 +27,8 @@ from matplotlib.ticker import NullLocator
 
 from benchmarks.cluster_jobs import Measured, all_gains, validate
 from benchmarks.cluster_simulator import Cluster, Requests, simulate
-from benchmarks.latency_model import ASSUMED, Model
+from benchmarks.embedded import BASE
+from benchmarks.latency_model import ASSUMED, Load, Model, exchange
 from benchmarks.results import RESULTS, machine, read, show
 from lopa_dist.jobs.show.pareto import draw
 
@@ -54,14 +55,16 @@ def host_seconds() -> Callable[[int], float]:
     return lambda sequences: float(np.interp(sequences, list(chosen), list(chosen.values())))
 
 
-def gpus(measured: Measured, replicas: int, branch: int, sequences: int) -> Cluster:
-    """Replicas of Dream-7B on H200s: the roofline of a forward, host time, and what their ranks send."""
-    host = host_seconds()
+def gpus(measured: Measured, replicas: int, branch: int, most: int) -> Cluster:
+    """Replicas of Dream-7B on H200s: the roofline of a forward, host time, and what their branch ranks exchange."""
+    host, block = host_seconds(), BASE["block_size"]
 
-    def forward(rows: float, sequences: int) -> float:
-        return MODEL.forward(rows) + host(sequences)
+    def seconds(rows: float, sequences: int) -> float:
+        commits = measured.tokens_per_forward / block
+        load = Load(measured.branch_limit, sequences, measured.predictions, commits, block)
+        return MODEL.forward(rows) + host(sequences) + exchange(MODEL.kv_bytes, ASSUMED, load, branch)
 
-    return measured.cluster(replicas, branch, forward, ASSUMED, MODEL.kv_bytes, sequences)
+    return Cluster(replicas, measured.gains(branch), seconds, most)
 
 
 def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def show_trials(trials: list[dict[str, Any]]) -> None:
     """Print real jobs beside their simulation."""
     rows = []
     for trial in trials:
-        row = {"data x branch": f"{trial['data']} x {trial['branch']}", "setting": trial["setting"]}
+        row = {"data replicas": trial["data"]}
         for name in ("forwards", "steps", "seconds"):
             real, simulated = (np.max(trial[of][name]) for of in ("measured", "simulated"))
             row[name] = f"{real:,.1f} -> {simulated:,.1f} ({simulated / real - 1:+.1%})"

@@ -1,8 +1,7 @@
 """Jobs of the embedded model on this machine: what the cluster simulator takes from them, and real ones beside it.
 
 Gains and rows of a step depend on no machine. Seconds of a step by its rows are measured with as many processes at once
-as a job has ranks, one thread each, because ranks on shared cores hold each other up. Seconds of a message are measured
-between two ranks, which run this file.
+as a job has ranks, one thread each, because ranks on shared cores hold each other up.
 """
 
 from __future__ import annotations
@@ -23,23 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from benchmarks.answers import PUBLISHED, load, requests_of
 from benchmarks.branch_scaling import ENVIRONMENT, TORCHRUN
-from benchmarks.cluster_simulator import Cluster, Gains, Outcome, Requests, simulate
+from benchmarks.cluster_simulator import Cluster, Gains, Requests, simulate
 from benchmarks.embedded import BASE, drafted
-from benchmarks.latency_model import Link, Load, exchange, fit
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import detect
-from lopa_dist.parallel.mesh import Mesh
-from lopa_dist.parallel.stop import Stop
 from lopa_dist.rows.sizes import rows_of_branch
 from lopa_dist.tasks.arithmetic import Arithmetic
 
@@ -56,11 +49,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "k=7 m=10": drafted(7, 10),
     "k=0 m=6, one block": drafted(0, 6, max_active_blocks=1),
 }
-TRIALS = ((1, 1, "k=0 m=10"), (2, 1, "k=0 m=10"), (4, 1, "k=0 m=10"), (1, 2, "k=1 m=10"))
-"""Real jobs: data replicas, branch ranks, setting."""
+TRIALS, SETTING = (1, 2, 4), "k=0 m=10"  # real jobs: data replicas, and how they decode
 IN_FLIGHT = 16  # sequences of a real job's replica
 SEEDS = 10  # simulations of a job, whose means are compared
-SIZES, TURNS = (64, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576), 60  # bytes of messages, and how many of each
 
 
 @dataclass
@@ -79,30 +70,6 @@ class Measured:
         """For the simulator, branch j on rank j mod `ranks`: rows of the busiest rank."""
         local = np.minimum(np.array(self.branches), -(-self.branch_limit // ranks))
         return Gains(np.array(self.tokens), np.array(self.rows) * local)
-
-    def cluster(
-        self, replicas: int, ranks: int, forward: Callable[[float, int], float], link: Link, kv_bytes: float, most: int
-    ) -> Cluster:
-        """Replicas of `ranks` branch ranks that decode so.
-
-        Args:
-            replicas: data replicas.
-            ranks: branch ranks of each.
-            forward: seconds by rows and sequences.
-            link: between two ranks.
-            kv_bytes: of a token.
-            most: sequences of a replica in flight.
-        """
-        block = BASE["block_size"]
-
-        def seconds(rows: float, sequences: int) -> float:
-            if ranks == 1:
-                return forward(rows, sequences)
-            commits = self.tokens_per_forward / block
-            sent = Load(self.branch_limit, sequences, self.predictions, commits, block)
-            return forward(rows, sequences) + exchange(kv_bytes, link, sent, ranks)
-
-        return Cluster(replicas, self.gains(ranks), seconds, most)
 
 
 @dataclass
@@ -245,47 +212,43 @@ def by_rows(table: Mapping[int, float]) -> Callable[[float], float]:
     return at
 
 
-def run_job(data: int, branch: int, name: str, problems: int, folder: Path) -> dict[str, Any]:
+def run_job(replicas: int, problems: int, folder: Path) -> dict[str, Any]:
     """Run a job as a user does; returns its requests' lengths and forwards, each replica's steps, and its seconds."""
     command = [
-        sys.executable, *TORCHRUN, str(data * branch), "-m", "lopa_dist", f"task.limit={problems}",
-        f"parallel.data={data}", f"parallel.branch={branch}", "parallel.threads=1",
-        *(f"decode.{key}={SETTINGS[name][key]}" for key in ("branches", "drafts")), f"engine.max_sequences={IN_FLIGHT}",
-        f"hydra.run.dir={folder}", "logging.wandb.mode=disabled", "logging.progress=never",
+        sys.executable, *TORCHRUN, str(replicas), "-m", "lopa_dist", f"task.limit={problems}",
+        f"parallel.data={replicas}", "parallel.threads=1",
+        *(f"decode.{key}={SETTINGS[SETTING][key]}" for key in ("branches", "drafts")),
+        f"engine.max_sequences={IN_FLIGHT}", f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
+        "logging.progress=never",
     ]  # fmt: skip
     subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=True)
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    replicas = [json.loads(file.read_text().splitlines()[-1]) for file in sorted((folder / "journal").glob("001-*"))]
+    journals = [json.loads(file.read_text().splitlines()[-1]) for file in sorted((folder / "journal").glob("001-*"))]
     return {
         "prompt": [line["usage"]["prompt_tokens"] for line in lines],
         "answer": [line["usage"]["completion_tokens"] + (line["finish_reason"] == "stop") for line in lines],
         "forwards": sum(line["usage"]["forwards"] for line in lines),
-        "steps": [replica["statistics"]["steps"] for replica in replicas],
+        "steps": [journal["statistics"]["steps"] for journal in journals],
         "seconds": json.loads((folder / "report.json").read_text())["decode_s"],
     }
 
 
-def compare(
-    data: int, branch: int, name: str, measured: Measured, problems: int, seconds: float, link: Link
-) -> dict[str, Any]:
+def compare(replicas: int, measured: Measured, problems: int, seconds: float) -> dict[str, Any]:
     """Run a job, with steps timed before it and after it for so many seconds each, and simulate it."""
-    before = step_times(name, data * branch, seconds)
+    before = step_times(SETTING, replicas, seconds)
     with tempfile.TemporaryDirectory() as folder:
-        job = run_job(data, branch, name, problems, Path(folder))
-    curves = [by_rows(table) for table in (before, step_times(name, data * branch, seconds))]
-    shape = load().shape
-    kv_bytes = 4.0 * 2 * shape.layers * shape.kv_heads * shape.head_dim
+        job = run_job(replicas, problems, Path(folder))
+    curves = [by_rows(table) for table in (before, step_times(SETTING, replicas, seconds))]
 
-    def forward(rows: float, sequences: int) -> float:
+    def step_s(rows: float, sequences: int) -> float:
         return statistics.mean(at(rows) for at in curves)
 
     requests = Requests(np.array(job["prompt"]), np.array(job["answer"]))
-    cluster = measured.cluster(data, branch, forward, link, kv_bytes, IN_FLIGHT)
-    outcomes: list[Outcome] = [simulate(requests, cluster, seed) for seed in range(SEEDS)]
+    cluster = Cluster(replicas, measured.gains(1), step_s, IN_FLIGHT)
+    outcomes = [simulate(requests, cluster, seed) for seed in range(SEEDS)]
     return {
-        "data": data,
-        "branch": branch,
-        "setting": name,
+        "data": replicas,
+        "setting": SETTING,
         "problems": problems,
         "measured": {key: job[key] for key in ("forwards", "steps", "seconds")},
         "simulated": {
@@ -299,40 +262,4 @@ def compare(
 def validate(settings: dict[str, Measured], problems: int, seconds: float) -> dict[str, Any]:
     """Compare all trials."""
     load_before = os.getloadavg()[0]
-    command = [sys.executable, *TORCHRUN, "2", "-m", "benchmarks.cluster_jobs"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
-    messages = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    link = fit({int(size): spent for size, spent in messages.items()})
-    trials = [compare(*trial, settings[trial[2]], problems, seconds, link) for trial in TRIALS]
-    return {"load_before": load_before, "link": {"alpha": link.alpha, "beta": link.beta}, "trials": trials}
-
-
-def time_messages() -> None:
-    """Measure messages between the two ranks that run this; rank 0 prints the mean seconds of the collectives by size.
-
-    One hop of a ring of two, and of a tree of two: each collective is one message then.
-    """
-    torch.set_num_threads(1)
-    world = detect()
-    group = Group(world, Mesh(1, world.size), "auto", 60, torch.device("cpu"), Stop(5))
-    found: dict[int, float] = {}
-    with group.failures.guard():
-        for size in SIZES:
-            buffer = torch.zeros(size, dtype=torch.uint8)
-            spent: dict[str, list[float]] = {"all_gather": [], "broadcast": []}
-            for _ in range(TURNS):
-                group.comm.all_gather(buffer[:1])  # so that both begin at once
-                began = time.perf_counter()
-                group.comm.all_gather(buffer)
-                spent["all_gather"].append(time.perf_counter() - began)
-                group.comm.all_gather(buffer[:1])
-                began = time.perf_counter()
-                group.comm.broadcast(buffer, 1)  # rank 0 receives: who sends need not wait
-                spent["broadcast"].append(time.perf_counter() - began)
-            found[size] = statistics.mean(statistics.median(seconds) for seconds in spent.values())
-        if world.rank == 0:
-            print(json.dumps(found), flush=True)
-
-
-if __name__ == "__main__":
-    time_messages()
+    return {"load_before": load_before, "trials": [compare(n, settings[SETTING], problems, seconds) for n in TRIALS]}

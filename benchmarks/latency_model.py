@@ -12,10 +12,7 @@ commits (with full windows; block-causal ones send nothing).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,6 @@ class Link:
 
 
 ASSUMED = Link(alpha=15e-6, beta=1 / 300e9)  # a message over NVLink, about: not measured
-
-
-def fit(seconds: Mapping[int, float]) -> Link:
-    """Least squares of relative errors through times between two ranks by size in bytes; neither figure below 0."""
-    sizes, times = np.array(list(seconds), float), np.array(list(seconds.values()))
-    terms = np.stack([np.ones_like(sizes), sizes], 1) / times[:, None]
-    alpha, beta = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)[0]
-    return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
 
 
 @dataclass(frozen=True)
@@ -72,7 +61,9 @@ class Load:
 
 
 def exchange(kv_bytes: float, link: Link, load: Load, ranks: int) -> float:
-    """Seconds that `ranks` branch ranks send in a step; a token has `kv_bytes`."""
+    """Seconds that `ranks` branch ranks send in a step, where a token's K/V have `kv_bytes`."""
+    if ranks == 1:
+        return 0.0
     local = -(-load.branches // ranks)
     records = 12 * load.masked * load.sequences * local + 4
     commits = load.commits * load.sequences  # one broadcast carries all of an owner's; at most one an owner

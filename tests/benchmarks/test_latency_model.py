@@ -1,17 +1,8 @@
-"""The benchmark's latency model: fitted as made, and an exchange worked out by hand."""
+"""The benchmark's latency model, worked out by hand."""
 
 from __future__ import annotations
 
-import pytest
-
-from benchmarks.latency_model import Link, Load, Model, exchange, fit
-
-
-def test_a_fit_finds_what_the_times_were_made_of() -> None:
-    made = Link(alpha=2e-4, beta=1e-9)
-    found = fit({size: made.alpha + made.beta * size for size in (64, 4096, 65_536, 1_048_576)})
-    assert (found.alpha, found.beta) == pytest.approx((made.alpha, made.beta), rel=1e-6)
-    assert fit({64: 1e-4, 1_000_000: 1e-5}).beta == 0.0
+from benchmarks.latency_model import Link, Load, Model, exchange
 
 
 def test_a_forward_is_no_faster_than_the_weights_can_be_read() -> None:
