@@ -180,6 +180,17 @@ def test_what_no_time_is_left_for_is_said(tmp_path: Path) -> None:
     assert "- crash: the process: no time left" in (tmp_path / "first.md").read_text()
 
 
+def test_the_page_says_what_was_measured_and_what_is_wrong(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "bench")
+    journal.put({"stage": "steps", "fact": "fast", "ok": True, "measured": "ms 3.2"})
+    journal.put({"stage": "steps", "fact": "slow", "ok": False, "error": "not x floor <= 1.25", "measured": "ms 9"})
+    journal.write_screen()
+    wrong, measured = (tmp_path / "bench.md").read_text().split("## Wrong")[1].split("## Measured")
+    assert wrong.strip() == "- steps: slow: not x floor <= 1.25"
+    assert measured.split("\n") == ["", "", "- fast: ms 3.2", "- slow: ms 9", ""]
+    assert len((tmp_path / "bench.jsonl").read_text().splitlines()) == 2
+
+
 def test_answers_agree_by_position() -> None:
     assert agreement([[1, 2, 3], [4]], [[1, 2, 3], [4]]) == 1
     assert agreement([[1, 2, 3], [4]], [[1, 9, 3, 5], [4]]) == 3 / 5
