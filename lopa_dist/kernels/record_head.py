@@ -106,12 +106,12 @@ def fused_records(
     runner_up: bool = False,
 ) -> Tensor:
     """`record_head` with the kernel that multiplies and reduces at once; there is none for top-p and top-k."""
-    from lopa_dist.kernels.record_head_triton import share_sums
+    from lopa_dist.kernels.record_head_triton import merged_records, share_sums
 
     vocabulary = len(weight) * shard.size
     shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
     sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows, runner_up)
-    return _records(shard.gather(sums).movedim(0, 2).flatten(2), sampling)
+    return merged_records(shard.gather(sums).movedim(0, 2).flatten(2), sampling.confidence)
 
 
 def _sums(

@@ -1,9 +1,9 @@
 """The record head without logits in memory: every tile of logits is reduced where it was multiplied.
 
-Two kernels. The first is a matrix product whose programs each make the logits of `BM` rows and `BV` tokens, in
+Three kernels. The first is a matrix product whose programs each make the logits of `BM` rows and `BV` tokens, in
 registers, and write their running sums, 28 bytes a row at most, 40 with the runner-up. The second merges the sums of a
-share of the vocabulary (`record_head.SHARES`). What follows, exchange between tensor ranks and records, is
-`record_head`'s.
+share of the vocabulary (`record_head.SHARES`). The third makes records of all shares' sums, which tensor ranks exchange
+before.
 
 Sums are of one tile, never of the tiles a program happened to take, and the tiles of a share begin where it begins. So
 a row's bits depend neither on how many rows there are nor on how many tensor ranks, as long as `BV` and `BK` stay: in
@@ -30,6 +30,7 @@ from lopa_dist.kernels.sampling import Sampling
 
 GROUP = 16  # tiles of rows that go through a tile of the vocabulary together: 2,048 hidden rows fit in L2
 MERGED = 2048  # numbers the merging kernel holds of one kind of sum: 16 a thread
+RECORD_ROWS = 64  # rows of which a program makes records
 SIZES = ("count", "first", "mask_id", "share", "tiles", "all_tiles", "row_tiles", "shares")  # no variant for a 1 or 16
 
 
@@ -284,3 +285,80 @@ def share_sums_kernel(
         tl.store(out + 7 * out_plane, preference, kept)
         tl.store(out + 8 * out_plane, tl.max(tl.where(own, logits, lowest), 0), kept)
         tl.store(out + 9 * out_plane, tl.max(tl.where(own, tokens, 0), 0), kept)
+
+
+def merged_records(sums: Tensor, confidence: str) -> Tensor:
+    """Records ``[H, 3 or 5]``, as of `record_head`, from the sums of all shares of the vocabulary.
+
+    Args:
+        sums: ``[7 or 10, H, shares]``.
+        confidence: `Sampling.confidence`.
+    """
+    kinds, count, shares = sums.shape
+    sums = sums.contiguous()
+    records = sums.new_empty(count, 5 if kinds > 7 else 3, dtype=torch.int32)
+    if count:
+        records_kernel[(triton.cdiv(count, RECORD_ROWS),)](
+            sums, records, count, shares, SHARES=triton.next_power_of_2(shares), ROWS=RECORD_ROWS,
+            CONFIDENCE=confidence, RUNNER_UP=kinds > 7, num_warps=4, **OPTIONS,
+        )  # fmt: skip
+    return records
+
+
+@triton.jit(do_not_specialize=("count", "shares"))
+def records_kernel(
+    sums: tl.tensor,  # [7 or 10, count, shares]
+    records: tl.tensor,  # [count, 3 or 5]
+    count: tl.tensor,
+    shares: tl.tensor,
+    SHARES: tl.constexpr,
+    ROWS: tl.constexpr,
+    CONFIDENCE: tl.constexpr,
+    RUNNER_UP: tl.constexpr,
+) -> None:
+    """Grid ``(tiles of ROWS rows,)``. On equal preference the lower id wins, which is in the earlier share."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    share = tl.arange(0, SHARES)[None]
+    kept = row < count
+    inside = kept[:, None] & (share < shares)
+    plane = count.to(tl.int64) * shares
+    at = sums + row[:, None].to(tl.int64) * shares + share
+    lowest = -3.4028234663852886e38
+    tops = tl.load(at, inside, lowest)
+    totals = tl.load(at + 2 * plane, inside, 0)
+    preferences = tl.load(at + 4 * plane, inside, lowest)
+    logits = tl.load(at + 5 * plane, inside, lowest)
+    tokens = tl.load(at + 6 * plane, inside, 0)
+    top = tl.max(tops, 1)
+    scale = tl.exp(tops - top[:, None])
+    total = tl.sum(totals * scale, 1)
+    own = share == first_greatest(preferences, share, SHARES)[:, None]
+    probability = tl.exp(tl.max(tl.where(own, logits, lowest), 1) - top) / total
+    confidence = probability
+    if CONFIDENCE == "margin":
+        seconds = tl.load(at + plane, inside, lowest)
+        of_top = share == first_greatest(tops, share, SHARES)[:, None]
+        second = tl.max(tl.maximum(seconds, tl.where(of_top, lowest, tops)), 1)
+        confidence = (1 - tl.exp(second - top)) / total
+    if CONFIDENCE == "neg_entropy":
+        moments = tl.load(at + 3 * plane, inside, 0)
+        moment = tl.sum((moments + totals * (tops - top[:, None])) * scale, 1)
+        confidence = moment / total - tl.log(total)
+    out = records + row.to(tl.int64) * (5 if RUNNER_UP else 3)
+    tl.store(out, tl.max(tl.where(own, tokens, 0), 1).to(tl.int32), kept)
+    tl.store(out + 1, probability.to(tl.int32, bitcast=True), kept)
+    tl.store(out + 2, confidence.to(tl.int32, bitcast=True), kept)
+    if RUNNER_UP:  # the best of what the other shares choose, and of what comes second in this one
+        preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
+        logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
+        tokens = tl.where(own, tl.load(at + 9 * plane, inside, 0), tokens)
+        own = share == first_greatest(preferences, share, SHARES)[:, None]
+        probability = tl.exp(tl.max(tl.where(own, logits, lowest), 1) - top) / total
+        tl.store(out + 3, tl.max(tl.where(own, tokens, 0), 1).to(tl.int32), kept)
+        tl.store(out + 4, probability.to(tl.int32, bitcast=True), kept)
+
+
+@triton.jit
+def first_greatest(x: tl.tensor, column: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
+    """Return the first column with the greatest number of each row of ``x [R, COLUMNS]``."""
+    return tl.min(tl.where(x == tl.max(x, 1)[:, None], column, COLUMNS - 1), 1)

@@ -48,7 +48,10 @@ def step(rows: int, scratch: int, slots: int) -> None:
     for wide in (torch.bfloat16, torch.float32):
         table = zeros(rows, 64, dtype=wide)
         rope_triton.rope_and_store(zeros(rows, 8 * 64), table, table, keys, values, scratch, real, None, 1e-6)
+    rows_triton.add_rms_norm_fp8(zeros(rows, 256), zeros(rows, 256), zeros(256), 1e-6)
+    rows_triton.embed_rms_norm(zeros(rows, dtype=torch.long), zeros(30, 256), zeros(256), 1e-6)
     rows_triton.swiglu(zeros(rows, 2 * 512))
+    rows_triton.swiglu_fp8(zeros(rows, 2 * 512))
     rows_triton.quantize_rows(zeros(rows, 256))
     virtual_gemm_triton.vgemm(zeros(rows, 256), zeros(512, 256), real)
     int8, scale = zeros(512, 256, dtype=torch.int8), zeros(512, dtype=torch.float32)
@@ -57,6 +60,7 @@ def step(rows: int, scratch: int, slots: int) -> None:
         random_keys = zeros(rows, dtype=torch.long) if temperature else None
         sampling = Sampling("neg_entropy", temperature)
         record_head_triton.share_sums(zeros(rows, 256), zeros(8 * 200, 256), 0, 8, 5, random_keys, sampling, real)
+    record_head_triton.merged_records(zeros(7, rows, 8, dtype=torch.float32), "neg_entropy")
     room = meta_attention.Capacity(rows // 8, rows // 16, rows // 8)
     plan = meta_attention.MetaPlan(rows, room, 4, 2, 64, 16, scratch, torch.device("cpu"))
     meta_attention.attend_meta(zeros(rows, 4, 64), keys, values, plan)

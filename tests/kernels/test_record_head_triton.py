@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_dist.kernels import random, record_head_triton
-from lopa_dist.kernels.record_head import SHARES, WHOLE, Shard, record_head
-from lopa_dist.kernels.record_head_triton import HeadTile, config, gumbel, share_sums
+from lopa_dist.kernels.record_head import SHARES, WHOLE, Shard, _records, record_head
+from lopa_dist.kernels.record_head_triton import HeadTile, config, gumbel, merged_records, share_sums
 from lopa_dist.kernels.sampling import Sampling
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.forms import by_triton
@@ -134,6 +134,27 @@ def test_pad_rows_take_no_part(sampling: Sampling) -> None:
         )
 
 
+@pytest.mark.parametrize("confidence", ["probability", "margin", "neg_entropy"])
+@pytest.mark.parametrize("kinds", [7, 10])
+@pytest.mark.parametrize("shares", [1, 3, 8])
+def test_records_of_sums(confidence: str, kinds: int, shares: int) -> None:
+    """Of any sums; the second logit of a share is below its greatest one."""
+    generator = torch.Generator().manual_seed(shares)
+    sums = torch.randint(-6, 7, (kinds, 70, shares), generator=generator) / 2.0
+    sums[1] = sums[0] - sums[1].abs()
+    sums[2] = 1 + sums[2].abs()
+    sums[6::3] = torch.randint(0, 2**24, sums[6::3].shape, generator=generator).float()
+    found = merged_records(sums.to(DEVICE), confidence)
+    agree_in_all(found, _records(sums, Sampling(confidence)).to(DEVICE))
+
+
+def agree_in_all(found: Tensor, wanted: Tensor) -> None:
+    """Of records with or without the second choice."""
+    for begin, end in ((0, 3), (3, found.shape[1])):
+        if end > begin:
+            agree(found[:, begin:end], wanted[:, begin:end])
+
+
 def test_a_row_of_nan_still_gives_a_token() -> None:
     hidden, weight, keys = inputs(3, 32, 130)
     hidden[1] = torch.nan
@@ -204,8 +225,17 @@ def test_cross_compiled(arch: int) -> None:
     sizes["RUNNER_UP"] = True
     merge = "lopa_dist.kernels.record_head_triton:share_sums_kernel"
     last = Variant(merge, types, sizes, ("parts", "sums", "rows"), arch, {"num_warps": 4})
-    found = compile_all([*variants, fp32, last])
-    for one, kernel in zip([*variants, fp32, last], found, strict=True):
+    of_records = "lopa_dist.kernels.record_head_triton:records_kernel"
+    types = {"sums": "*fp32", "records": "*i32", "count": "i32", "shares": "i32"}
+    sizes = {"SHARES": SHARES, "ROWS": record_head_triton.RECORD_ROWS, "RUNNER_UP": True}
+    records = [
+        Variant(of_records, types, sizes | {"CONFIDENCE": name}, ("sums", "records"), arch, {"num_warps": 4})
+        for name in ("margin", "neg_entropy")
+    ]
+    every = [*variants, fp32, last, *records]
+    found = compile_all(every)
+    assert not any("lg2.approx" in kernel.ptx or kernel.stack for kernel in found[-2:])
+    for one, kernel in zip(every, found, strict=True):
         print(one.arch, one.constexprs, kernel.registers, kernel.stack, kernel.shared)
         assert kernel.stack <= 160, one  # what is spilled is behind the loop over K (read in the machine code)
         assert kernel.shared <= SHARED_LIMIT[arch], one

@@ -217,6 +217,27 @@ def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
     assert "accuracy" not in report
 
 
+@pytest.mark.parametrize(
+    ("context", "told"),
+    [
+        ("vanilla", "(cached: nothing; its prompt and 82 rows a sequence in a step)"),
+        ("dual", "(cached: all but the window, anew after each block; 50 rows a sequence in a step)"),
+    ],
+)
+def test_the_first_line_says_what_is_cached_and_how_many_rows_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, context: str, told: str
+) -> None:
+    """Without a cache a step takes many times as long, so whoever chose that by mistake must see it at once."""
+    decode = {"verify": "agreement", "drafts": 10, "branches": 0, "context": context, "max_active_blocks": 2}
+    with caplog.at_level("INFO"):
+        run(
+            config(TaskConfig("arithmetic", limit=1), max_new_tokens=64, block_size=16, **decode),
+            tmp_path,
+            World("python"),
+        )
+    assert told in next(record.getMessage() for record in caplog.records if "1 requests" in record.getMessage())
+
+
 def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On any rank: only rank 0 has the run folder from the command line."""
 
