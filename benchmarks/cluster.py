@@ -75,8 +75,8 @@ def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]
     answers = np.where(random.random(PROMPTS) < 0.05, 8 * answers, answers)
     cluster = replace(gpus(settings[BRANCHES[1]], replicas, 1, sequences), order=POLICIES[policy])
     outcome = simulate(Requests(np.full(PROMPTS, PROMPT), answers), cluster)
-    told = {"prompts": PROMPTS, "in_flight": sequences, "replicas": replicas, "policy": policy}
-    return told | {"seconds": outcome.seconds, "mean_busy_s": float(outcome.busy.mean())}
+    about = {"prompts": PROMPTS, "in_flight": sequences, "replicas": replicas, "policy": policy}
+    return about | {"seconds": outcome.seconds, "mean_busy_s": float(outcome.busy.mean())}
 
 
 def one_prompt(settings: dict[str, Measured]) -> list[dict[str, Any]]:

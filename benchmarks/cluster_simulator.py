@@ -104,21 +104,21 @@ def simulate(requests: Requests, cluster: Cluster, seed: int = 0) -> Outcome:
     events = [(0.0, number) for number in range(replicas)]  # a heap of (seconds, replica): when a step may begin
     while events:
         now, number = heapq.heappop(events)
-        some = running[number]
+        sequences = running[number]
         if in_step[number]:
-            case = (draws[(luck[some] + forwards[some]) % DRAWS] * gains.tokens.shape[2]).astype(np.int64)
-            missing[some] -= gains.tokens[(*gains.at(missing[some], forwards[some]), case)]
-            forwards[some] += 1
-            outcome.finished[some[missing[some] == 0]] = now
-            some = some[missing[some] > 0]
-        admitted = queue[taken : taken + slots - len(some)]
+            case = (draws[(luck[sequences] + forwards[sequences]) % DRAWS] * gains.tokens.shape[2]).astype(np.int64)
+            missing[sequences] -= gains.tokens[(*gains.at(missing[sequences], forwards[sequences]), case)]
+            forwards[sequences] += 1
+            outcome.finished[sequences[missing[sequences] == 0]] = now
+            sequences = sequences[missing[sequences] > 0]
+        admitted = queue[taken : taken + slots - len(sequences)]
         taken += len(admitted)
-        running[number] = some = np.concatenate([some, admitted])
-        in_step[number] = len(some) > 0
+        running[number] = sequences = np.concatenate([sequences, admitted])
+        in_step[number] = len(sequences) > 0
         if in_step[number]:
-            windows = gains.rows[gains.at(missing[some], forwards[some])].sum()
-            prompts = requests.prompt[some[forwards[some] == 0]].sum()
-            seconds = cluster.seconds(float(windows + prompts), len(some))
+            windows = gains.rows[gains.at(missing[sequences], forwards[sequences])].sum()
+            prompts = requests.prompt[sequences[forwards[sequences] == 0]].sum()
+            seconds = cluster.seconds(float(windows + prompts), len(sequences))
             outcome.steps[number] += 1
             outcome.busy[number] += seconds
             heapq.heappush(events, (now + seconds, number))

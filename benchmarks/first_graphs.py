@@ -113,17 +113,17 @@ class Graphs:
 
 def graphs(device: torch.device) -> Iterator[Fact]:
     """Captures and replays."""
-    made: list[Graphs] = []
+    built: list[Graphs] = []
     sizes = SIZES if device.type == "cuda" else (32, 96)
 
-    def make() -> dict[str, Any]:
-        made.append(Graphs(device))
+    def build() -> dict[str, Any]:
+        built.append(Graphs(device))
         return {}
 
-    yield "weights", make
+    yield "weights", build
     for size in sizes:
-        yield f"{size} rows", partial(lambda size: made[0].bucket(size), size)
-    yield "many replays", lambda: made[0].many(sizes[1], REPLAYS if device.type == "cuda" else 3)
-    yield "padded rows", lambda: made[0].pads(sizes[1])
-    yield "in turn", lambda: made[0].in_turn((sizes[0], sizes[1]))
-    yield "a capture that fails", lambda: made[0].failing(sizes[0] + 32)
+        yield f"{size} rows", partial(lambda size: built[0].bucket(size), size)
+    yield "many replays", lambda: built[0].many(sizes[1], REPLAYS if device.type == "cuda" else 3)
+    yield "padded rows", lambda: built[0].pads(sizes[1])
+    yield "in turn", lambda: built[0].in_turn((sizes[0], sizes[1]))
+    yield "a capture that fails", lambda: built[0].failing(sizes[0] + 32)

@@ -47,13 +47,13 @@ def preflight(device: torch.device) -> Iterator[Fact]:
         for rows in sorted({max(1, height // (s.heads // s.kv_heads)) for height in (16, 64, 128)})
     }
 
-    def check(kernel: str, of_model: Widths) -> dict[str, Any]:
-        found = faults(of_model, torch.bfloat16, device, (kernel,))
+    def check(kernel: str, sizes: Widths) -> dict[str, Any]:
+        found = faults(sizes, torch.bfloat16, device, (kernel,))
         return {"ok": not found, "fault": str(found.get(kernel, ""))}
 
-    for name, of_model in widths.items():
-        for kernel in (one for one in KERNELS if one != "fp8" or has_fp8(device)):
-            yield f"{kernel}, {name}", partial(check, kernel, of_model)
+    for name, sizes in widths.items():
+        for kernel in (kernel for kernel in KERNELS if kernel != "fp8" or has_fp8(device)):
+            yield f"{kernel}, {name}", partial(check, kernel, sizes)
     yield "compiled", lambda: {"kernels": compiled()}
 
 
@@ -127,8 +127,8 @@ def attention(device: torch.device, shape: ModelConfig, case: Case) -> dict[str,
     q[covered:], keys[slots - case.rows + covered :], values[slots - case.rows + covered :] = 3 * [torch.nan]
     base = FAR // (kv_heads * dim) if case.far and device.type == "cuda" else 5
     pools = [x.new_full((base + slots, kv_heads, dim), torch.nan) for x in (keys, values)]
-    for pool, of_rows in zip(pools, (keys, values), strict=True):
-        pool[base:] = of_rows
+    for pool, cached in zip(pools, (keys, values), strict=True):
+        pool[base:] = cached
     split = Split(8) if case.split else None
     plan = plan_of(case.segments(base, device), case.rows, shape, case.rows, split, device)
     found = attend_tiles(q, pools[0], pools[1], plan)
@@ -265,11 +265,11 @@ def kernels(device: torch.device, small: bool = False) -> Iterator[Fact]:
 def cases(small: bool) -> list[Case]:
     """Return what attention is checked on."""
     if small:
-        some = [Case(24, 0), Case(24, 40, 3), Case(24, 300, 1, True), Case(25, 20, 3, tail=30, drafts=3)]
-        return [*some, Case(24, 40, 2, far=True)]
+        few = [Case(24, 0), Case(24, 40, 3), Case(24, 300, 1, True), Case(25, 20, 3, tail=30, drafts=3)]
+        return [*few, Case(24, 40, 2, far=True)]
     prefixes = (0, 1, 1023, 1024, 4096)
-    made = [Case(rows, p, b, s) for rows in (64, 94, 520) for p in prefixes for b in (1, 8) for s in (False, True)]
+    chosen = [Case(rows, p, b, s) for rows in (64, 94, 520) for p in prefixes for b in (1, 8) for s in (False, True)]
     usual = Case(94, 1024)
-    made += [replace(usual, dtype=torch.float16), replace(usual, drafts=16), replace(usual, tail=300, drafts=10)]
-    made += [replace(usual, branches=8, tail=300, split=True), replace(usual, far=True)]
-    return [*made, replace(usual, far=True, split=True, branches=8), Case(2048, 0), Case(2048, 1024)]
+    chosen += [replace(usual, dtype=torch.float16), replace(usual, drafts=16), replace(usual, tail=300, drafts=10)]
+    chosen += [replace(usual, branches=8, tail=300, split=True), replace(usual, far=True)]
+    return [*chosen, replace(usual, far=True, split=True, branches=8), Case(2048, 0), Case(2048, 1024)]

@@ -89,7 +89,7 @@ def texts(device: torch.device) -> Iterator[Fact]:
             sequences: tokens_of(model, EngineConfig(sequences, reproducible=True), LOOKAHEAD, count)
             for sequences in ((1, 5, count) if gpu else (1, count))
         }
-        equal = [some == answers[count] for some in answers.values()]
+        equal = [texts == answers[count] for texts in answers.values()]
         return {"ok": all(equal), "sequences": list(answers), "equal": equal}
 
     for name in DECODINGS:

@@ -39,14 +39,14 @@ EAGER = (Case(1024, 32, 1), Case(1024, 96, 1), Case(1024, 64, 8))
 TOY_CASES = (Case(64, 4, 1), Case(64, 8, 8))
 
 
-def rates(clock: Clock, found: dict[str, float | None]) -> Iterator[Fact]:
-    """Terabytes and teraoperations a second that large copies, reads and products of this torch reach."""
+def rates(clock: Clock, measured: dict[str, float | None]) -> Iterator[Fact]:
+    """Measure terabytes and teraoperations a second of large copies, reads and products of this torch."""
     size, side = (1 << 30, 8192) if clock.gpu else (1 << 16, 64)
     empty = partial(torch.empty, dtype=torch.bfloat16, device=clock.device)
 
     def rate(name: str, amount: float, run: Callable[[], object]) -> dict[str, Any]:
-        found[name] = ratio(amount / 1e9, clock.queued(run))
-        return judged({name: found[name]})
+        measured[name] = ratio(amount / 1e9, clock.queued(run))
+        return judged({name: measured[name]})
 
     def copy() -> dict[str, Any]:
         source = empty(size).fill_(1)
@@ -71,24 +71,24 @@ def rates(clock: Clock, found: dict[str, float | None]) -> Iterator[Fact]:
         yield "fp8 product", fp8
 
 
-def machine_of(found: dict[str, float | None]) -> Machine | None:
+def machine_of(measured: dict[str, float | None]) -> Machine | None:
     """The machine with the measured rates; null without them."""
-    bandwidth = max(found.get("copied TB/s") or 0.0, found.get("read TB/s") or 0.0)
-    rate = found.get("bf16 TFLOP/s")
+    bandwidth = max(measured.get("copied TB/s") or 0.0, measured.get("read TB/s") or 0.0)
+    rate = measured.get("bf16 TFLOP/s")
     if not (bandwidth and rate):
         return None
-    return Machine(1e12 * bandwidth, 1e12 * rate, 1e12 * (found.get("fp8 TFLOP/s") or rate))
+    return Machine(1e12 * bandwidth, 1e12 * rate, 1e12 * (measured.get("fp8 TFLOP/s") or rate))
 
 
 def steps(device: torch.device) -> Iterator[Fact]:
     """Forwards beside their floors, those with a bar first."""
-    clock, weights, found = Clock(device), Weights(device), dict[str, float | None]()
+    clock, weights, measured = Clock(device), Weights(device), dict[str, float | None]()
     cases = CASES if clock.gpu else TOY_CASES
-    yield from rates(clock, found)
+    yield from rates(clock, measured)
 
     def forward(name: str, precision: str, case: Case) -> dict[str, Any]:
         milliseconds = forward_ms(clock, weights.model, case)
-        machine = machine_of(found)
+        machine = machine_of(measured)
         floor = None if machine is None else 1e3 * floor_s(models(device)[name], precision, case, machine)
         bar = step_bar(precision, case)
         figures = {"ms": milliseconds, "floor ms": floor, "x floor": ratio(milliseconds, floor)}
@@ -130,9 +130,9 @@ def eager(device: torch.device) -> Iterator[Fact]:
     clock, weights, theirs = Clock(device), Weights(device), list[Any]()
 
     def both() -> dict[str, Any]:
-        made = weights.make(models(device)["Dream-7B"])
+        facts = weights.make(models(device)["Dream-7B"])
         theirs.append(qwen2(weights.model, device))
-        return made
+        return facts
 
     def compare(case: Case) -> dict[str, Any]:
         model = weights.model

@@ -83,21 +83,17 @@ def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype =
 class Weights:
     """The one model that a stage has in memory; making it is a fact of its own, because memory may run out."""
 
+    model: Transformer  # after `make`
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.made: list[Transformer] = []
-
-    @property
-    def model(self) -> Transformer:
-        """The model of the last `make`."""
-        return self.made[0]
 
     def make(self, shape: ModelConfig, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
         """Make a random model in place of the one before."""
-        for old in self.made:
-            FUSED.pop(old, None)
-        self.made.clear()
-        self.made.append(random_model(shape, self.device, dtype))
+        if hasattr(self, "model"):
+            FUSED.pop(self.model, None)
+            del self.model
+        self.model = random_model(shape, self.device, dtype)
         return {"weights": sum(parameter.numel() for parameter in self.model.parameters())}
 
     def to_fp8(self) -> dict[str, Any]:
@@ -171,9 +167,9 @@ def qwen2(model: Transformer, device: torch.device) -> Any:
         attn_implementation="sdpa", pad_token_id=None, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     with torch.device("meta"):
-        made = Qwen2ForCausalLM(config).to(model.head_weight.dtype)
-    made.load_state_dict(model.state_dict(), assign=True)
-    made.model.rotary_emb = Qwen2RotaryEmbedding(config=config).to(device)
-    for layer in made.model.layers:
+        qwen = Qwen2ForCausalLM(config).to(model.head_weight.dtype)
+    qwen.load_state_dict(model.state_dict(), assign=True)
+    qwen.model.rotary_emb = Qwen2RotaryEmbedding(config=config).to(device)
+    for layer in qwen.model.layers:
         layer.self_attn.is_causal = False
-    return made.requires_grad_(False).eval()
+    return qwen.requires_grad_(False).eval()

@@ -67,8 +67,8 @@ def floor_s(config: ModelConfig, precision: str, case: Case, machine: Machine) -
     others = 2 * (shapes["qkv"][0] * config.qkv_bias + 2 * config.hidden_size)  # biases and norms of a layer
     head = config.vocab_size * config.hidden_size
     kv = 2 * 2 * config.kv_heads * config.head_dim * (case.prefix + case.rows)  # of a layer
-    of_weight = 1 if fp8 else 2
-    moved = config.layers * (of_weight * weights + scales + others + kv) + of_weight * head + 2 * config.hidden_size
+    size = 1 if fp8 else 2  # bytes of a weight
+    moved = config.layers * (size * weights + scales + others + kv) + size * head + 2 * config.hidden_size
     products = 2.0 * case.rows * config.layers * weights
     columns = case.rows * (case.prefix + case.window)
     attention = 4.0 * config.layers * config.heads * config.head_dim * columns
