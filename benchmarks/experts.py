@@ -5,8 +5,7 @@
 
 Bytes: routers of the published sizes with random weights choose for random rows. So rows choose independently; rows of
 one text choose alike, and touch fewer experts. Time: processor time on one thread, the best of several runs in turn, of
-this package's layer, of a loop over all experts in which each takes the rows that chose it, and of one in which each
-takes all rows.
+this package's layer, and of a loop over all experts in which each takes the rows that chose it.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ ROUTERS = {
 """Experts, and how many layers have them."""
 ROWS = (1, 4, 6, 10, 16, 32, 38, 50, 62, 128, 256, 512)
 DRAWS = 20
-WIDTHS = ((256, 128), (1024, 512))  # hidden size and an expert's
-COUNT, CHOSEN = 64, 8
+WIDTH, LAYER = 1024, Experts(64, 8, 512, "softmax", True)  # hidden size and experts of the layer that is timed
 
 
 def touched(experts: Experts, rows: int, draws: int = DRAWS, hidden: int = HIDDEN) -> float:
@@ -60,7 +58,7 @@ def show_bytes() -> None:
     show("experts of a forward", rows)
 
 
-def chosen_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
+def loop(mlp: SparseMLP, x: Tensor) -> Tensor:
     """The loop over experts, each with the rows that chose it."""
     chosen, weights = mlp.gate(x)
     out = torch.zeros_like(x)
@@ -71,39 +69,23 @@ def chosen_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
     return out
 
 
-def all_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
-    """The loop over experts, each with all rows."""
-    chosen, weights = mlp.gate(x)
-    shares, out = torch.zeros(len(x), mlp.experts.count).scatter_(1, chosen, weights), torch.zeros_like(x)
-    for number in range(mlp.experts.count):
-        gate, up = F.linear(x, mlp.gate_up[number].flatten(0, 1)).chunk(2, -1)
-        out += F.linear(F.silu(gate) * up, mlp.down[number]) * shares[:, number, None]
-    return out
-
-
 @torch.inference_mode()
 def show_times() -> None:
     """Print the milliseconds of a layer."""
+    mlp = SparseMLP(WIDTH, LAYER).requires_grad_(False)
+    for weight in mlp.parameters():
+        weight.normal_(std=WIDTH**-0.5)
+    ways: dict[str, Callable[[Tensor], Tensor]] = {"this package": mlp, "loop": partial(loop, mlp)}
     table = []
-    for hidden, size in WIDTHS:
-        mlp = SparseMLP(hidden, Experts(COUNT, CHOSEN, size, "softmax", True)).requires_grad_(False)
-        for weight in mlp.parameters():
-            weight.normal_(std=hidden**-0.5)
-        ways: dict[str, Callable[[Tensor], Tensor]] = {
-            "this package": mlp,
-            "loop, chosen rows": partial(chosen_rows, mlp),
-            "loop, all rows": partial(all_rows, mlp),
-        }
-        for rows in (1, 16, 512):
-            x, best = torch.randn(rows, hidden), dict.fromkeys(ways, float("inf"))
-            for _ in range(7 if rows == 512 else 25):
-                for name, way in ways.items():
-                    began = time.process_time()
-                    way(x)
-                    best[name] = min(best[name], time.process_time() - began)
-            milliseconds = {name: f"{1000 * seconds:.2f}" for name, seconds in best.items()}
-            table.append({"hidden x expert": f"{hidden} x {size}", "rows": rows, **milliseconds})
-    show("milliseconds of a layer", table)
+    for rows in (1, 16, 512):
+        x, best = torch.randn(rows, WIDTH), dict.fromkeys(ways, float("inf"))
+        for _ in range(7 if rows == 512 else 25):
+            for name, way in ways.items():
+                began = time.process_time()
+                way(x)
+                best[name] = min(best[name], time.process_time() - began)
+        table.append({"rows": rows} | {name: f"{1000 * seconds:.2f}" for name, seconds in best.items()})
+    show(f"milliseconds of a layer: {LAYER.count} experts of {LAYER.size}, hidden size {WIDTH}", table)
 
 
 def main() -> None:
