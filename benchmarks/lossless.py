@@ -33,8 +33,6 @@ ONE = "one token at a time"
 LOOKAHEADS: dict[str, dict[str, Any]] = {
     ONE: {},
     **{f"n = {n}": {"drafts": n} for n in (1, 2, 4, 8, 16)},
-    "n = 4, all groups": {"drafts": 4, "groups": 5},
-    "n = 8, all groups": {"drafts": 8, "groups": 9},
     "n = 8, 8 branches": {"drafts": 8, "branches": 8},
     "auto": {"drafts": "auto"},
 }
