@@ -22,8 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
+from threading import Event, Timer
 from typing import Any
 
 MODULE, BENCH_MODULE = "benchmarks.first_stages", "benchmarks.gpu_bench"
@@ -122,41 +121,43 @@ def in_time(stage: Stage, journal: Journal, toy: bool, blocking: bool, end: floa
 
 def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
     """Run a stage in a process of its own; return how it ended: ``fine``, ``time limit`` or ``died (...)``."""
-    command = [sys.executable, "-m", stage.module, stage.name]
+    command = [sys.executable, "-m", stage.module, stage.name, *["--toy"] * toy]
     environment = {**os.environ, **({"CUDA_LAUNCH_BLOCKING": "1"} if blocking else {})}
-    said = journal.folder / "stderr.txt"
+    log, late = journal.folder / "stderr.txt", Event()
     began, facts, wrong, begun = time.monotonic(), 0, 0, ""
-    with said.open("w+") as errors:
+    with log.open("w+") as errors:
         child = subprocess.Popen(
-            command + ["--toy"] * toy, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
-        queue: Queue[str | None] = Queue()
-        Thread(target=forward, args=(child, queue), daemon=True).start()
-        ended = ""
-        while True:
-            try:
-                text = queue.get(timeout=max(0.0, began + stage.seconds - time.monotonic()))
-            except Empty:
-                ended = "time limit"
-                child.send_signal(signal.SIGQUIT)  # it prints where it is
-                break
-            if text is None:
-                break
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
+        )
+
+        def stop() -> None:
+            late.set()
+            child.send_signal(signal.SIGQUIT)  # it prints where it is
+            end(child)
+
+        timer = Timer(stage.seconds, stop)
+        timer.start()
+        assert child.stdout is not None
+        for text in child.stdout:
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:  # a library's own words
+            except json.JSONDecodeError:
+                line = None
+            if not isinstance(line, dict):  # a library's own words
                 continue
             begun = line.get("begun", begun)
             if "fact" in line:
                 facts, wrong, begun = facts + 1, wrong + (not line["ok"]), ""
                 journal.put({"stage": stage.name, "blocking": blocking, **line})
+        timer.cancel()
         end(child)
         code = child.wait()
         errors.seek(0)
         last = errors.read()
-    said.unlink()
-    if not ended:
+    log.unlink()
+    if late.is_set():
+        ended = "time limit"
+    else:
         ended = "fine" if code == 0 else f"died ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
     if ended != "fine":
         what = f"{ended} in {begun or 'no fact'}"
@@ -166,14 +167,6 @@ def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
     journal.put({"stage": stage.name, "ended": ended, "facts": facts, "wrong": wrong, "seconds": seconds})
     print(f"{stage.name}: {ended}, {facts} facts, {wrong} wrong, {seconds:.0f} s", flush=True)
     return ended
-
-
-def forward(child: subprocess.Popen[str], queue: Queue[str | None]) -> None:
-    """Put what a child prints into a queue, line by line, and None at its end."""
-    assert child.stdout is not None
-    for text in child.stdout:
-        queue.put(text)
-    queue.put(None)
 
 
 def end(child: subprocess.Popen[str]) -> None:
