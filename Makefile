@@ -41,7 +41,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.branch_scaling
 
 bench-gpu: $(STAMP)
-	$(BIN)/python -m benchmarks.gpu_step
+	$(BIN)/python -m benchmarks.gpu_first --bench --out outputs/bench-gpu
 
 train: $(STAMP)
 	$(BIN)/python -m training.train

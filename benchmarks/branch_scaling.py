@@ -6,8 +6,7 @@
 
 Starts the main job through torchrun, again and again with the rank counts in turn, and takes medians, because machines
 have moods. Beside the speed-up stands its ceiling: two independent single-rank jobs at once, which send nothing; where
-these take longer than one alone, the cores share something (a physical core, memory, other people's work). The latency
-model (`latency_model.py`) is fitted from measured collectives and projected to Dream-7B on more ranks. Writes
+these take longer than one alone, the cores share something (a physical core, memory, other people's work). Writes
 benchmarks/results/branch_scaling.json and .png, or branch_scaling_verified.json and .png.
 """
 
@@ -16,32 +15,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.latency_model import FORMULA, Link, Load, Model, fit, step
+from benchmarks.results import RESULTS, Result, machine, show, write
 from lopa_dist.engine.statistics import PHASES
 from lopa_dist.jobs.show.pareto import draw
 
-RESULTS = Path(__file__).parent / "results"
 RANKS = (1, 2, 4)
-PROJECTED = (1, 2, 4, 8, 16, 64)
-ASSUMED = Link(alpha=15e-6, beta=1 / 300e9)  # a message over NVLink, about: not measured
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 DECODINGS = {
     "lopa": ["decode=embedded_lopa", "decode.branches=7"],
     "verified": ["decode=embedded"],
@@ -60,39 +49,37 @@ def start(folder: Path, ranks: int, sequences: int, problems: int, decoding: str
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
 
 
-def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
+def finish(job: subprocess.Popen[bytes], folder: Path) -> Result:
     """Its report."""
     if job.wait():
         sys.exit(f"the job in {folder} failed")
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    report: Result = json.loads((folder / "report.json").read_text())
     return report
 
 
-def measure(rounds: int, sequences: int, problems: int, decoding: str, console: Console) -> list[dict[str, Any]]:
-    """Reports of all rounds: of every rank count, and of two single ranks at once (ranks: "two alone")."""
-    found = []
+def measure(rounds: int, sequences: int, problems: int, decoding: str) -> dict[int, list[Result]]:
+    """Reports of all rounds by rank count; 0: the slower one of two single ranks at once."""
+    reports: dict[int, list[Result]] = {ranks: [] for ranks in (*RANKS, 0)}
     with tempfile.TemporaryDirectory() as temporary:
         for turn in range(rounds):
-            for ranks in RANKS:
-                folder = Path(temporary) / f"{turn}-{ranks}"
-                report = finish(start(folder, ranks, sequences, problems, decoding), folder)
-                found.append({"ranks": ranks, **report})
-                console.print(f"round {turn + 1}: {ranks} ranks, {sequences} in flight: {report['decode_s']:.2f} s")
-            folders = [Path(temporary) / f"{turn}-alone-{i}" for i in (0, 1)]
-            jobs = [start(folder, 1, sequences, problems, decoding) for folder in folders]
-            both = [finish(job, folder) for job, folder in zip(jobs, folders, strict=True)]
-            found.append({"ranks": "two alone", "decode_s": max(r["decode_s"] for r in both)})
-            console.print(f"round {turn + 1}: two single ranks at once: {found[-1]['decode_s']:.2f} s")
-    return found
+            for ranks in reports:
+                folders = [Path(temporary) / f"{turn}-{ranks}-{i}" for i in range(1 if ranks else 2)]
+                jobs = [start(folder, ranks or 1, sequences, problems, decoding) for folder in folders]
+                done = [finish(job, folder) for job, folder in zip(jobs, folders, strict=True)]
+                reports[ranks].append(max(done, key=lambda report: report["decode_s"]))
+                what = f"{ranks} ranks" if ranks else "two single ranks at once"
+                seconds = reports[ranks][-1]["decode_s"]
+                print(f"round {turn + 1}: {what}, {sequences} in flight: {seconds:.2f} s", flush=True)
+    return reports
 
 
-def summarise(reports: list[dict[str, Any]], sequences: int) -> list[dict[str, Any]]:
+def summarise(reports: dict[int, list[Result]], sequences: int) -> list[Result]:
     """One row for every rank count, medians over the rounds."""
 
-    def median(ranks: Any, *path: str) -> float:
-        values: list[Any] = [r for r in reports if r["ranks"] == ranks]
+    def median(ranks: int, *path: str) -> float:
+        values: list[Any] = reports[ranks]
         for key in path:
-            values = [v[key] for v in values]
+            values = [value[key] for value in values]
         return statistics.median(values)
 
     alone = median(1, "decode_s")
@@ -101,70 +88,21 @@ def summarise(reports: list[dict[str, Any]], sequences: int) -> list[dict[str, A
             "ranks": ranks,
             "sequences": sequences,
             "decode_s": median(ranks, "decode_s"),
-            "decode_s_of_rounds": [round(r["decode_s"], 3) for r in reports if r["ranks"] == ranks],
+            "decode_s_of_rounds": [round(report["decode_s"], 3) for report in reports[ranks]],
             "speed_up": alone / median(ranks, "decode_s"),
-            "ceiling": 2 * alone / median("two alone", "decode_s") if ranks == 2 else None,
+            "ceiling": 2 * alone / median(0, "decode_s") if ranks == 2 else None,
             "tokens_per_s": median(ranks, "tokens_per_s", "job"),
             "tpf": median(ranks, "tpf"),
             "steps": median(ranks, "steps"),
-            "step_ms": {p: median(ranks, "step_ms", p) for p in (*PHASES, "total")},
-            "bytes_per_step": {w: median(ranks, "comm_bytes_per_step", w) for w in ("all_gather", "commit")},
+            "step_ms": {phase: median(ranks, "step_ms", phase) for phase in (*PHASES, "total")},
+            "bytes_per_step": {what: median(ranks, "comm_bytes_per_step", what) for what in ("all_gather", "commit")},
         }
         for ranks in RANKS
     ]
 
 
-def collectives(ranks: int) -> dict[str, dict[int, float]]:
-    """Seconds by size, measured between so many processes (`collectives.py`)."""
-    command = [sys.executable, *TORCHRUN, str(ranks), "-m", "benchmarks.collectives"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
-    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
-    return {what: {int(size): s for size, s in times.items()} for what, times in json.loads(line).items()}
-
-
-def project(link: Link, branches: int, sequences: int) -> list[dict[str, Any]]:
-    """The model's steps for Dream-7B, in milliseconds."""
-    load, rows = Load(branches, sequences), []
-    alone = step(Model(), link, load, 1)["total"]
-    for ranks in PROJECTED:
-        parts = step(Model(), link, load, ranks)
-        milliseconds = {part: 1000 * s for part, s in parts.items()}
-        rows.append({"ranks": ranks, **asdict(load), "ms": milliseconds, "speed_up": alone / parts["total"]})
-    return rows
-
-
-def show_measured(rows: list[dict[str, Any]], console: Console) -> None:
-    """The table of one number of sequences in flight."""
-    table = Table(title=f"Embedded model, {rows[0]['sequences']} in flight: ms a step, one thread a rank")
-    sizes = ("gathered B/step", "committed B/step")
-    for name in ("ranks", *PHASES, "step", "TPF", "tokens/s", "speed-up", "ceiling", *sizes):
-        table.add_column(name, justify="right")
-    for r in rows:
-        times = [f"{r['step_ms'][p]:.2f}" for p in (*PHASES, "total")]
-        sent = [f"{r['bytes_per_step'][w]:,.0f}" for w in ("all_gather", "commit")]
-        ceiling = f"{r['ceiling']:.2f}" if r["ceiling"] else ""
-        speeds = (f"{r['tpf']:.2f}", f"{r['tokens_per_s']:.0f}", f"{r['speed_up']:.2f}")
-        table.add_row(str(r["ranks"]), *times, *speeds, ceiling, *sent)
-    console.print(table)
-
-
-def show_projected(name: str, link: Link, rows: list[dict[str, Any]], console: Console) -> None:
-    """The table of one link and load."""
-    title = (
-        f"PROJECTION, not measured: Dream-7B on H200s, {rows[0]['branches']} branches x {rows[0]['sequences']} "
-        f"sequences; {name} link: alpha {link.alpha * 1e6:.0f} us, {1e-9 / max(link.beta, 1e-15):.1f} GB/s\n{FORMULA}"
-    )
-    table = Table(title=title)
-    for column in ("ranks", "forward ms", "all-gather ms", "commit ms", "step ms", "speed-up"):
-        table.add_column(column, justify="right")
-    for r in rows:
-        parts = [f"{r['ms'][p]:.3f}" for p in ("forward", "all_gather", "commit", "total")]
-        table.add_row(str(r["ranks"]), *parts, f"{r['speed_up']:.2f}")
-    console.print(table)
-
-
-def picture(rows: list[dict[str, Any]], cores: int, name: str) -> str:
-    """Where a step's time goes, by ranks, for each number of sequences in flight."""
+def picture(rows: list[Result], cores: int, name: str) -> str:
+    """Draw where a step's time goes, by ranks, for each number of sequences in flight."""
     colors = dict(zip(PHASES, ("#2563eb", "#f59e0b", "#10b981", "#dc2626", "#94a3b8"), strict=True))
 
     def paint(axes: Any) -> None:
@@ -196,46 +134,23 @@ def main() -> None:
     parser.add_argument("--decoding", choices=list(DECODINGS), default="lopa")
     options = parser.parse_args()
     name = "branch_scaling" if options.decoding == "lopa" else f"branch_scaling_{options.decoding}"
-    console = Console(width=None if sys.stdout.isatty() else 150)
     load = os.getloadavg()[0]  # before anything of ours: how busy others keep the machine
     if load > 0.5:
-        console.print(f"[bold red]load {load:.1f}: others use this machine, the figures will not be what they could be")
+        print(f"load {load:.1f}: others use this machine, the figures will not be what they could be")
     rows = []
     for sequences in options.sequences:
         problems = options.problems if sequences > 1 else max(4, options.problems // 4)
-        rows += summarise(measure(options.rounds, sequences, problems, options.decoding, console), sequences)
-    messages = collectives(2)
-    # one hop of a ring of two, and of a tree of two: both collectives are one message then
-    link = fit({size: statistics.mean(times[size] for times in messages.values()) for size in messages["all_gather"]})
-    for sequences in options.sequences:
-        show_measured([r for r in rows if r["sequences"] == sequences], console)
-    projections = []
-    for kind, chosen in (("measured (Gloo, this machine)", link), ("assumed (NVLink)", ASSUMED)):
-        for branches, sequences in ((8, 1), (64, 1), (64, 16)):
-            projected = project(chosen, branches, sequences)
-            show_projected(kind, chosen, projected, console)
-            projections.append({"link": kind, **asdict(chosen), "rows": projected})
-    cores = len(os.sched_getaffinity(0))
-    report = {
-        "machine": platform.processor() or platform.machine(),
-        "cores": cores,
-        "load_before": load,
-        "torch": torch.__version__,
-        "rounds": options.rounds,
-        "problems": options.problems,
-        "decoding": DECODINGS[options.decoding],
-        "measured": rows,
-        "collectives_2_ranks_s": messages,
-        "projection": {
-            "label": "PROJECTION for Dream-7B, not measured: device figures from data sheets",
-            "formula": FORMULA,
-            "model": asdict(Model()),
-            "tables": projections,
-        },
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    console.print(f"picture: {RESULTS / picture(rows, cores, name)}")
+        rows += summarise(measure(options.rounds, sequences, problems, options.decoding), sequences)
+    columns = {"ranks": "{ranks}", "in flight": "{sequences}"}
+    columns |= {phase: f"{{step_ms[{phase}]:.2f}}" for phase in (*PHASES, "total")}
+    columns |= {"TPF": "{tpf:.2f}", "tokens/s": "{tokens_per_s:.0f}", "speed-up": "{speed_up:.2f}"}
+    columns |= {"ceiling": "{ceiling}", "gathered B/step": "{bytes_per_step[all_gather]:,.0f}"}
+    columns |= {"committed B/step": "{bytes_per_step[commit]:,.0f}"}
+    shown = [{**row, "ceiling": f"{row['ceiling']:.2f}" if row["ceiling"] else ""} for row in rows]
+    show("Embedded model: ms a step, one thread a rank", shown, columns)
+    about = {"load_before": load, "rounds": options.rounds, "problems": options.problems}
+    write(name, machine() | about | {"decoding": DECODINGS[options.decoding], "measured": rows})
+    print(f"picture: {RESULTS / picture(rows, machine()['cores'], name)}")
 
 
 if __name__ == "__main__":

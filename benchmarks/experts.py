@@ -5,8 +5,7 @@
 
 Bytes: routers of the published sizes with random weights choose for random rows. So rows choose independently; rows of
 one text choose alike, and touch fewer experts. Time: processor time on one thread, the best of several runs in turn, of
-this package's layer, of a loop over all experts in which each takes the rows that chose it, and of one in which each
-takes all rows.
+this package's layer, and of a loop over all experts in which each takes the rows that chose it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks.results import show
 from lopa_dist.models.config import Experts
 from lopa_dist.models.experts import Gate, SparseMLP
 
@@ -33,8 +31,7 @@ ROUTERS = {
 """Experts, and how many layers have them."""
 ROWS = (1, 4, 6, 10, 16, 32, 38, 50, 62, 128, 256, 512)
 DRAWS = 20
-WIDTHS = ((256, 128), (1024, 512))  # hidden size and an expert's
-COUNT, CHOSEN = 64, 8
+WIDTH, LAYER = 1024, Experts(64, 8, 512, "softmax", True)  # hidden size and experts of the layer that is timed
 
 
 def touched(experts: Experts, rows: int, draws: int = DRAWS, hidden: int = HIDDEN) -> float:
@@ -48,20 +45,20 @@ def touched(experts: Experts, rows: int, draws: int = DRAWS, hidden: int = HIDDE
     return found / draws
 
 
-def bytes_table() -> Table:
-    """Experts and gigabytes of their weights that a forward touches, in bf16."""
-    table = Table("rows", *(f"{name}: experts" for name in ROUTERS), *(f"{name}: GB" for name in ROUTERS))
-    for rows in ROWS:
-        counts = [touched(experts, rows) for experts, _ in ROUTERS.values()]
-        sizes = [
-            count * 3 * experts.size * HIDDEN * 2 * layers / 1e9
-            for count, (experts, layers) in zip(counts, ROUTERS.values(), strict=True)
-        ]
-        table.add_row(str(rows), *(f"{count:.0f}" for count in counts), *(f"{size:.1f}" for size in sizes))
-    return table
+def show_bytes() -> None:
+    """Print how many experts a forward touches, and the gigabytes of their weights in bf16."""
+    rows = []
+    for count in ROWS:
+        row = {"rows": str(count)}
+        for name, (experts, layers) in ROUTERS.items():
+            chosen = touched(experts, count)
+            row[f"{name}: experts"] = f"{chosen:.0f}"
+            row[f"{name}: GB"] = f"{chosen * 3 * experts.size * HIDDEN * 2 * layers / 1e9:.1f}"
+        rows.append(row)
+    show("experts of a forward", rows)
 
 
-def chosen_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
+def loop(mlp: SparseMLP, x: Tensor) -> Tensor:
     """The loop over experts, each with the rows that chose it."""
     chosen, weights = mlp.gate(x)
     out = torch.zeros_like(x)
@@ -72,34 +69,23 @@ def chosen_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
     return out
 
 
-def all_rows(mlp: SparseMLP, x: Tensor) -> Tensor:
-    """The loop over experts, each with all rows."""
-    chosen, weights = mlp.gate(x)
-    shares, out = torch.zeros(len(x), mlp.experts.count).scatter_(1, chosen, weights), torch.zeros_like(x)
-    for number in range(mlp.experts.count):
-        gate, up = F.linear(x, mlp.gate_up[number].flatten(0, 1)).chunk(2, -1)
-        out += F.linear(F.silu(gate) * up, mlp.down[number]) * shares[:, number, None]
-    return out
-
-
 @torch.inference_mode()
-def time_table() -> Table:
-    """Milliseconds of a layer."""
-    table = Table("hidden x expert", "rows", "this package", "loop, chosen rows", "loop, all rows")
-    for hidden, size in WIDTHS:
-        mlp = SparseMLP(hidden, Experts(COUNT, CHOSEN, size, "softmax", True)).requires_grad_(False)
-        for weight in mlp.parameters():
-            weight.normal_(std=hidden**-0.5)
-        ways: list[Callable[[Tensor], Tensor]] = [mlp, partial(chosen_rows, mlp), partial(all_rows, mlp)]
-        for rows in (1, 16, 512):
-            x, best = torch.randn(rows, hidden), [float("inf")] * len(ways)
-            for _ in range(7 if rows == 512 else 25):
-                for number, way in enumerate(ways):
-                    began = time.process_time()
-                    way(x)
-                    best[number] = min(best[number], time.process_time() - began)
-            table.add_row(f"{hidden} x {size}", str(rows), *(f"{1000 * one:.2f}" for one in best))
-    return table
+def show_times() -> None:
+    """Print the milliseconds of a layer."""
+    mlp = SparseMLP(WIDTH, LAYER).requires_grad_(False)
+    for weight in mlp.parameters():
+        weight.normal_(std=WIDTH**-0.5)
+    ways: dict[str, Callable[[Tensor], Tensor]] = {"this package": mlp, "loop": partial(loop, mlp)}
+    table = []
+    for rows in (1, 16, 512):
+        x, best = torch.randn(rows, WIDTH), dict.fromkeys(ways, float("inf"))
+        for _ in range(7 if rows == 512 else 25):
+            for name, way in ways.items():
+                began = time.process_time()
+                way(x)
+                best[name] = min(best[name], time.process_time() - began)
+        table.append({"rows": rows} | {name: f"{1000 * seconds:.2f}" for name, seconds in best.items()})
+    show(f"milliseconds of a layer: {LAYER.count} experts of {LAYER.size}, hidden size {WIDTH}", table)
 
 
 def main() -> None:
@@ -109,7 +95,7 @@ def main() -> None:
     parts = parser.parse_args().part or ["bytes", "time"]
     torch.set_num_threads(1)
     for part in parts:
-        Console().print(bytes_table() if part == "bytes" else time_table())
+        show_bytes() if part == "bytes" else show_times()
 
 
 if __name__ == "__main__":

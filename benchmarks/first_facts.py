@@ -1,4 +1,4 @@
-"""What a stage of `gpu_first` is made of: facts, each found by a function, each a line of JSON as soon as it is known.
+"""What a stage of `gpu_first` consists of: facts, each found by a function and printed as a line of JSON at once.
 
 A fact that fails is a line with the whole traceback, and the next one is tried. A stage that hangs prints where
 when it is asked to (SIGQUIT); one that dies in C code prints where, too.

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.first_facts import Fact, compared
-from benchmarks.first_shapes import dtype_of, has_fp8, models, noise, toy
+from benchmarks.gpu_shapes import dtype_of, has_fp8, models, noise, plan_of, toy
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.dispatch import KERNELS
-from lopa_dist.kernels.meta_attention import MetaPlan
 from lopa_dist.kernels.preflight import Widths, faults
 from lopa_dist.kernels.quantized import fp8_linear, int8_linear, quantize_fp8, quantize_int8, quantize_rows
 from lopa_dist.kernels.random import gumbel
@@ -25,7 +24,7 @@ from lopa_dist.kernels.rope import rope_and_store, rope_table
 from lopa_dist.kernels.rows import add_rms_norm, swiglu
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
-from lopa_dist.kernels.tiles import Capacity, Split, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Split
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import UNBOUNDED
@@ -48,13 +47,13 @@ def preflight(device: torch.device) -> Iterator[Fact]:
         for rows in sorted({max(1, height // (s.heads // s.kv_heads)) for height in (16, 64, 128)})
     }
 
-    def check(kernel: str, of_model: Widths) -> dict[str, Any]:
-        found = faults(of_model, torch.bfloat16, device, (kernel,))
+    def check(kernel: str, sizes: Widths) -> dict[str, Any]:
+        found = faults(sizes, torch.bfloat16, device, (kernel,))
         return {"ok": not found, "fault": str(found.get(kernel, ""))}
 
-    for name, of_model in widths.items():
-        for kernel in (one for one in KERNELS if one != "fp8" or has_fp8(device)):
-            yield f"{kernel}, {name}", partial(check, kernel, of_model)
+    for name, sizes in widths.items():
+        for kernel in (kernel for kernel in KERNELS if kernel != "fp8" or has_fp8(device)):
+            yield f"{kernel}, {name}", partial(check, kernel, sizes)
     yield "compiled", lambda: {"kernels": compiled()}
 
 
@@ -128,13 +127,10 @@ def attention(device: torch.device, shape: ModelConfig, case: Case) -> dict[str,
     q[covered:], keys[slots - case.rows + covered :], values[slots - case.rows + covered :] = 3 * [torch.nan]
     base = FAR // (kv_heads * dim) if case.far and device.type == "cuda" else 5
     pools = [x.new_full((base + slots, kv_heads, dim), torch.nan) for x in (keys, values)]
-    for pool, of_rows in zip(pools, (keys, values), strict=True):
-        pool[base:] = of_rows
-    segments = case.segments(base, device)
-    tiles = tile(segments, tile_rows_for(heads // kv_heads, case.rows), Split(8) if case.split else None)
-    room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
-    plan = MetaPlan(case.rows, room, heads, kv_heads, dim, tiles.tile_rows, tiles.scratch, device)
-    plan.fill(tiles)
+    for pool, cached in zip(pools, (keys, values), strict=True):
+        pool[base:] = cached
+    split = Split(8) if case.split else None
+    plan = plan_of(case.segments(base, device), case.rows, shape, case.rows, split, device)
     found = attend_tiles(q, pools[0], pools[1], plan)
     return compared(found[:covered], wanted[:covered], BOUND[q.dtype]) | {"first slot": base}
 
@@ -269,11 +265,11 @@ def kernels(device: torch.device, small: bool = False) -> Iterator[Fact]:
 def cases(small: bool) -> list[Case]:
     """Return what attention is checked on."""
     if small:
-        some = [Case(24, 0), Case(24, 40, 3), Case(24, 300, 1, True), Case(25, 20, 3, tail=30, drafts=3)]
-        return [*some, Case(24, 40, 2, far=True)]
+        few = [Case(24, 0), Case(24, 40, 3), Case(24, 300, 1, True), Case(25, 20, 3, tail=30, drafts=3)]
+        return [*few, Case(24, 40, 2, far=True)]
     prefixes = (0, 1, 1023, 1024, 4096)
-    made = [Case(rows, p, b, s) for rows in (64, 94, 520) for p in prefixes for b in (1, 8) for s in (False, True)]
+    chosen = [Case(rows, p, b, s) for rows in (64, 94, 520) for p in prefixes for b in (1, 8) for s in (False, True)]
     usual = Case(94, 1024)
-    made += [replace(usual, dtype=torch.float16), replace(usual, drafts=16), replace(usual, tail=300, drafts=10)]
-    made += [replace(usual, branches=8, tail=300, split=True), replace(usual, far=True)]
-    return [*made, replace(usual, far=True, split=True, branches=8), Case(2048, 0), Case(2048, 1024)]
+    chosen += [replace(usual, dtype=torch.float16), replace(usual, drafts=16), replace(usual, tail=300, drafts=10)]
+    chosen += [replace(usual, branches=8, tail=300, split=True), replace(usual, far=True)]
+    return [*chosen, replace(usual, far=True, split=True, branches=8), Case(2048, 0), Case(2048, 1024)]

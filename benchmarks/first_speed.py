@@ -16,36 +16,24 @@ import torch
 
 from benchmarks.exposed import Exposed
 from benchmarks.first_facts import Fact
-from benchmarks.first_shapes import has_fp8, models
-from benchmarks.gpu_model import random_model
+from benchmarks.gpu_shapes import Weights, has_fp8, models
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.engine.runners import FUSED
-from lopa_dist.models.quantize import QuantizedLinear, quantize
-from lopa_dist.models.transformer import Transformer
+from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.parallel.communicator import Solo
 
 
 def speed(device: torch.device) -> Iterator[Fact]:
     """Steps in bf16, their profile, and steps in fp8 with either way to add up; on a CPU nothing is measured."""
     gpu = device.type == "cuda"
-    made: list[Transformer] = []
+    weights = Weights(device)
     prompt, length = (1024, 64) if gpu else (12, 32)
     dual: dict[str, Any] = {"context": "dual", "max_active_blocks": CONTEXTS["dual"].max_active_blocks}
     default = DecodeConfig(max_new_tokens=length, stop_at_eos=False, **dual)
     lookahead = replace(default, branches=7, verify="confidence", drafts=0)
-
-    def build() -> dict[str, Any]:
-        made.append(random_model(models(device)["Dream-7B"], device))
-        return {}
-
-    def eight_bits() -> dict[str, Any]:
-        FUSED.pop(made[0], None)
-        quantize(made[0], "fp8")
-        return {}
 
     def in_fp8(sequences: int, fast: bool) -> dict[str, Any]:
         with patch.object(QuantizedLinear, "fast", fast):
@@ -53,7 +41,7 @@ def speed(device: torch.device) -> Iterator[Fact]:
 
     def run(decode: DecodeConfig, sequences: int, around: AbstractContextManager[Any] | None = None) -> dict[str, Any]:
         options = EngineConfig(sequences) if gpu else EngineConfig(sequences, attention="meta", graphs="always")
-        engine = Engine(made[0], decode, Solo(), options)
+        engine = Engine(weights.model, decode, Solo(), options)
         requests = [Request(i, [7] * prompt, length, i) for i in range(sequences)]
         began = time.perf_counter()
         engine.prepare(requests)
@@ -66,9 +54,10 @@ def speed(device: torch.device) -> Iterator[Fact]:
         times = [1e3 * (after - before) for before, after in pairwise(marks)]
         found: dict[str, Any] = {"steps": len(times), "rows": statistics.median(exposed.rows), "ms a step": None}
         if gpu:
+            step, waited = statistics.median(times[len(times) // 4 :]), statistics.median(exposed.steps)
             host = {name: round(seconds, 4) for name, seconds in engine.statistics.seconds.items()}
-            found |= {"ms a step": statistics.median(times[len(times) // 4 :]), "prepare s": prepared, "host s": host}
-            found |= {"exposed ms": statistics.median(exposed.steps)}
+            found |= {"ms a step": step, "exposed ms": waited, "prepare s": prepared, "host s": host}
+            found |= {"measured": f"{step:.2f} ms a step, {waited:.2f} of them without a forward"}
             found |= {"reserved": torch.cuda.max_memory_reserved(device)}
         return found
 
@@ -80,13 +69,13 @@ def speed(device: torch.device) -> Iterator[Fact]:
         order = "self_device_time_total" if gpu else "self_cpu_time_total"
         return {"table": profile.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90)}
 
-    yield "model", build
+    yield "model", partial(weights.make, models(device)["Dream-7B"])
     for sequences in (1, 8, 16, 64) if gpu else (1, 2):
         yield f"default decoding, {sequences} sequences", partial(run, default, sequences)
     yield "LoPA k=7, 1 sequence", partial(run, lookahead, 1)
     yield "profile", profiled
     if has_fp8(device):
-        yield "model in fp8", eight_bits
+        yield "model in fp8", weights.to_fp8
         for sequences in (1, 64) if gpu else (1,):
             for fast in (False, True):
                 how = "fast" if fast else "exact"

@@ -19,15 +19,10 @@ from benchmarks.first_facts import Fact, StageOf, main
 from benchmarks.first_graphs import graphs
 from benchmarks.first_kernels import kernels, preflight
 from benchmarks.first_model import layers
-from benchmarks.first_ranks import DECODING, LOOKAHEAD, agreement, count_on, options_on, ranks, tokens_of
-from benchmarks.first_shapes import CPU, has_fp8
+from benchmarks.first_ranks import ranks
 from benchmarks.first_speed import speed
-from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine.config import EngineConfig
-from lopa_dist.models.checkpoint import load_model
-from lopa_dist.models.files import EMBEDDED
+from benchmarks.first_texts import texts
 
-EQUAL = {"fp32": 0.97, "fp32 eager": 0.97, "fp32 torch": 0.97, "bf16": 0.85, "int8": 0.6, "fp8": 0.6}  # of tokens
 SANITIZER = "compute-sanitizer"
 SANITIZER_FOLDERS = "/usr/local/cuda/bin", "/opt/cuda/bin"  # where it is, beside the search path
 SANITIZED = "small kernels"  # the stage that runs under it
@@ -62,49 +57,6 @@ def environment(device: torch.device) -> Iterator[Fact]:
     yield "disk", lambda: {"free": shutil.disk_usage(".").free}
     if device.type == "cuda":
         yield from (("Triton", triton), ("GPU", gpu))
-
-
-def texts(device: torch.device) -> Iterator[Fact]:
-    """Token ids of the embedded model, those of this machine's CPU in fp32 against the device's."""
-    gpu = device.type == "cuda"
-    count = 2 * count_on(device) if gpu else count_on(device)
-    always = options_on(device)
-    eager, torch_only = EngineConfig(attention="meta", graphs="never"), EngineConfig(kernels="torch")
-    ways: dict[str, tuple[torch.dtype, EngineConfig, str]] = {
-        "fp32": (torch.float32, always, "none"), "fp32 eager": (torch.float32, eager, "none"),
-        "fp32 torch": (torch.float32, torch_only, "none"), "bf16": (torch.bfloat16, always, "none"),
-        "int8": (torch.float32, always, "int8"),
-    }  # fmt: skip
-    if gpu and has_fp8(device):
-        ways["fp8"] = torch.bfloat16, always, "fp8"
-    verified = DecodeConfig(**DECODING)
-    decodings = {
-        "verified": verified,
-        "LoPA k=7": LOOKAHEAD,
-        "temperature 0.8": DecodeConfig(temperature=0.8, **DECODING),
-    }
-
-    def check(decode: DecodeConfig, way: str) -> dict[str, Any]:
-        dtype, options, quantization = ways[way]
-        wanted = tokens_of(load_model(EMBEDDED, torch.float32, CPU), EngineConfig(), decode, count)
-        found = tokens_of(load_model(EMBEDDED, dtype, device, quantization=quantization), options, decode, count)
-        equal = agreement(wanted, found)
-        return {"ok": equal >= EQUAL[way], "equal": equal, "bound": EQUAL[way], "tokens": sum(map(len, wanted))}
-
-    def reproducible() -> dict[str, Any]:
-        model = load_model(EMBEDDED, torch.bfloat16 if gpu else torch.float32, device)
-        by_size = {
-            sequences: tokens_of(model, EngineConfig(sequences, reproducible=True), LOOKAHEAD, count)
-            for sequences in ((1, 5, count) if gpu else (1, count))
-        }
-        equal = [made == by_size[count] for made in by_size.values()]
-        return {"ok": all(equal), "sequences": list(by_size), "equal": equal}
-
-    for of_decoding, decode in decodings.items():
-        for way in ways:
-            if gpu or way == "fp32":  # the bits of others differ between CPUs
-                yield f"{of_decoding}, {way}", partial(check, decode, way)
-    yield "reproducible, by sequences at a time", reproducible
 
 
 def small_kernels(device: torch.device) -> Iterator[Fact]:

@@ -1,146 +1,182 @@
-"""What the parts of `gpu_step` share: rows of the table, and the clock of a GPU.
+"""The stages of ``python -m benchmarks.gpu_first --bench``: how far a forward is from what this GPU can do.
 
-A time is the median of replays of one CUDA graph. Before each replay, what it will read is driven out of the L2 cache
-by reading something else, as a step's weights do; replays are queued, so that the host's time is not in them. On a CPU
-a function runs once, and nothing is measured.
+Random weights of Dream-7B's and LLaDA-8B's shapes, one model in memory at a time.
+
+- steps: what the GPU copies, reads and multiplies in a second; then forwards by prefix, window, branches and precision,
+  beside the floor that follows from it (`roofline`). A forward is the two CUDA graphs of the static runner, transformer
+  and record head. What has a bar comes first.
+- eager: the static runner's forward with all that the host prepares for it, from tokens on the device to records.
+  Beside it transformers' Qwen2 with the same weights, from the same tokens to the same records (token, probability,
+  entropy) of the same positions: branches are batch rows with a prefix of their own, all rows see each other, and there
+  is no mask, so torch takes its FlashAttention with grouped heads. Neither decodes.
+- attention, products: see `gpu_kernels`.
 """
 
 from __future__ import annotations
 
-import gc
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import product
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from benchmarks.roofline import Bar, Deadline, Machine
-from lopa_dist.engine.static_runner import Replay
-from lopa_dist.engine.statistics import device_mark
+from benchmarks.first_facts import Fact, StageOf, main
+from benchmarks.gpu_clock import Clock
+from benchmarks.gpu_kernels import attention, products
+from benchmarks.gpu_shapes import GRAPHS, Weights, has_fp8, models, qwen2, runner_of, windows
+from benchmarks.roofline import BF16, FP8, Bar, Case, Machine, floor_s, judged, ratio, step_bar
+from lopa_dist.engine.buckets import bucket
+from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.kernels.quantized import FP8 as FP8_DTYPE
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.transformer import Transformer
 
-UNKNOWN_CACHE = 64 << 20  # bytes, where torch does not say
-FLUSHED = 5  # times the L2 cache's size is read between replays
-
-
-@dataclass
-class Row:
-    """One line: figures by name, null where not measured."""
-
-    part: str
-    case: str
-    figures: dict[str, float | None]
-    bars: list[Bar] = field(default_factory=list)
-    note: str = ""
+CASES = [Case(*sizes) for sizes in product((1024, 256, 2048), (32, 64, 96), (1, 2, 4, 8))]
+EAGER = (Case(1024, 32, 1), Case(1024, 96, 1), Case(1024, 64, 8))
+TOY_CASES = (Case(64, 4, 1), Case(64, 8, 8))
 
 
-class Bench:
-    """A device, a deadline, and what was measured of the device."""
+def rates(clock: Clock, measured: dict[str, float | None]) -> Iterator[Fact]:
+    """Measure terabytes and teraoperations a second of large copies, reads and products of this torch."""
+    size, side = (1 << 30, 8192) if clock.gpu else (1 << 16, 64)
+    empty = partial(torch.empty, dtype=torch.bfloat16, device=clock.device)
 
-    def __init__(self, device: torch.device, deadline: Deadline) -> None:
-        self.device, self.deadline = device, deadline
-        self.toy = device.type != "cuda"
-        self.machine: Machine | None = None
-        self.cache = cache_bytes(device)
-        if not self.toy:
-            self.other = torch.zeros(FLUSHED * self.cache, dtype=torch.int8, device=device).view(torch.int32)
+    def rate(name: str, amount: float, run: Callable[[], object]) -> dict[str, Any]:
+        measured[name] = ratio(amount / 1e9, clock.queued(run))
+        return judged({name: measured[name]})
 
-    def replays(self, function: Callable[[], object], repeats: int = 20) -> float | None:
-        """Median milliseconds of something that is queued, after two runs that do not count."""
-        if self.toy:
-            function()
-            return None
-        return median_ms(function, self.device, repeats, self.other.amax)
+    def copy() -> dict[str, Any]:
+        source = empty(size).fill_(1)
+        target = torch.empty_like(source)
+        return rate("copied TB/s", 4 * size, lambda: target.copy_(source))
 
-    def graph(self, function: Callable[[], object], repeats: int = 20) -> float | None:
-        """As `replays`, of a graph of the function."""
-        return self.replays(graphed(function, self.device), repeats)
+    def read() -> dict[str, Any]:
+        return rate("read TB/s", 2 * size, empty(size).fill_(1).amax)
 
-    def wall(self, function: Callable[[], object], repeats: int = 10) -> float | None:
-        """Median milliseconds until the device is done, the host's time included."""
-        if self.toy:
-            function()
-            return None
-        times = []
-        for _ in range(repeats + 3):
-            torch.cuda.synchronize(self.device)
-            began = time.perf_counter()
-            function()
-            torch.cuda.synchronize(self.device)
-            times.append(1e3 * (time.perf_counter() - began))
-        return statistics.median(times[3:])
+    def bf16() -> dict[str, Any]:
+        x, w = (empty(side, side).normal_() for _ in range(2))
+        return rate("bf16 TFLOP/s", 2.0 * side**3, lambda: F.linear(x, w))
 
-    def laps(self, run: Callable[[Callable[[], None]], object]) -> float | None:
-        """Median milliseconds between calls of what `run` is handed, of the second half: the first warms up."""
-        marks: list[float] = []
-        run(lambda: marks.append(time.perf_counter()))
-        times = [1e3 * (after - before) for before, after in pairwise(marks)]
-        return None if self.toy else statistics.median(times[len(times) // 2 :])
+    def fp8() -> dict[str, Any]:
+        x, w = (empty(side, side).normal_().to(FP8_DTYPE) for _ in range(2))
+        one = torch.ones(side, device=clock.device)
+        multiply = partial(torch._scaled_mm, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return rate("fp8 TFLOP/s", 2.0 * side**3, lambda: multiply(x, w.t(), one[:, None], one[None]))
 
-    def fill(self, row: Row, measure: Callable[[Row], None]) -> None:
-        """Measure a row, unless the time is up. What fails on a GPU is written into the row, and the others go on."""
-        if self.deadline.over():
-            row.note = "deadline"
-            return
-        try:
-            measure(row)
-        except Exception as error:
-            if self.toy:
-                raise
-            row.figures = dict.fromkeys(row.figures)
-            row.note = f"failed: {brief(error)}"
+    yield from (("copy", copy), ("read", read), ("bf16 product", bf16))
+    if clock.gpu and has_fp8(clock.device):
+        yield "fp8 product", fp8
 
-    def free(self) -> None:
-        """Give the device's memory back."""
-        gc.collect()
-        if not self.toy:
-            torch.cuda.empty_cache()
 
-    def shape(self, config: ModelConfig) -> ModelConfig:
-        """A model's shape; a toy of it where nothing is measured."""
-        if not self.toy:
-            return config
-        return replace(
-            config, vocab_size=512, hidden_size=64, layers=2, heads=4,
-            kv_heads=max(4 * config.kv_heads // config.heads, 2), head_dim=16, intermediate_size=96, mask_id=511,
-            eos_ids=(510,), pad_id=510,
+def machine_of(measured: dict[str, float | None]) -> Machine | None:
+    """The machine with the measured rates; null without them."""
+    bandwidth = max(measured.get("copied TB/s") or 0.0, measured.get("read TB/s") or 0.0)
+    rate = measured.get("bf16 TFLOP/s")
+    if not (bandwidth and rate):
+        return None
+    return Machine(1e12 * bandwidth, 1e12 * rate, 1e12 * (measured.get("fp8 TFLOP/s") or rate))
+
+
+def steps(device: torch.device) -> Iterator[Fact]:
+    """Forwards beside their floors, those with a bar first."""
+    clock, weights, measured = Clock(device), Weights(device), dict[str, float | None]()
+    cases = CASES if clock.gpu else TOY_CASES
+    yield from rates(clock, measured)
+
+    def forward(name: str, precision: str, case: Case) -> dict[str, Any]:
+        milliseconds = forward_ms(clock, weights.model, case)
+        machine = machine_of(measured)
+        floor = None if machine is None else 1e3 * floor_s(models(device)[name], precision, case, machine)
+        bar = step_bar(precision, case)
+        figures = {"ms": milliseconds, "floor ms": floor, "x floor": ratio(milliseconds, floor)}
+        return judged(figures, *([bar] if bar else []))
+
+    def facts(name: str, precision: str, with_bar: bool) -> Iterator[Fact]:
+        for case in cases:
+            if (step_bar(precision, case) is not None) == with_bar:
+                yield f"{name} {precision}, {case}", partial(forward, name, precision, case)
+
+    for name, shape in models(device).items():
+        yield f"{name}: weights", partial(weights.make, shape)
+        yield from facts(name, BF16, True)
+        if has_fp8(device):
+            yield f"{name}: in fp8", weights.to_fp8
+            yield from facts(name, FP8, True)
+    for name, shape in models(device).items():
+        yield f"{name}: weights again", partial(weights.make, shape)
+        yield from facts(name, BF16, False)
+
+
+def forward_ms(clock: Clock, model: Transformer, case: Case) -> float | None:
+    """Milliseconds of a forward's two graphs."""
+    runner = runner_of(model, case.branches, case.window, case.prefix, GRAPHS)
+    assert isinstance(runner, StaticRunner)
+    batch = windows(case.branches, case.window, case.prefix, model.config.mask_id, clock.device)
+    runner.forward(runner.prepare(batch))
+    body, head = runner.bodies[bucket(len(batch.tokens)) or 0], runner.heads[bucket(len(batch.head_slots)) or 0]
+
+    def graphs() -> None:
+        body.replay(partial(body.run, runner), clock.device, runner.memory)
+        head.replay(partial(head.run, runner), clock.device, runner.memory)
+
+    return clock.queued(graphs)
+
+
+def eager(device: torch.device) -> Iterator[Fact]:
+    """Forwards of Dream-7B and of transformers' Qwen2, one after the other."""
+    clock, weights, theirs = Clock(device), Weights(device), list[Any]()
+
+    def both() -> dict[str, Any]:
+        facts = weights.make(models(device)["Dream-7B"])
+        theirs.append(qwen2(weights.model, device))
+        return facts
+
+    def compare(case: Case) -> dict[str, Any]:
+        model = weights.model
+        runner = runner_of(model, case.branches, case.window, case.prefix, GRAPHS)
+        batch = windows(case.branches, case.window, case.prefix, model.config.mask_id, device)
+        ours = clock.wall(lambda: runner.forward(runner.prepare(batch)))
+        other = clock.wall(eager_step(theirs[0], model.config, case, device))
+        return judged({"ms": ours, "eager ms": other, "x eager": ratio(other, ours)}, Bar("x eager", 4, False))
+
+    yield "weights", both
+    for case in EAGER if clock.gpu else TOY_CASES:
+        yield f"Dream-7B bf16, {case}, host included", partial(compare, case)
+
+
+def eager_step(model: Any, shape: ModelConfig, case: Case, device: torch.device) -> Callable[[], Tensor]:
+    """A forward as plain code takes it: branches as batch rows, logits of every other position, their records."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for layer in range(shape.layers):
+        k, v = (
+            torch.empty(case.branches, shape.kv_heads, case.prefix, shape.head_dim, dtype=torch.bfloat16, device=device)
+            for _ in range(2)
+        )
+        cache.update(k.normal_(), v.normal_(), layer)
+    tokens = torch.full((case.branches, case.window), shape.mask_id, device=device)
+    positions = (case.prefix + torch.arange(case.window, device=device)).expand(case.branches, -1)
+    predicted = torch.arange(0, case.window, 2, device=device)
+
+    def run() -> Tensor:
+        output = model(
+            input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=predicted,
+            attention_mask={"full_attention": None},  # none is made: a mask keeps torch from FlashAttention
         )  # fmt: skip
+        cache.crop(-case.window)
+        probabilities = output.logits.float().softmax(-1)
+        confidence, token = probabilities.max(-1)
+        entropy = (probabilities * (probabilities + 1e-10).log()).sum(-1)
+        return torch.stack([token.float(), confidence, entropy])
+
+    return run
 
 
-def brief(error: Exception) -> str:
-    """Its kind and first line."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+STAGES: dict[str, StageOf] = {"steps": steps, "attention": attention, "eager": eager, "products": products}
 
-
-def graphed(function: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """The function as a CUDA graph, captured in its second run; on a CPU itself."""
-
-    def run() -> None:
-        function()
-
-    return partial(Replay(), run, device, None)
-
-
-def median_ms(
-    function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object]
-) -> float:
-    """Median milliseconds of something that is queued on a GPU, after two runs that do not count, without `before`."""
-    marks = []
-    for _ in range(repeats + 2):
-        before()
-        begin = device_mark(device)
-        function()
-        marks.append((begin, device_mark(device)))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return statistics.median(begin.elapsed_time(end) for begin, end in marks[2:])
-
-
-def cache_bytes(device: torch.device) -> int:
-    """A GPU's L2 cache; 0 on a CPU, where times count for nothing."""
-    if device.type != "cuda":
-        return 0
-    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or UNKNOWN_CACHE
+if __name__ == "__main__":
+    main(STAGES)

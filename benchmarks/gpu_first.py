@@ -1,11 +1,13 @@
 """The first minutes on a GPU: everything is checked, then the default decoding is measured, whatever fails.
 
-    python -m benchmarks.gpu_first --out DIR        # under ten minutes; needs no network, no checkpoint, no Hydra
-    python -m benchmarks.gpu_first --out DIR --toy  # all of it on a CPU, with small shapes, where nothing is measured
+    python -m benchmarks.gpu_first --out DIR         # under ten minutes; needs no network, no checkpoint, no Hydra
+    python -m benchmarks.gpu_first --out DIR --bench # forwards, attention and products beside their bars (`gpu_bench`)
+    python -m benchmarks.gpu_first --out DIR --toy   # on a CPU, with small shapes, where nothing is measured
 
 Each stage is a process of its own with a time limit, so that one that crashes, hangs or runs out of memory costs the
 others nothing. One that dies is repeated at the end with blocking launches, which names the place of an error on a GPU.
 DIR gets `first.jsonl`, a line for each fact as it is found; `errors.txt`, whole tracebacks; and `first.md`, one screen.
+With --bench these are `bench.jsonl` and `bench.md`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
+from threading import Event, Timer
 from typing import Any
 
-MODULE = "benchmarks.first_stages"
+MODULE, BENCH_MODULE = "benchmarks.first_stages", "benchmarks.gpu_bench"
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,23 @@ STAGES = (
     Stage("ranks", 50),
     Stage("sanitizer", 60),
 )
+BENCH = (
+    Stage("environment", 20),
+    Stage("steps", 270, BENCH_MODULE),
+    Stage("attention", 70, BENCH_MODULE),
+    Stage("eager", 60, BENCH_MODULE),
+    Stage("products", 150, BENCH_MODULE),
+)
 TOTAL = 590.0  # seconds of all stages and repetitions together
 LEAST = 5.0  # seconds that are worth beginning a stage for
 
 
 @dataclass
 class Journal:
-    """What was found, kept in `folder` as it is found."""
+    """What was found, written into `folder` as it is found: `name`.jsonl, `name`.md and errors.txt."""
 
     folder: Path
+    name: str
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def put(self, line: dict[str, Any]) -> None:
@@ -63,7 +72,7 @@ class Journal:
         if trace := line.get("trace"):
             self.error(f"{line.get('stage')}: {line.get('fact')}", str(trace))
         self.lines.append(line)
-        with (self.folder / "first.jsonl").open("a") as file:
+        with (self.folder / f"{self.name}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def error(self, title: str, text: str) -> None:
@@ -72,8 +81,8 @@ class Journal:
             file.write(f"## {title}\n{text.strip()}\n\n")
 
     def write_screen(self) -> None:
-        """Write `first.md`: how each stage ended, what is wrong, and what was measured."""
-        lines = ["# First run", ""]
+        """Write one page: how each stage ended, what is wrong, and what was measured."""
+        lines = [f"# {self.name.capitalize()} run", ""]
         for line in (line for line in self.lines if "ended" in line):
             lines += [f"- {line['stage']}: {line['ended']}, {line['facts']} facts, {line['wrong']} wrong"]
         lines += ["", "## Wrong", ""]
@@ -82,19 +91,16 @@ class Journal:
                 first = str(line.get("error") or line.get("fault") or "").strip().split("\n")[0]
                 lines.append(f"- {line['stage']}: {line.get('fact', 'the process')}: {first}")
         lines += ["", "## Measured", ""]
-        for line in self.lines:
-            if line.get("ms a step") is not None:
-                exposed = f", {line['exposed ms']:.2f} of them without a forward" if "exposed ms" in line else ""
-                lines.append(f"- {line['fact']}: {line['ms a step']:.2f} ms a step{exposed}")
-        (self.folder / "first.md").write_text("\n".join(lines) + "\n")
+        lines += [f"- {line['fact']}: {line['measured']}" for line in self.lines if "measured" in line]
+        (self.folder / f"{self.name}.md").write_text("\n".join(lines) + "\n")
 
 
-def run(stages: Sequence[Stage], folder: Path, toy: bool, total: float = TOTAL) -> Journal:
+def run(stages: Sequence[Stage], folder: Path, toy: bool, name: str = "first", total: float = TOTAL) -> Journal:
     """Run stages one after the other, and then, while time is left, those that died once more."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("first.jsonl", "errors.txt"):
-        (folder / name).unlink(missing_ok=True)
-    journal, end = Journal(folder), time.monotonic() + total
+    for file in (f"{name}.jsonl", "errors.txt"):
+        (folder / file).unlink(missing_ok=True)
+    journal, end = Journal(folder, name), time.monotonic() + total
     dead = [stage for stage in stages if in_time(stage, journal, toy, False, end).startswith("died")]
     for stage in dead:
         in_time(stage, journal, toy, True, end)
@@ -115,41 +121,43 @@ def in_time(stage: Stage, journal: Journal, toy: bool, blocking: bool, end: floa
 
 def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
     """Run a stage in a process of its own; return how it ended: ``fine``, ``time limit`` or ``died (...)``."""
-    command = [sys.executable, "-m", stage.module, stage.name]
+    command = [sys.executable, "-m", stage.module, stage.name, *["--toy"] * toy]
     environment = {**os.environ, **({"CUDA_LAUNCH_BLOCKING": "1"} if blocking else {})}
-    said = journal.folder / "stderr.txt"
+    log, late = journal.folder / "stderr.txt", Event()
     began, facts, wrong, begun = time.monotonic(), 0, 0, ""
-    with said.open("w+") as errors:
+    with log.open("w+") as errors:
         child = subprocess.Popen(
-            command + ["--toy"] * toy, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
-        queue: Queue[str | None] = Queue()
-        Thread(target=forward, args=(child, queue), daemon=True).start()
-        ended = ""
-        while True:
-            try:
-                text = queue.get(timeout=max(0.0, began + stage.seconds - time.monotonic()))
-            except Empty:
-                ended = "time limit"
-                child.send_signal(signal.SIGQUIT)  # it prints where it is
-                break
-            if text is None:
-                break
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
+        )
+
+        def stop() -> None:
+            late.set()
+            child.send_signal(signal.SIGQUIT)  # it prints where it is
+            end(child)
+
+        timer = Timer(stage.seconds, stop)
+        timer.start()
+        assert child.stdout is not None
+        for text in child.stdout:
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:  # a library's own words
+            except json.JSONDecodeError:
+                line = None
+            if not isinstance(line, dict):  # a library's own words
                 continue
             begun = line.get("begun", begun)
             if "fact" in line:
                 facts, wrong, begun = facts + 1, wrong + (not line["ok"]), ""
                 journal.put({"stage": stage.name, "blocking": blocking, **line})
+        timer.cancel()
         end(child)
         code = child.wait()
         errors.seek(0)
         last = errors.read()
-    said.unlink()
-    if not ended:
+    log.unlink()
+    if late.is_set():
+        ended = "time limit"
+    else:
         ended = "fine" if code == 0 else f"died ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
     if ended != "fine":
         what = f"{ended} in {begun or 'no fact'}"
@@ -159,14 +167,6 @@ def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
     journal.put({"stage": stage.name, "ended": ended, "facts": facts, "wrong": wrong, "seconds": seconds})
     print(f"{stage.name}: {ended}, {facts} facts, {wrong} wrong, {seconds:.0f} s", flush=True)
     return ended
-
-
-def forward(child: subprocess.Popen[str], queue: Queue[str | None]) -> None:
-    """Put what a child prints into a queue, line by line, and None at its end."""
-    assert child.stdout is not None
-    for text in child.stdout:
-        queue.put(text)
-    queue.put(None)
 
 
 def end(child: subprocess.Popen[str]) -> None:
@@ -182,12 +182,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Check everything on a GPU, then measure the default decoding.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the facts go")
     parser.add_argument("--toy", action="store_true", help="small shapes on the CPU: nothing is measured")
-    names = [stage.name for stage in STAGES]
-    parser.add_argument("--stage", action="append", choices=names, help="only this one; may be repeated")
+    parser.add_argument("--bench", action="store_true", help="measure forwards and kernels beside their bars instead")
+    every = {stage.name: stage for stage in (*STAGES, *BENCH)}
+    parser.add_argument("--stage", action="append", choices=list(every), help="only this one; may be repeated")
     options = parser.parse_args(arguments)
-    stages = [stage for stage in STAGES if not options.stage or stage.name in options.stage]
-    journal = run(stages, options.out, options.toy)
-    print(options.out / "first.md")
+    name, stages = ("bench", BENCH) if options.bench else ("first", STAGES)
+    chosen = [every[stage] for stage in options.stage] if options.stage else list(stages)
+    journal = run(chosen, options.out, options.toy, name)
+    print(options.out / f"{name}.md")
     sys.exit(any(not line.get("ok", True) for line in journal.lines))
 
 

@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.embedded import RESULTS, requests_of
+from benchmarks.answers import requests_of
 from benchmarks.exposed import Exposed, recorded
+from benchmarks.results import RESULTS
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig

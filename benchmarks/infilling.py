@@ -11,24 +11,20 @@ never began in the prompt, and nothing was given behind masks.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.answers import PUBLISHED
+from benchmarks.results import Result, show, write
 from lopa_dist import LLM
 from lopa_dist.llm import SamplingParams
 from lopa_dist.tasks import list_problems, word_problems
 
-RESULTS = Path(__file__).parent / "results" / "infilling.json"
 STRETCH = 8  # items
 FAMILIES = ("copy", "reverse", "sort")
-ONE_AT_A_TIME = {"verify": "confidence", "drafts": 0, "tau_conf": 1.0}
+ONE_AT_A_TIME = {**PUBLISHED, "tau_conf": 1.0}
 Gap = tuple[str, str, str, str, str, int]
 """Kind, question, text before, what was removed, text behind, and the tokens between the two."""
 
@@ -52,16 +48,8 @@ def stretches(seed: int) -> Iterator[Gap]:
         items = problem.answer.split()
         if problem.family in FAMILIES and len(items) > STRETCH:
             at = rng.randrange(len(items) - STRETCH + 1)
-            parts = items[:at], items[at : at + STRETCH], items[at + STRETCH :]
-            before, gap, behind = map(" ".join, parts)
-            yield (
-                problem.family,
-                problem.question,
-                f" {before}" if before else "",
-                gap,
-                f" {behind}" if behind else "",
-                STRETCH,
-            )
+            before, behind = ("".join(f" {item}" for item in part) for part in (items[:at], items[at + STRETCH :]))
+            yield problem.family, problem.question, before, " ".join(items[at : at + STRETCH]), behind, STRETCH
 
 
 def shares(llm: LLM, gaps: list[Gap], given: bool, **decode: Any) -> dict[str, tuple[int, int]]:
@@ -89,12 +77,12 @@ MODELS = (("embedded", "vanilla", sentences), ("embedded", "d2f", sentences), ("
 
 
 def main() -> None:
-    """Measure, print a table and keep it."""
+    """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=200, help="of each model")
     parser.add_argument("--seed", type=int, default=1, help="2 is the final test")
     options = parser.parse_args()
-    table, kept = Table("removed from", "context", "of", "verified", "one at a time", "nothing behind"), []
+    rows: list[Result] = []
     for model, context, source in MODELS:
         llm = LLM(model, f"decode.context={context}", "engine.max_sequences=32")
         gaps = list(islice(source(options.seed), options.problems))
@@ -104,11 +92,11 @@ def main() -> None:
             "nothing behind": shares(llm, gaps, False, **ONE_AT_A_TIME),
         }
         for kind, (_, count) in columns["verified"].items():
-            row = {name: found[kind][0] / count for name, found in columns.items()}
-            kept.append({"removed from": kind, "context": context, "problems": count, **row})
-            table.add_row(kind, context, str(count), *(f"{share:.1%}" for share in row.values()))
-    RESULTS.write_text(json.dumps({"seed": options.seed, "right": kept}, indent=1) + "\n")
-    Console().print(table)
+            right = {name: found[kind][0] / count for name, found in columns.items()}
+            rows.append({"removed from": kind, "context": context, "problems": count, **right})
+    write("infilling", {"seed": options.seed, "right": rows})
+    forms = {name: f"{{{name}:.1%}}" for name in columns}
+    show("right", rows, {"removed from": "{removed from}", "context": "{context}", "of": "{problems}", **forms})
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 The model is a stub: one tiny layer, answers of one block. The job is the real one, in its own processes. It starts on
 all requests and is killed after `--real` of them. Then a made-up journal says that all but the last `--real` are done
 as well, and the job is started again: it resumes, generates these, and ends as a job of all requests would. At last the
-results are dealt out to 64 shards, for `lopa-dist merge`. Memory is what the job holds beyond the same job of 16
-requests. Results are kept in benchmarks/results/large_job.json, by requests and ranks. Linux only: it reads /proc.
+results are dealt out to 64 shards, for `lopa-dist merge`. Memory is the most that rank 0 ever holds beyond the same job
+of 16 requests. Results are in benchmarks/results/large_job.json, by requests and ranks. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,16 +22,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.embedded import RESULTS
+from benchmarks.branch_scaling import TORCHRUN
+from benchmarks.results import replace_rows, show
 from lopa_dist.config import Config, composed
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.batch_output import LINES, line_of
@@ -52,14 +50,8 @@ ROOT = Path(__file__).parent.parent
 SHARDS = 64
 FEW = 16  # requests of the job that memory is compared with
 DECODE = (
-    "verify=confidence",
-    "branches=0",
-    "drafts=0",
-    "tau_conf=0",
-    "block_size=8",
-    "max_new_tokens=8",
-    "context=d2f",
-)
+    "context=d2f", "verify=confidence", "branches=0", "drafts=0", "tau_conf=0", "block_size=8", "max_new_tokens=8",
+)  # fmt: skip
 
 
 class Process:
@@ -76,21 +68,15 @@ class Process:
         """Seconds since its start."""
         return time.perf_counter() - self.began
 
-    def memory(self) -> tuple[int, int]:
-        """Bytes that rank 0 holds, and the most that it ever did; 0 where it is not there."""
+    def peak(self) -> int:
+        """The most bytes that rank 0 ever held; 0 where it is not there."""
         if self.first is None:
             self.first = rank_0(self.process.pid)
         try:
             lines = Path(f"/proc/{self.first}/status").read_text().splitlines()
         except FileNotFoundError:
-            return 0, 0
-        fields = dict(line.split(":", 1) for line in lines)
-        return tuple(1024 * int(fields.get(key, "0 kB").split()[0]) for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
-
-    def processor_s(self) -> float:
-        """Seconds that processors have worked for rank 0: unlike those of a clock, the same on a busy machine."""
-        fields = Path(f"/proc/{self.first}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            return 0
+        return 1024 * int(dict(line.split(":", 1) for line in lines).get("VmHWM", "0 kB").split()[0])
 
     def running(self) -> bool:
         """Whether it has not ended.
@@ -130,42 +116,45 @@ def options(place: Path, requests: int) -> list[str]:
 
 def start(place: Path, requests: int, ranks: int, folder: Path) -> Process:
     """The job, as a user starts it."""
-    python = [sys.executable, "-m"]
-    launcher = [] if ranks == 1 else ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
+    launcher = [] if ranks == 1 else [*TORCHRUN, str(ranks)]
+    command = [sys.executable, *launcher, "-m", "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"]
     folder.mkdir(exist_ok=True)
-    return Process(
-        [*python, *launcher, "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"],
-        ranks,
-        folder.with_suffix(".log"),
-    )
+    return Process(command, ranks, folder.with_suffix(".log"))
 
 
-def watched(job: Process, folder: Path, attempt: int, until: float = float("inf")) -> dict[str, float]:
-    """Follow an attempt to its end, or until so many requests are finished."""
-    found: dict[str, float] = {"peak": 0}
-    count, sizes = 0, dict.fromkeys((folder / "journal" / f"{attempt:03d}-{i}.jsonl" for i in range(job.ranks)), 0)
+@dataclass
+class Watched:
+    """An attempt, seen from outside: requests that it finished, seconds since its start, bytes."""
+
+    count: int = 0
+    first: float = 0.0  # when the first answers were there
+    last: float = 0.0  # the last ones
+    ended: float = 0.0
+    peak: int = 0  # of rank 0
+
+
+def watched(job: Process, folder: Path, attempt: int, until: float = float("inf")) -> Watched:
+    """Follow an attempt to its end, or kill it as soon as so many requests are finished."""
+    found = Watched()
+    sizes = dict.fromkeys((folder / "journal" / f"{attempt:03d}-{i}.jsonl" for i in range(job.ranks)), 0)
     while job.running():
-        now, most = job.memory()
-        if now:
-            found |= {"peak": most}
+        found.peak = max(found.peak, job.peak())
         for part, size in sizes.items():
-            if part.exists():
-                found.setdefault("held", now)
-                found.setdefault("held_peak", most)
-                with part.open("rb") as file:
-                    file.seek(size)
-                    lines = file.read().count(b"\n")
-                    sizes[part] = file.tell()
-                if sizes[part] > size:
-                    count += lines
-                    if "first" not in found:
-                        found |= {"first": job.age, "first_processor": job.processor_s()}
-                    found |= {"last": job.age, "generating": now}
-        if count >= until:
+            if not part.exists():
+                continue
+            with part.open("rb") as file:
+                file.seek(size)
+                lines = file.read().count(b"\n")
+                sizes[part] = file.tell()
+            if lines:
+                found.count += lines
+                found.first, found.last = found.first or job.age, job.age
+        if found.count >= until:
             job.kill()
-            return found | {"count": count}
+            break
         time.sleep(0.05)
-    return found | {"count": count, "ended": job.age}
+    found.ended = job.age
+    return found
 
 
 def stub(folder: Path) -> None:
@@ -234,46 +223,28 @@ def deal_out(config: Config, folder: Path, place: Path) -> None:
 
 def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]:
     """One kind of job."""
-    few = watched(start(place, FEW, ranks, place / f"few-{ranks}"), place / f"few-{ranks}", 1)
-    folder = place / f"run-{ranks}"
-    config = composed(options(place, requests))
+    few, folder = place / f"few-{ranks}", place / f"run-{ranks}"
+    small = watched(start(place, FEW, ranks, few), few, 1)
     first = watched(start(place, requests, ranks, folder), folder, 1, real)
     print(f"killed after {first}", flush=True)
-    make_up(config, folder, requests - real)
-    job = start(place, requests, ranks, folder)
-    second = watched(job, folder, 2)
+    make_up(composed(options(place, requests)), folder, requests - real)
+    second = watched(start(place, requests, ranks, folder), folder, 2)
     print(f"ended after {second}", flush=True)
     report = read_report(folder / "report.json")
+    assert report["requests"] == requests, report["requests"]
     with (folder / "journal" / "002-0.jsonl").open() as lines:
         decode_s = json.loads(list(lines)[-1])["at"]
-    finished = second["count"] - ranks  # the last line of each tells of the rank
-    forward_s = report["step_ms"]["forward"] * report["steps"] / 1000 / ranks
-    assert report["requests"] == requests, report["requests"]
-
-    def a_request(bytes_: float, before: float) -> int:
-        return round((bytes_ - before) / requests)
-
     return {
         "requests": requests,
         "ranks": ranks,
-        "generated": first["count"] + finished,
-        "start_s": first["first"],
-        "start_processor_s": first["first_processor"],
-        "start_of_few_s": few["first"],
+        "start_s": first.first,
+        "resume_s": second.first,
+        "requests_per_s": (second.count - ranks) / decode_s,  # the last line of each rank tells of the rank
+        "end_s": second.ended - second.last,
         "bytes_a_request": {
-            "after_reading": a_request(first["held"], few["held"]),
-            "peak_of_reading": a_request(first["held_peak"], few["held_peak"]),
-            "generating": a_request(first["generating"], few["generating"]),
-            "after_resuming": a_request(second["held"], few["held"]),
-            "peak": a_request(second["peak"], few["peak"]),
+            "first attempt": round((first.peak - small.peak) / requests),
+            "resumed": round((second.peak - small.peak) / requests),
         },
-        "requests_per_s": finished / decode_s,
-        "not_forward": 1 - forward_s / decode_s,
-        "requests_per_s_but_forward": finished / (decode_s - forward_s),
-        "step_ms": report["step_ms"],
-        "resume_s": second["first"],
-        "resume_processor_s": second["first_processor"],
-        "end_s": second["ended"] - second["last"],
     }
 
 
@@ -283,45 +254,32 @@ def measure_merge(place: Path, requests: int, ranks: int) -> dict[str, float]:
     deal_out(composed(options(place, requests)), folder, array)
     job, most = Process([sys.executable, "-m", "lopa_dist", "merge", str(array)], 1, place / "merge.log"), 0
     while job.running():
-        most = max(most, job.memory()[1])
+        most = max(most, job.peak())
         time.sleep(0.02)
     assert (array / "results.jsonl").read_bytes() == (folder / "results.jsonl").read_bytes()
     return {"seconds": job.age, "peak_mib": round(most / 2**20)}
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--real", type=int, default=4000, help="requests generated in each of the two attempts")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
-    file = RESULTS / "large_job.json"
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         stub(place / "model")
         with (place / "input.jsonl").open("w") as out:
             out.writelines(prompts(given.requests))
         rows = [measure(place, given.requests, given.real, ranks) for ranks in given.ranks]
-        rows[0]["merge"] = measure_merge(place, given.requests, given.ranks[0])
-    kept = json.loads(file.read_text())["rows"] if file.exists() else []
-    new = {(row["requests"], row["ranks"]) for row in rows}
-    rows = sorted(
-        [row for row in kept if (row["requests"], row["ranks"]) not in new] + rows,
-        key=lambda row: (row["requests"], row["ranks"]),
-    )
-    table = Table(
-        "", *(f"{row['requests']:,} on {row['ranks']}" for row in rows), title="Large jobs, with a stub model"
-    )
-    for key in (key for key in rows[0] if isinstance(rows[0][key], float)):
-        table.add_row(key, *(f"{row[key]:.2f}" for row in rows))
-    for when in rows[0]["bytes_a_request"]:
-        table.add_row(f"bytes a request, {when}", *(str(row["bytes_a_request"][when]) for row in rows))
-    for key in ("seconds", "peak_mib"):
-        table.add_row(f"merge, {key}", *(f"{row['merge'][key]:.1f}" if "merge" in row else "" for row in rows))
-    Console().print(table)
-    report = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "rows": rows}
-    file.write_text(json.dumps(report, indent=1) + "\n")
+        merge = measure_merge(place, given.requests, given.ranks[0])
+    rows[0]["merge"] = merge
+    replace_rows("large_job", rows, ("requests", "ranks"))
+    seconds = {"start": "{start_s:.1f} s", "resume": "{resume_s:.1f} s", "end": "{end_s:.1f} s"}
+    columns = {"requests": "{requests:,}", "ranks": "{ranks}", **seconds, "requests/s": "{requests_per_s:.0f}"}
+    show("Large jobs, with a stub model", rows, columns | {"bytes a request": "{bytes_a_request}"})
+    print(f"merge of {SHARDS} shards: {merge['seconds']:.1f} s, {merge['peak_mib']} MiB")
 
 
 if __name__ == "__main__":

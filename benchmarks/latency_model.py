@@ -1,7 +1,7 @@
-"""How long a step takes, as a formula: a forward, one all-gather of records, and now and then a broadcast of K/V.
+"""How long a forward and the exchange between branch ranks take, by a formula.
 
-    step = forward(rows) + all_gather(B) + commits x broadcast(C)
     forward(rows)  = max(weights / memory bandwidth, rows x 2 x parameters / arithmetic rate)
+    exchange       = all_gather(B) + commits x broadcast(C)
     all_gather(B)  = (ranks - 1) x (alpha + beta x B)         ranks send on what they have, around a ring
     broadcast(C)   = ceil(log2 ranks) x (alpha + beta x C)    down a tree
 
@@ -12,15 +12,7 @@ commits (with full windows; block-causal ones send nothing).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-
-FORMULA = (
-    "step = max(weights/bandwidth, rows x 2 x parameters/rate) + (ranks-1) x (alpha + beta x B) "
-    "+ commits x ceil(log2 ranks) x (alpha + beta x C)"
-)
 
 
 @dataclass(frozen=True)
@@ -39,12 +31,7 @@ class Link:
         return math.ceil(math.log2(ranks)) * (self.alpha + self.beta * size)
 
 
-def fit(seconds: Mapping[int, float]) -> Link:
-    """Least squares of relative errors through times between two ranks by size in bytes; neither figure below 0."""
-    sizes, times = np.array(list(seconds), float), np.array(list(seconds.values()))
-    terms = np.stack([np.ones_like(sizes), sizes], 1) / times[:, None]
-    alpha, beta = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)[0]
-    return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
+ASSUMED = Link(alpha=15e-6, beta=1 / 300e9)  # a message over NVLink, about: not measured
 
 
 @dataclass(frozen=True)
@@ -58,34 +45,28 @@ class Model:
     rate: float = 0.5 * 989e12  # arithmetic operations a second: half the peak
 
     def forward(self, rows: float) -> float:
-        """Seconds."""
+        """Seconds: weights are read, or rows computed, whichever takes longer."""
         return max(self.weight_bytes / self.bandwidth, rows * 2 * self.parameters / self.rate)
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a step does."""
+    """What branch ranks exchange in a step."""
 
     branches: int  # of every sequence, the anchor among them
     sequences: int
-    window: int = 64  # rows of a branch
-    masked: float = 40  # of them, positions still masked
-    commits: float = 0.25  # of a sequence in a step
-    block: int = 32  # tokens that a commit adds
+    masked: float  # positions of a branch that are still masked
+    commits: float  # of a sequence in a step
+    block: int  # tokens that a commit adds
 
 
-def exchange(model: Model, link: Link, load: Load, ranks: int) -> dict[str, float]:
-    """Seconds that `ranks` branch ranks send in a step, by part."""
+def exchange(kv_bytes: float, link: Link, load: Load, ranks: int) -> float:
+    """Seconds that `ranks` branch ranks send in a step, where a token's K/V have `kv_bytes`."""
+    if ranks == 1:
+        return 0.0
     local = -(-load.branches // ranks)
     records = 12 * load.masked * load.sequences * local + 4
     commits = load.commits * load.sequences  # one broadcast carries all of an owner's; at most one an owner
     broadcasts = min(commits, ranks)
-    size = commits * load.block * model.kv_bytes / max(broadcasts, 1e-9)
-    return {"all_gather": link.all_gather(ranks, records), "commit": broadcasts * link.broadcast(ranks, size)}
-
-
-def step(model: Model, link: Link, load: Load, ranks: int) -> dict[str, float]:
-    """Seconds of a step on `ranks` branch ranks, by part."""
-    local = -(-load.branches // ranks)
-    parts = {"forward": model.forward(local * load.sequences * load.window), **exchange(model, link, load, ranks)}
-    return parts | {"total": sum(parts.values())}
+    size = commits * load.block * kv_bytes / max(broadcasts, 1e-9)
+    return link.all_gather(ranks, records) + broadcasts * link.broadcast(ranks, size)

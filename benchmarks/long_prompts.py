@@ -3,28 +3,24 @@
     python -m benchmarks.long_prompts
 
 One of eight prompts has 8,192 tokens, the others 64, on a model of random weights (27M parameters) whose prompts are
-causal by blocks, on one thread. Each run has a process of its own, whose peak memory is reported. The table goes to
-benchmarks/results/long_prompts.json, too.
+causal by blocks, on one thread. Each run has a process of its own, whose peak memory is reported. Results go to
+benchmarks/results/long_prompts.json.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import platform
 import resource
 import statistics
-import sys
 import time
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.embedded import RESULTS
-from benchmarks.gpu_model import random_model
+from benchmarks.answers import PUBLISHED
+from benchmarks.gpu_shapes import random_model
+from benchmarks.results import machine, show, write
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
@@ -37,14 +33,7 @@ MODEL = ModelConfig(
     intermediate_size=1536, rms_eps=1e-6, rope_theta=10_000.0, qkv_bias=True, tied=False, shift=True, mask_id=1,
     eos_ids=(0,), pad_id=0, max_positions=16_384,
 )  # fmt: skip
-DECODE = DecodeConfig(
-    verify="confidence",
-    drafts=0,
-    branches=0,
-    max_new_tokens=64,
-    max_active_blocks=1,
-    context="blocks",
-)
+DECODE = DecodeConfig(**PUBLISHED, branches=0, max_new_tokens=64, max_active_blocks=1, context="blocks")
 PROMPTS = (64,) * 7 + (8192,)  # tokens
 CHUNKS = (None, 2048, 1024, 512)
 
@@ -69,7 +58,7 @@ def measure(chunk: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure every setting three times in turn, and print and keep the medians."""
+    """Measure every setting three times in turn; write and print the medians."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         runs = pool.map(measure, CHUNKS * 3, chunksize=1)
     figures = [name for name in runs[0] if name != "chunk"]
@@ -78,15 +67,9 @@ def main() -> None:
         | {name: statistics.median(run[name] for run in runs if run["chunk"] == chunk) for name in figures}
         for chunk in CHUNKS
     ]
-    kept = {"machine": platform.machine(), "torch": torch.__version__, "prompts": PROMPTS, "rows": rows}
-    (RESULTS / "long_prompts.json").write_text(json.dumps(kept, indent=1) + "\n")
-    table = Table(
-        "engine.prefill_chunk", "longest step", "whole job", "peak memory", title="one prompt of 8,192 tokens"
-    )
-    for row in rows:
-        chunk = "null" if row["chunk"] is None else f"{row['chunk']:,}"
-        table.add_row(chunk, f"{row['longest_step_s']:.1f} s", f"{row['seconds']:.1f} s", f"{row['peak_mib']:,.0f} MiB")
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    write("long_prompts", machine() | {"prompts": PROMPTS, "rows": rows})
+    columns = {"longest step": "{longest_step_s:.1f} s", "whole job": "{seconds:.1f} s", "peak": "{peak_mib:,.0f} MiB"}
+    show("one prompt of 8,192 tokens", rows, {"engine.prefill_chunk": "{chunk}", **columns})
 
 
 if __name__ == "__main__":

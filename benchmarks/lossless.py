@@ -15,29 +15,23 @@ hardly changes; `wall_tokens_per_s` is by the clock. Results go to benchmarks/re
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import time
 from dataclasses import replace
+from itertools import product
 from statistics import median
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.embedded import RESULTS, requests_of
-from lopa_dist.config import ModelOptions
+from benchmarks.answers import COLUMNS, answer, load
+from benchmarks.results import Result, replace_rows, show
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.tasks.embedded import Arithmetic
 
 IN_FLIGHT = (1, 4, 16, 64, 256)
 CAUSAL = DecodeConfig(context="causal", drafts=0, max_new_tokens=64)
 MASKED = DecodeConfig(drafts=10, block_size=16, max_new_tokens=64)
+ONE = "one token at a time"
 LOOKAHEADS: dict[str, dict[str, Any]] = {
-    "one token at a time": {},
+    ONE: {},
     **{f"n = {n}": {"drafts": n} for n in (1, 2, 4, 8, 16)},
     "n = 8, 8 branches": {"drafts": 8, "branches": 8},
     "auto": {"drafts": "auto"},
@@ -47,109 +41,84 @@ MASKED_SETTINGS: dict[str, dict[str, Any]] = {
     "masked model, one block": {"max_active_blocks": 1},
 }
 TEMPERATURES = (0.0, 0.7, 1.0)
-Found = dict[str, Any]
+COMPARED = (8, "auto")  # drafts of sampled texts
+SPEEDS = ("tokens_per_s", "wall_tokens_per_s")
+KEYS = ("part", "seed", "in_flight", "decoding", "temperature")  # of a row in the file
+SHOWN = {
+    "decoding": "{decoding}", "in flight": "{in_flight}", **COLUMNS, "accepted a forward": "{accepted_per_forward:.2f}",
+    "equal": "{equal}",
+}  # fmt: skip
+Texts = list[list[int]]
 
 
-def generate(builder: EngineBuilder, config: DecodeConfig, in_flight: int, problems: int, seed: int) -> Found:
+def generate(
+    builder: EngineBuilder, config: DecodeConfig, in_flight: int, problems: int, seed: int
+) -> tuple[Texts, Result]:
     """Answer the problems; returns the texts and what is counted of them."""
     task = Arithmetic(problems, "held_out", seed)
-    items = list(task.items())
-    requests = requests_of(items, builder.tokenizer, config.max_new_tokens)
-    engine = builder.engine(config, EngineConfig(in_flight))
-    began, clock = time.process_time(), time.perf_counter()
-    done = sorted(engine.generate(requests), key=lambda generation: generation.request.index)
-    seconds, wall = time.process_time() - began, time.perf_counter() - clock
-    texts = [generation.tokens for generation in done]
-    tokens, statistics = sum(map(len, texts)), engine.statistics
-    scores = [task.score(item, builder.tokenizer.decode(text)) for item, text in zip(items, texts, strict=True)]
-    right = [bool(score.correct) for score in scores]
-    return {
-        "texts": texts,
-        "accuracy": sum(right) / len(right),
-        "tokens_per_s": tokens / seconds,
-        "wall_tokens_per_s": tokens / wall,
-        "tpf": tokens / statistics.forwards,
-        "rows_per_token": statistics.rows / tokens,
+    answers = answer(builder, config, task, list(task.items()), in_flight)
+    statistics = answers.engine.statistics
+    return answers.tokens, answers.figures | {
+        "tokens_per_s": answers.total / answers.processor_s,
+        "wall_tokens_per_s": answers.total / answers.seconds,
         "accepted_per_forward": statistics.accepted_per_forward(),
         "accepted_share": statistics.accepted_share(),
         "acceptance": [round(share, 4) for share in statistics.acceptance()],
-        "chosen": dict(sorted(engine.lookahead.chosen.items())) if config.causal else {},
+        "chosen": dict(sorted(answers.engine.lookahead.chosen.items())) if config.causal else {},
     }
 
 
-def texts(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
+def equal(texts: Texts, others: Texts) -> int:
+    """How many texts are the same."""
+    return sum(one == other for one, other in zip(texts, others, strict=True))
+
+
+def compare_texts(builder: EngineBuilder, problems: int, arguments: argparse.Namespace) -> None:
     """Compare ways of looking ahead with one token at a time, at several temperatures."""
-    rows = []
     for temperature in arguments.temperature or TEMPERATURES:
-        plain: list[list[int]] = []
-        for in_flight in arguments.in_flight or [64]:
-            found = {}
-            for name, setting in LOOKAHEADS.items():
-                drafts = setting.get("drafts")
-                if drafts is None:
-                    wanted = not plain
-                elif arguments.decoding:
-                    wanted = name in arguments.decoding
-                else:
-                    wanted = not temperature or drafts in (8, "auto")
-                if not wanted:
-                    continue
-                config = replace(CAUSAL, temperature=temperature, **setting)
-                result = generate(builder, config, in_flight if plain else 64, arguments.problems, arguments.seed)
-                written = result.pop("texts")
-                plain = plain or written
-                result["equal"] = sum(one == other for one, other in zip(written, plain, strict=True))
-                found[name] = result
-                ran = {"part": "texts", "decoding": name, "temperature": temperature}
-                rows.append(ran | {"in_flight": in_flight if drafts is not None else 64, **result})
-                keep(rows, arguments)
-                print(f"{temperature} {name}, {in_flight}: {result['equal']} of {len(plain)} equal", flush=True)
-            show(f"temperature {temperature:g}, {arguments.problems} problems, {in_flight} in flight", found)
+        plain: Texts = []
+        rows = []
+        for name, in_flight in [(ONE, 64), *product(list(LOOKAHEADS)[1:], arguments.in_flight or [64])]:
+            setting = LOOKAHEADS[name]
+            usual = not temperature or setting.get("drafts") in COMPARED
+            if name != ONE and not (name in arguments.decoding if arguments.decoding else usual):
+                continue
+            config = replace(CAUSAL, temperature=temperature, **setting)
+            texts, figures = generate(builder, config, in_flight, problems, arguments.seed)
+            plain = plain or texts
+            row = {"seed": arguments.seed, "problems": problems, "part": "texts", "temperature": temperature}
+            rows.append(row | {"decoding": name, "in_flight": in_flight, **figures, "equal": equal(texts, plain)})
+            replace_rows("lossless", rows[-1:], KEYS)
+            print(f"{temperature} {name}, {in_flight}: {rows[-1]['equal']} of {problems} equal", flush=True)
+        show(f"temperature {temperature:g}, {problems} problems", rows, SHOWN)
 
 
-def speed(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
+def compare_speed(builder: EngineBuilder, most: int, arguments: argparse.Namespace) -> None:
     """Time every way of looking ahead, and the masked model, with few and many sequences in flight."""
-    masked = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
-    masked.load(warn=False)
+    masked = load()
     ways = {name: (builder, replace(CAUSAL, **setting)) for name, setting in LOOKAHEADS.items()}
     ways |= {name: (masked, replace(MASKED, **setting)) for name, setting in MASKED_SETTINGS.items()}
     if arguments.decoding:
-        ways = {name: way for name, way in ways.items() if name in ("one token at a time", *arguments.decoding)}
-    rows = []
+        ways = {name: way for name, way in ways.items() if name in (ONE, *arguments.decoding)}
     for in_flight in arguments.in_flight or IN_FLIGHT:
-        problems = max(arguments.problems if in_flight > 1 else arguments.problems // 4, in_flight)
-        rounds: dict[str, list[Found]] = {name: [] for name in ways}
+        problems = max(most if in_flight > 1 else most // 4, in_flight)
+        texts: dict[str, Texts] = {}
+        rounds: dict[str, list[Result]] = {name: [] for name in ways}
         for _ in range(arguments.rounds):
-            for name, (of, config) in ways.items():
-                rounds[name].append(generate(of, config, in_flight, problems, arguments.seed))
-        found = {}
-        plain = rounds["one token at a time"][0]["texts"]
+            for name, (model, config) in ways.items():
+                texts[name], figures = generate(model, config, in_flight, problems, arguments.seed)
+                rounds[name].append(figures)
+        rows = []
         for name, results in rounds.items():
-            speeds = ("tokens_per_s", "wall_tokens_per_s")
-            found[name] = results[-1] | {key: median(result[key] for result in results) for key in speeds}
-            written = found[name].pop("texts")
-            if name in LOOKAHEADS:
-                found[name]["equal"] = sum(one == other for one, other in zip(written, plain, strict=True))
-            rows.append(
-                {"part": "speed", "decoding": name, "in_flight": in_flight, "problems": problems, **found[name]}
-            )
-        keep(rows, arguments)
-        show(f"{in_flight} in flight, {problems} problems, medians of {arguments.rounds} rounds", found)
-
-
-def show(title: str, found: dict[str, Found]) -> None:
-    """Print one table."""
-    table = Table("decoding", "tokens/s", "accuracy", "tokens a forward", "rows a token", "accepted", title=title)
-    for name, r in found.items():
-        table.add_row(
-            name, f"{r['tokens_per_s']:.0f}", f"{r['accuracy']:.1%}", f"{r['tpf']:.2f}", f"{r['rows_per_token']:.1f}",
-            f"{r['accepted_per_forward']:.2f}",
-        )  # fmt: skip
-    Console(width=100).print(table)
+            row = {"seed": arguments.seed, "problems": problems, "part": "speed", "in_flight": in_flight}
+            row |= {"decoding": name, **results[-1], **{key: median(r[key] for r in results) for key in SPEEDS}}
+            rows.append(row | ({"equal": equal(texts[name], texts[ONE])} if name in LOOKAHEADS else {}))
+        replace_rows("lossless", rows, KEYS)
+        show(f"{in_flight} in flight, {problems} problems, medians of {arguments.rounds} rounds", rows, SHOWN)
 
 
 def main() -> None:
-    """Measure, print, and keep the results."""
+    """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("texts", "speed"), default="texts")
     parser.add_argument("--problems", type=int)
@@ -159,27 +128,11 @@ def main() -> None:
     parser.add_argument("--decoding", action="append", help="beside one token at a time; may be repeated (all)")
     parser.add_argument("--temperature", type=float, action="append", help=f"may be repeated ({TEMPERATURES})")
     arguments = parser.parse_args()
-    arguments.problems = arguments.problems or {"texts": 2000, "speed": 256}[arguments.part]
-    torch.set_num_threads(1)
-    builder = EngineBuilder(ModelOptions(path="causal", dtype="fp32"), torch.device("cpu"))
-    builder.load(warn=False)
-    (texts if arguments.part == "texts" else speed)(builder, arguments)
-
-
-def keep(rows: list[Found], arguments: argparse.Namespace) -> None:
-    """Write the rows so far, in place of older ones of the same setting."""
-    file = RESULTS / "lossless.json"
-    older = json.loads(file.read_text())["rows"] if file.exists() else []
-
-    def setting(row: Found) -> tuple[Any, ...]:
-        return tuple(row.get(key) for key in ("part", "seed", "in_flight", "decoding", "temperature"))
-
-    rows = [{"seed": arguments.seed, "problems": arguments.problems, **row} for row in rows]
-    new = {setting(row) for row in rows}
-    kept = [row for row in older if setting(row) not in new]
-    machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
-    RESULTS.mkdir(exist_ok=True)
-    file.write_text(json.dumps(machine | {"rows": kept + rows}, indent=1) + "\n")
+    builder = load("causal")
+    if arguments.part == "texts":
+        compare_texts(builder, arguments.problems or 2000, arguments)
+    else:
+        compare_speed(builder, arguments.problems or 256, arguments)
 
 
 if __name__ == "__main__":

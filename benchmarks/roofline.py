@@ -1,36 +1,24 @@
-"""What a step takes at least on a machine, what it is measured against, and until when: arithmetic, no GPU needed.
+"""What a forward takes at least on a machine, and the bars that measured figures are held to: arithmetic alone.
 
     floor = max(bytes / bandwidth, sum of operations / their rate)
 
-Bytes: the weights of all layers and of the head once (fp8: a byte a number of the layers' projections and four for
-every output's scale; the head stays bf16, as the engine keeps it, but in `halved`), and in every layer K/V of the
-prefix, read once for all branches, and of the step's own rows. Activations are left out: some 1 % for 64 rows.
-Operations: two for every weight and row, of the head for masked rows only, and four for every query number and column
-that it sees.
+Bytes: the weights of all layers and of the head once, two bytes a number, in fp8 one, and four for the scale of every
+output of a layer's projections; and in every layer K/V of the prefix, read once for all branches, and of the forward's
+own rows. Activations are left out: some 1 % for 64 rows. The engine keeps the head in bf16 with fp8, too, so it cannot
+reach that floor.
+Operations: two for every weight and row, of the head for every other row only, and four for every query number and
+column that it sees.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from lopa_dist.models.config import ModelConfig
 
-DREAM = ModelConfig(
-    family="Dream", vocab_size=152064, hidden_size=3584, layers=28, heads=28, kv_heads=4, head_dim=128,
-    intermediate_size=18944, rms_eps=1e-6, rope_theta=1e6, qkv_bias=True, tied=False, shift=True, mask_id=151666,
-    eos_ids=(151643,), pad_id=151643, max_positions=131072,
-)  # fmt: skip
-LLADA = ModelConfig(
-    family="llada", vocab_size=126464, hidden_size=4096, layers=32, heads=32, kv_heads=32, head_dim=128,
-    intermediate_size=12288, rms_eps=1e-5, rope_theta=5e5, qkv_bias=False, tied=False, shift=False, mask_id=126336,
-    eos_ids=(126081,), pad_id=126081, max_positions=4096,
-)  # fmt: skip
-MODELS = {"Dream-7B": DREAM, "LLaDA-8B": LLADA}
 BF16, FP8 = "bf16", "fp8"
-
-Figures = Mapping[str, "float | None"]
 
 
 @dataclass(frozen=True)
@@ -44,40 +32,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class Case:
-    """A step: branches of one sequence, of `window` rows each, that see `prefix` cached tokens."""
+    """A forward: branches of one sequence, of `window` rows each, that see `prefix` cached tokens."""
 
     prefix: int
     window: int
-    branches: int  # on this GPU
+    branches: int
 
     @property
     def rows(self) -> int:
         """Packed rows."""
         return self.branches * self.window
 
-    @property
-    def masked(self) -> int:
-        """Of them, rows that the head sees: every other one."""
-        return -(-self.rows // 2)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a step must move and compute."""
-
-    bytes: float
-    linears: float  # operations of the layers' projections
-    others: float  # of attention and head
-
-    @property
-    def flops(self) -> float:
-        """All operations."""
-        return self.linears + self.others
-
-    def floor(self, machine: Machine, precision: str) -> float:
-        """Seconds."""
-        rate = machine.fp8_rate if precision == FP8 else machine.rate
-        return max(self.bytes / machine.bandwidth, self.linears / rate + self.others / machine.rate)
+    def __str__(self) -> str:
+        return f"prefix {self.prefix}, {self.branches} x {self.window} rows"
 
 
 def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -91,27 +58,23 @@ def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def work(config: ModelConfig, precision: str, case: Case) -> Work:
-    """A step's bytes and operations."""
+def floor_s(config: ModelConfig, precision: str, case: Case, machine: Machine) -> float:
+    """The least seconds of a forward."""
+    fp8 = precision == FP8
     shapes = projections(config)
     weights = sum(n * k for n, k in shapes.values())  # of a layer
-    scales = 4 * sum(n for n, _ in shapes.values())
-    layer = weights + scales if precision == FP8 else 2 * weights
-    layer += 2 * (shapes["qkv"][0] * config.qkv_bias + 2 * config.hidden_size)
+    scales = 4 * sum(n for n, _ in shapes.values()) if fp8 else 0
+    others = 2 * (shapes["qkv"][0] * config.qkv_bias + 2 * config.hidden_size)  # biases and norms of a layer
     head = config.vocab_size * config.hidden_size
     kv = 2 * 2 * config.kv_heads * config.head_dim * (case.prefix + case.rows)  # of a layer
+    size = 1 if fp8 else 2  # bytes of a weight
+    moved = config.layers * (size * weights + scales + others + kv) + size * head + 2 * config.hidden_size
+    products = 2.0 * case.rows * config.layers * weights
     columns = case.rows * (case.prefix + case.window)
-    return Work(
-        bytes=config.layers * (layer + kv) + 2 * (head + config.hidden_size),
-        linears=2.0 * case.rows * config.layers * weights,
-        others=2.0 * case.masked * head + 4.0 * config.layers * config.heads * config.head_dim * columns,
-    )
-
-
-def halved(config: ModelConfig, case: Case) -> Work:
-    """As `work` in fp8, with the head in eight bits, too: half the bytes of all weights."""
-    whole = work(config, FP8, case)
-    return replace(whole, bytes=whole.bytes - config.vocab_size * config.hidden_size)
+    attention = 4.0 * config.layers * config.heads * config.head_dim * columns
+    predictions = 2.0 * -(-case.rows // 2) * head
+    rate = machine.fp8_rate if fp8 else machine.rate
+    return max(moved / machine.bandwidth, products / rate + (attention + predictions) / machine.rate)
 
 
 @dataclass(frozen=True)
@@ -122,11 +85,8 @@ class Bar:
     limit: float
     at_most: bool = True
 
-    def met(self, figures: Figures) -> bool | None:
-        """Whether it does; null where it was not measured."""
-        value = figures.get(self.figure)
-        if value is None:
-            return None
+    def met(self, value: float) -> bool:
+        """Whether the figure does."""
         return value <= self.limit if self.at_most else value >= self.limit
 
     def __str__(self) -> str:
@@ -134,23 +94,23 @@ class Bar:
 
 
 def step_bar(precision: str, case: Case) -> Bar | None:
-    """The bar of a step's time over its floor; in fp8 that of `halved`, the lower one."""
+    """The bar of a forward's time over its floor."""
     if precision == FP8:
-        return Bar("x halved floor", 1.5)
+        return Bar("x floor", 1.5)
     if case.branches == 1 and case.window <= 96:
         return Bar("x floor", 1.25)
     return Bar("x floor", 1.35) if (case.branches, case.window) == (8, 64) else None
 
 
-class Deadline:
-    """Says when nothing more is to be begun."""
-
-    def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock, self.end = clock, clock() + 60 * minutes
-
-    def over(self) -> bool:
-        """Whether the time is up."""
-        return self.clock() >= self.end
+def judged(figures: Mapping[str, float | None], *bars: Bar) -> dict[str, Any]:
+    """Return figures, null where not measured, with whether they meet their bars, and all of it in words."""
+    measured = {name: value for name, value in figures.items() if value is not None}
+    missed = [str(bar) for bar in bars if bar.figure in measured and not bar.met(measured[bar.figure])]
+    words = [f"{name} {value:.3g}" for name, value in measured.items()]
+    result: dict[str, Any] = {**figures, "ok": not missed}
+    if words:
+        result["measured"] = ", ".join(words)
+    return result | ({"error": f"not {', not '.join(missed)}"} if missed else {})
 
 
 def ratio(a: float | None, b: float | None) -> float | None:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from lopa_dist.jobs.show.pareto import draw
 
 
 def curves(folder: Path, picture: Path) -> None:
     """Loss, and the share of masked results predicted right on held-out stories, against training minutes."""
     log = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     minutes = [entry["seconds"] / 60 for entry in log]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), dpi=130, layout="constrained")
-    left.plot(minutes, [e["loss"] for e in log], color="#94a3b8", label="training (with drills)")
-    left.plot(minutes, [e["held_out_loss"] for e in log], color="#2563eb", label="held-out stories")
-    left.set(title="Weighted loss", xlabel="minutes", ylim=(0, 3))
-    left.legend(frameon=False)
-    right.plot(minutes, [100 * e["held_out_numbers"] for e in log], color="#2563eb")
-    right.set(title="Masked results predicted right, held out", xlabel="minutes", ylabel="%", ylim=(0, 100))
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture)
+
+    def paint(panels: Any) -> None:
+        left, right = panels
+        left.plot(minutes, [e["loss"] for e in log], color="#94a3b8", label="training (with drills)")
+        left.plot(minutes, [e["held_out_loss"] for e in log], color="#2563eb", label="held-out stories")
+        left.set(title="Weighted loss", xlabel="minutes", ylim=(0, 3))
+        left.legend(frameon=False)
+        right.plot(minutes, [100 * e["held_out_numbers"] for e in log], color="#2563eb")
+        right.set(title="Masked results predicted right, held out", xlabel="minutes", ylabel="%", ylim=(0, 100))
+
+    draw(picture, paint, (9, 3.2), panels=2)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.models.small_checkpoints import KINDS, VOCABULARY, reference, weights_of, write
+from tests.models.small_checkpoints import KINDS, MOE_KINDS, VOCABULARY, reference, weights_of, write
 
 PLAIN, LOPA = ["decode=embedded_plain"], ["decode=embedded_lopa", "decode.branches=3"]
 VERIFIED = ["decode=embedded", "decode.branches=0", "decode.drafts=10"]
@@ -35,6 +35,7 @@ BATCH = ["task=batch", "task.input={folder}/prompts.jsonl"]
 SMALL = ["decode.block_size=8", "decode.max_new_tokens=32"]
 LLADA = ["model.path={folder}/llada", "task=batch", "task.input={folder}/words.jsonl", *SMALL]
 SDAR = ["model.path={folder}/sdar", *LLADA[1:], *BLOCKS, "decode.block_size=4"]
+EIGHT_DRAFTS = ["model=causal", "decode.drafts=8"]
 JOBS: dict[str, list[str]] = {
     "plain": PLAIN,
     "control": ["decode=embedded_control"],
@@ -64,12 +65,19 @@ JOBS: dict[str, list[str]] = {
     "llada_dual": [*LLADA, *DUAL, "decode=threshold", "decode.max_active_blocks=1"],
     "sdar": [*SDAR, "decode=threshold"],
     "sdar_verified": [*SDAR, *BRANCHES[1:], "decode.verify=agreement", "decode.drafts=3"],
+    "experts": ["model.path={folder}/sdar_moe", *SDAR[1:], "decode=threshold"],
+    "int8": [*VERIFIED, "model.quantization=int8", "task.limit=4"],
+    "fp8": [*VERIFIED, "model.quantization=fp8", "task.limit=4"],
+    "one_token": ["model=causal", "decode.drafts=0"],
+    "lossless": EIGHT_DRAFTS,
+    "lossless_branches": [*EIGHT_DRAFTS, "decode.branches=4", "decode.temperature=0.7"],
     "two_ranks": LOPA,
     "two_ranks_verified": BRANCHES,
     "two_ranks_block_causal": [*BRANCHES, *CAUSAL],
+    "two_ranks_lossless": EIGHT_DRAFTS,
     "two_replicas_of_two_ranks": [*BRANCHES, "parallel.data=2", "parallel.branch=2"],
 }
-RANKS = {"two_ranks": 2, "two_ranks_verified": 2, "two_ranks_block_causal": 2, "two_replicas_of_two_ranks": 4}
+RANKS = {name: 4 if name == "two_replicas_of_two_ranks" else 2 for name in JOBS if name.startswith("two_")}
 FIXED = ["logging.progress=never", "logging.wandb.mode=disabled", "parallel.threads=1"]
 TIMES = ("latency_s",)
 FIGURES = (
@@ -101,8 +109,8 @@ def write_inputs(folder: Path) -> None:
     lengths = (5, 9, 12, 3, 16, 7)
     words = [" ".join(f"w{(7 * n + 3 * i) % 70}" for i in range(length)) for n, length in enumerate(lengths)]
     (folder / "words.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in words))
-    for name in ("llada", "sdar"):
-        write(folder / name, KINDS[name], weights_of(KINDS[name], reference(KINDS[name])))
+    for name, kind in {"llada": KINDS["llada"], "sdar": KINDS["sdar"], "sdar_moe": MOE_KINDS["sdar_moe"]}.items():
+        write(folder / name, kind, weights_of(kind, reference(kind)))
         vocabulary = {f"w{i}": i for i in range(VOCABULARY)}
         tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
         tokenizer.pre_tokenizer = WhitespaceSplit()

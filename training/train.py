@@ -207,37 +207,85 @@ def learning_rate(progress: float, step: int, config: TrainConfig) -> float:
     return warm * min(1.0, max(0.0, 1 - progress) / (1 - config.hold))
 
 
-def train(config: TrainConfig) -> Path:
-    """Run the recipe; returns the folder of the finished checkpoint."""
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
-    torch.manual_seed(config.seed)
-    require("train.data", config.data, ("word_problems", "lists"))
-    require("train.objective", config.objective, ("masked", "causal"))
-    if config.objective == "causal" and config.data != "word_problems":
-        raise ValueError(f"train.objective=causal does not go with train.data={config.data}: use word_problems")
-    words = tokenizer_of(config)
-    ids = model_config(config.shape, words, "lopa_causal" if config.objective == "causal" else "Dream")
+def new_model(config: TrainConfig, ids: ModelConfig, device: str) -> Transformer:
+    """The model before its first step."""
     model = Transformer(ids).to(device)
     for name, p in model.named_parameters():
         if p.ndim == 2:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name or "lm_head" in name else p.shape[1] ** -0.5)
     if config.copying:
         prepare_to_copy(model)
-    steppers = optimizers(model, config)
-    folder = Path(config.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    state_file, log_file = folder / "state.pt", folder / "train.jsonl"
-    step, used = 0, 0.0
-    if state_file.exists():
-        saved = torch.load(state_file, map_location=device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        step, used = saved["step"], saved["seconds"]
-        for stepper, state in zip(steppers, saved["optimizers"], strict=True):
+    return model
+
+
+@dataclass
+class Run:
+    """A training that may go on in another process.
+
+    `seconds` are those of all processes; the state lies in `folder` with the log, the checkpoint and the report.
+    """
+
+    folder: Path
+    model: Transformer
+    steppers: list[torch.optim.Optimizer]
+    step: int = 0
+    seconds: float = 0.0
+
+    @property
+    def log(self) -> Path:
+        """The file with a line every `report_every` steps."""
+        return self.folder / "train.jsonl"
+
+    def save(self) -> None:
+        """Write the state."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [stepper.state_dict() for stepper in self.steppers],
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        with whole(self.folder / "state.pt") as file:
+            torch.save(state, file)
+
+    def resume(self) -> None:
+        """Read the state, if there is one, and drop the log of the steps behind it, which are run again."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "state.pt"
+        if not file.exists():
+            return
+        saved = torch.load(file, map_location=self.model.head_weight.device, weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        self.step, self.seconds = saved["step"], saved["seconds"]
+        for stepper, state in zip(self.steppers, saved["optimizers"], strict=True):
             stepper.load_state_dict(state)
-        if log_file.exists():  # steps behind the saved state are run again
-            kept = [line for line in log_file.read_text().splitlines() if json.loads(line)["step"] <= step]
-            log_file.write_text("".join(line + "\n" for line in kept))
+        if self.log.exists():
+            lines = [line for line in self.log.read_text().splitlines() if json.loads(line)["step"] <= self.step]
+            self.log.write_text("".join(line + "\n" for line in lines))
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse recipes that do not go together.
+
+    Raises:
+        ValueError: names the key, its value and what it may be.
+    """
+    require("train.data", config.data, ("word_problems", "lists"))
+    require("train.objective", config.objective, ("masked", "causal"))
+    if config.objective == "causal" and config.data != "word_problems":
+        raise ValueError(f"train.objective=causal does not go with train.data={config.data}: use word_problems")
+
+
+def train(config: TrainConfig) -> Path:
+    """Run the recipe; returns the folder of the finished checkpoint."""
+    check(config)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.manual_seed(config.seed)
+    words = tokenizer_of(config)
+    ids = model_config(config.shape, words, "lopa_causal" if config.objective == "causal" else "Dream")
+    model = new_model(config, ids, device)
+    run = Run(Path(config.folder), model, optimizers(model, config))
+    run.resume()
     objective = Loss if config.objective == "masked" else causal.CausalLoss
     held_out_loss = objective(model)  # never compiled: it runs seldom
     loss_of: Any = torch.compile(held_out_loss, dynamic=False) if config.compile else held_out_loss
@@ -245,86 +293,78 @@ def train(config: TrainConfig) -> Path:
         n: rope_table(torch.arange(n, device=device), ids.head_dim, ids.rope_theta, torch.float32)
         for n in lengths_of(config, source_of(config, words, "train", 0))
     }
-    source = source_of(config, words, "train", config.seed + step)
+    source = source_of(config, words, "train", config.seed + run.step)
     own = None
     if config.objective == "causal":
         assert isinstance(source, noise.Examples)
-        own = OwnAnswers(source, model, config.seed + step)
-    batches = Batches(own or source, config, ids, config.seed + step)
+        own = OwnAnswers(source, model, config.seed + run.step)
+    batches = Batches(own or source, config, ids, config.seed + run.step)
     held_out = Batches(source_of(config, words, "held_out", 1), config, ids, 1)
     held_out.progress = 1.0
-    began = time.monotonic() - used
+    began = time.monotonic() - run.seconds
 
-    def save_state() -> None:
-        state = {
-            "model": model.state_dict(),
-            "optimizers": [s.state_dict() for s in steppers],
-            "step": step,
-            "seconds": time.monotonic() - began,
-        }
-        with whole(state_file) as file:
-            torch.save(state, file)
-
-    def run(batch: Batch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(batch: Batch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:
         arrays = (getattr(batch, field.name) for field in fields(batch))
         tensors = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
         with torch.autocast(device, dtype=torch.bfloat16):
             return loss_of(*tensors, *tables[batch.inputs.shape[1]])
 
+    def held_out_figures() -> tuple[float, float]:
+        """The loss of two held-out batches, and the share of their results that is right."""
+        with torch.no_grad():
+            results = [forward(held_out.queue.get(), held_out_loss) for _ in range(2)]
+        losses, right, counted = zip(*results, strict=True)
+        return sum(map(float, losses)) / len(losses), sum(map(int, right)) / max(1, sum(map(int, counted)))
+
     tokens, mean_loss, right_own, interval = 0, 0.0, 0.0, time.monotonic()
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[status]}"))
-    with Progress(*columns) as display, log_file.open("a") as log:
+    with Progress(*columns) as display, run.log.open("a") as log:
         bar = display.add_task("training", total=1.0, status="")
-        while True:
-            elapsed = time.monotonic() - began
-            progress = max(step / config.steps, elapsed / 60 / config.minutes)
-            if progress >= 1:
-                break
-            factor = learning_rate(progress, step, config)
-            steppers[0].param_groups[0]["lr"] = config.muon_lr * factor
-            steppers[1].param_groups[0]["lr"] = config.adam_lr * factor
+        while (progress := max(run.step / config.steps, (time.monotonic() - began) / 60 / config.minutes)) < 1:
+            factor = learning_rate(progress, run.step, config)
+            for stepper, rate in zip(run.steppers, (config.muon_lr, config.adam_lr), strict=True):
+                stepper.param_groups[0]["lr"] = rate * factor
             batches.progress = progress
-            if own and progress >= own_answers.FROM and step % own_answers.EVERY == 0:
+            if own and progress >= own_answers.FROM and run.step % own_answers.EVERY == 0:
                 right_own = own.write(own_answers.COUNT)
             batch = batches.queue.get()
-            loss, _, _ = run(batch, loss_of)
+            loss, _, _ = forward(batch, loss_of)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for stepper in steppers:
+            for stepper in run.steppers:
                 stepper.step()
                 stepper.zero_grad(set_to_none=True)
-            step += 1
+            run.step += 1
+            run.seconds = time.monotonic() - began
             tokens += batch.inputs.size
             mean_loss += float(loss.detach())
-            if step % config.report_every == 0:
-                with torch.no_grad():
-                    seen = [run(held_out.queue.get(), held_out_loss) for _ in range(2)]
-                right = sum(int(r) for _, r, _ in seen) / max(1, sum(int(n) for *_, n in seen))
+            if run.step % config.report_every == 0:
+                loss_there, right = held_out_figures()
                 entry = {
-                    "step": step,
+                    "step": run.step,
                     "progress": round(progress, 4),
                     "loss": round(mean_loss / config.report_every, 4),
-                    "held_out_loss": round(sum(float(x) for x, *_ in seen) / len(seen), 4),
+                    "held_out_loss": round(loss_there, 4),
                     "held_out_numbers": round(right, 4),
                     **({"own_right": round(right_own, 4)} if own else {}),
                     "tokens_per_s": round(tokens / (time.monotonic() - interval)),
-                    "seconds": round(time.monotonic() - began, 1),
+                    "seconds": round(run.seconds, 1),
                 }
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 tokens, mean_loss, interval = 0, 0.0, time.monotonic()
                 status = f"loss {entry['loss']:.3f}  held-out right {right:.1%}  {entry['tokens_per_s']} tokens/s"
                 display.update(bar, completed=progress, status=status)
-            if step % config.save_every == 0:
-                save_state()
-                checkpoint.save(folder / "checkpoint", ids, model.state_dict(), words)
-    save_state()
-    checkpoint.save(folder / "checkpoint", ids, model.state_dict(), words)
-    report = {"config": asdict(config), "steps": step, "seconds": time.monotonic() - began}
+            if run.step % config.save_every == 0:
+                run.save()
+                checkpoint.save(run.folder / "checkpoint", ids, model.state_dict(), words)
+    run.save()
+    checkpoint.save(run.folder / "checkpoint", ids, model.state_dict(), words)
+    report = {"config": asdict(config), "steps": run.step, "seconds": run.seconds}
     report["parameters"] = sum(p.numel() for p in model.parameters())
-    report["log"] = [json.loads(line) for line in log_file.read_text().splitlines()]
-    (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-    return folder / "checkpoint"
+    report["log"] = [json.loads(line) for line in run.log.read_text().splitlines()]
+    (run.folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    return run.folder / "checkpoint"
 
 
 @hydra.main(version_base="1.3", config_name="train", config_path=None)

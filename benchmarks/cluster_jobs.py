@@ -1,26 +1,33 @@
-"""What the cluster simulator takes from this machine: gains and rows of a step, and how long a step takes by its rows.
+"""Jobs of the embedded model on this machine: what the cluster simulator takes from them, and real ones beside it.
 
-Gains and rows come from the embedded model and depend on no machine. Seconds are measured with as many processes at
-once as a job has ranks, one thread each, because ranks on shared cores hold each other up.
+Gains and rows of a step depend on no machine. Seconds of a step by its rows are measured with as many processes at once
+as a job has ranks, one thread each, because ranks on shared cores hold each other up.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from benchmarks.cluster_simulator import Gains
-from benchmarks.embedded import BASE, UNVERIFIED, drafted, requests_of
-from lopa_dist.config import ModelOptions
+from benchmarks.answers import PUBLISHED, load, requests_of
+from benchmarks.branch_scaling import ENVIRONMENT, TORCHRUN
+from benchmarks.cluster_simulator import Cluster, Gains, Requests, simulate
+from benchmarks.embedded import BASE, drafted
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
@@ -30,7 +37,7 @@ from lopa_dist.rows.sizes import rows_of_branch
 from lopa_dist.tasks.embedded import Arithmetic
 
 SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures
-CASES = 32  # equally likely gains that are kept for each number of missing tokens
+CASES = 32  # equally likely gains for each number of missing tokens
 FEWEST = 20  # steps seen with so many tokens missing or more; longer answers are taken piece by piece
 AROUND = 40  # steps that the gains of a number of missing tokens are taken from: those with nearly as many missing
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -42,6 +49,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "k=7 m=10": drafted(7, 10),
     "k=0 m=6, one block": drafted(0, 6, max_active_blocks=1),
 }
+TRIALS, SETTING = (1, 2, 4), "k=0 m=10"  # real jobs: data replicas, and how they decode
+IN_FLIGHT = 16  # sequences of a real job's replica
+SEEDS = 10  # simulations of a job, whose means are compared
 
 
 @dataclass
@@ -56,10 +66,9 @@ class Measured:
     tokens_per_forward: float
     rows_per_token: float
 
-    def gains(self, ranks: int, busiest: bool = True) -> Gains:
-        """For the simulator, branch j on rank j mod `ranks`: rows of the busiest rank, or of one on the mean."""
-        branches = np.array(self.branches)
-        local = np.minimum(branches, -(-self.branch_limit // ranks)) if busiest else branches / ranks
+    def gains(self, ranks: int) -> Gains:
+        """For the simulator, branch j on rank j mod `ranks`: rows of the busiest rank."""
+        local = np.minimum(np.array(self.branches), -(-self.branch_limit // ranks))
         return Gains(np.array(self.tokens), np.array(self.rows) * local)
 
 
@@ -106,12 +115,9 @@ class Watch:
         self.predictions.append(batch.columns / max(1, int((before.branches > 0).sum())))
 
 
-def builder_here() -> EngineBuilder:
-    """The embedded model on one thread."""
-    torch.set_num_threads(1)
-    builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
-    builder.load(warn=False)
-    return builder
+def config_of(name: str) -> DecodeConfig:
+    """How the setting of this name decodes."""
+    return DecodeConfig(**{**PUBLISHED, **BASE, **SETTINGS[name]})
 
 
 def problems_of(builder: EngineBuilder, problems: int) -> list[Request]:
@@ -122,8 +128,7 @@ def problems_of(builder: EngineBuilder, problems: int) -> list[Request]:
 def measure_gains(job: tuple[str, int]) -> tuple[str, Measured]:
     """The gains of the setting of this name, of so many problems."""
     name, problems = job
-    builder, watch = builder_here(), Watch()
-    config = DecodeConfig(**{**UNVERIFIED, **BASE, **SETTINGS[name]})
+    builder, watch, config = load(), Watch(), config_of(name)
     engine = builder.engine(config, EngineConfig(32), on_step=watch)
     done = list(engine.generate(problems_of(builder, problems)))
     steps = np.array(watch.steps, int)
@@ -153,26 +158,22 @@ def all_gains(problems: int, processes: int) -> dict[str, Measured]:
         return dict(pool.imap_unordered(measure_gains, [(name, problems) for name in SETTINGS]))
 
 
-def time_steps(name: str, sequences: int, seconds: float, together: Barrier, found: Any) -> None:
-    """Run steps of up to so many sequences until the time is over.
-
-    Puts rows, seconds and seconds of processor time of each step into `found`.
-    """
-    builder = builder_here()
+def time_steps(name: str, seconds: float, together: Barrier, found: Any) -> None:
+    """Run steps of up to `IN_FLIGHT` sequences until the time is over; put rows and seconds of each into `found`."""
+    builder = load()
     requests = problems_of(builder, 128)
-    steps: list[tuple[int, float, float]] = []
-    last: list[tuple[float, float]] = []  # the clocks after the step before; empty before the first of an engine
+    steps: list[tuple[int, float]] = []
+    last: list[float] = []  # when the step before ended; empty before the first of an engine
 
     def note(engine: Engine) -> None:
-        now = time.perf_counter(), time.process_time()
+        now = time.perf_counter()
         for before in last:
             assert engine.ended is not None
-            steps.append((int(engine.ended.rows.rows.sum()), now[0] - before[0], now[1] - before[1]))
+            steps.append((int(engine.ended.rows.rows.sum()), now - before))
         last[:] = [now]
 
-    config = DecodeConfig(**{**UNVERIFIED, **BASE, **SETTINGS[name]})
-    powers = [2**n for n in range(sequences.bit_length())]
-    engines = [builder.engine(config, EngineConfig(n), on_step=note) for n in powers]
+    powers = [2**n for n in range(IN_FLIGHT.bit_length())]
+    engines = [builder.engine(config_of(name), EngineConfig(n), on_step=note) for n in powers]
     together.wait()
     end = time.perf_counter() + seconds
     for turn, engine in enumerate(cycle(engines)):
@@ -185,20 +186,11 @@ def time_steps(name: str, sequences: int, seconds: float, together: Barrier, fou
     found.put(steps)
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Mean seconds of a step by its rows, host time included."""
-
-    clock: dict[int, float]
-    processor: dict[int, float]  # of one rank
-
-
-def step_times(name: str, sequences: int, ranks: int, seconds: float) -> StepTimes:
-    """Time steps with `ranks` processes at work."""
+def step_times(name: str, ranks: int, seconds: float) -> dict[int, float]:
+    """Mean seconds of a step by its rows, host time included, with `ranks` processes at work."""
     context = multiprocessing.get_context("spawn")
     together, found = context.Barrier(ranks), context.Queue()
-    told = name, sequences, seconds, together, found
-    workers = [context.Process(target=time_steps, args=told) for _ in range(ranks)]
+    workers = [context.Process(target=time_steps, args=(name, seconds, together, found)) for _ in range(ranks)]
     for worker in workers:
         worker.start()
     steps = np.array([step for _ in workers for step in found.get()])
@@ -206,7 +198,7 @@ def step_times(name: str, sequences: int, ranks: int, seconds: float) -> StepTim
         worker.join()
     bins = np.digitize(steps[:, 0], np.geomspace(1, steps[:, 0].max() + 1, 40))
     means = [steps[bins == b].mean(0) for b in np.unique(bins) if (bins == b).sum() >= 5]
-    return StepTimes({round(m[0]): float(m[1]) for m in means}, {round(m[0]): float(m[2]) for m in means})
+    return {round(rows): float(mean) for rows, mean in means}
 
 
 def by_rows(table: Mapping[int, float]) -> Callable[[float], float]:
@@ -218,3 +210,56 @@ def by_rows(table: Mapping[int, float]) -> Callable[[float], float]:
         return float(np.interp(count, rows, seconds) * max(1.0, count / rows[-1]))
 
     return at
+
+
+def run_job(replicas: int, problems: int, folder: Path) -> dict[str, Any]:
+    """Run a job as a user does; returns its requests' lengths and forwards, each replica's steps, and its seconds."""
+    command = [
+        sys.executable, *TORCHRUN, str(replicas), "-m", "lopa_dist", f"task.limit={problems}",
+        f"parallel.data={replicas}", "parallel.threads=1",
+        *(f"decode.{key}={SETTINGS[SETTING][key]}" for key in ("branches", "drafts")),
+        f"engine.max_sequences={IN_FLIGHT}", f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
+        "logging.progress=never",
+    ]  # fmt: skip
+    subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=True)
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    journals = [json.loads(file.read_text().splitlines()[-1]) for file in sorted((folder / "journal").glob("001-*"))]
+    return {
+        "prompt": [line["usage"]["prompt_tokens"] for line in lines],
+        "answer": [line["usage"]["completion_tokens"] + (line["finish_reason"] == "stop") for line in lines],
+        "forwards": sum(line["usage"]["forwards"] for line in lines),
+        "steps": [journal["statistics"]["steps"] for journal in journals],
+        "seconds": json.loads((folder / "report.json").read_text())["decode_s"],
+    }
+
+
+def compare(replicas: int, measured: Measured, problems: int, seconds: float) -> dict[str, Any]:
+    """Run a job, with steps timed before it and after it for so many seconds each, and simulate it."""
+    before = step_times(SETTING, replicas, seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        job = run_job(replicas, problems, Path(folder))
+    curves = [by_rows(table) for table in (before, step_times(SETTING, replicas, seconds))]
+
+    def step_s(rows: float, sequences: int) -> float:
+        return statistics.mean(at(rows) for at in curves)
+
+    requests = Requests(np.array(job["prompt"]), np.array(job["answer"]))
+    cluster = Cluster(replicas, measured.gains(1), step_s, IN_FLIGHT)
+    outcomes = [simulate(requests, cluster, seed) for seed in range(SEEDS)]
+    return {
+        "data": replicas,
+        "setting": SETTING,
+        "problems": problems,
+        "measured": {key: job[key] for key in ("forwards", "steps", "seconds")},
+        "simulated": {
+            "forwards": statistics.mean(int(outcome.forwards.sum()) for outcome in outcomes),
+            "steps": [round(float(steps), 1) for steps in np.mean([outcome.steps for outcome in outcomes], 0)],
+            "seconds": statistics.mean(outcome.seconds for outcome in outcomes),
+        },
+    }
+
+
+def validate(settings: dict[str, Measured], problems: int, seconds: float) -> dict[str, Any]:
+    """Compare all trials."""
+    load_before = os.getloadavg()[0]
+    return {"load_before": load_before, "trials": [compare(n, settings[SETTING], problems, seconds) for n in TRIALS]}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cluster import gpu_kind, host_seconds
-from benchmarks.cluster_calibration import SETTINGS, Measured, Watch, builder_here, by_rows, problems_of
-from benchmarks.cluster_simulator import ORDERS, TAILS, Cluster, Gains, Kind, Outcome, Requests, simulate
-from benchmarks.embedded import BASE
-from lopa_dist.decode import DecodeConfig
+from benchmarks.answers import load
+from benchmarks.cluster import gpus, host_seconds
+from benchmarks.cluster_jobs import Measured, Watch, by_rows, config_of, problems_of
+from benchmarks.cluster_simulator import ORDERS, Cluster, Gains, Outcome, Requests, simulate
 from lopa_dist.engine.config import EngineConfig
 
 
@@ -22,14 +22,17 @@ def requests(answers: Sequence[int], prompt: int = 10) -> Requests:
     return Requests(np.full(len(answers), prompt), np.array(answers))
 
 
-def kind(gain: int, seconds: float = 1.0, a_row: float = 0.0, rows: float = 4.0) -> Kind:
-    """Always so many tokens a step, as long as so many are missing."""
+def cluster(
+    replicas: int, slots: int, order: str = "input", gain: int = 2, seconds: float = 1.0, a_row: float = 0.0
+) -> Cluster:
+    """Always so many tokens a step, as long as so many are missing; a sequence has four rows."""
     most = np.minimum(np.arange(1, 101), gain)[:, None]
-    return Kind(Gains(np.stack([most, most]), np.full((2, 100), rows)), lambda rows, sequences: seconds + a_row * rows)
+    gains = Gains(np.stack([most, most]), np.full((2, 100), 4.0))
+    return Cluster(replicas, gains, lambda rows, sequences: seconds + a_row * rows, slots, order)
 
 
-def job(answers: Sequence[int], replicas: int, slots: int, order: str = "input", tail: str = "wait") -> Outcome:
-    return simulate(requests(answers), Cluster(replicas, {1: kind(2)}, slots, order, tail))
+def job(answers: Sequence[int], replicas: int, slots: int, order: str = "input") -> Outcome:
+    return simulate(requests(answers), cluster(replicas, slots, order))
 
 
 def test_one_replica_by_hand() -> None:
@@ -41,8 +44,7 @@ def test_one_replica_by_hand() -> None:
 
 
 def test_a_step_takes_as_long_as_its_rows() -> None:
-    cluster = Cluster(1, {1: kind(2, seconds=1.0, a_row=0.5)}, 2)
-    found = simulate(requests([4, 2], prompt=10), cluster)
+    found = simulate(requests([4, 2], prompt=10), cluster(1, 2, a_row=0.5))
     first, second = 1 + 0.5 * (2 * 4 + 2 * 10), 1 + 0.5 * 4  # prompts run in the first step only
     assert found.finished.tolist() == [first + second, first]
 
@@ -59,9 +61,9 @@ def test_longest_first_by_hand() -> None:
 
 
 def test_dealt_out_long_answers_are_on_different_replicas() -> None:
-    cluster = Cluster(2, {1: kind(2, seconds=0.0, a_row=0.25)}, 2)  # a step takes 1 s for each sequence
     asked = requests([2, 8, 2, 8], prompt=0)
-    longest, dealt = (simulate(asked, replace(cluster, order=order)) for order in ("longest", "dealt"))
+    a_second_each = partial(cluster, 2, 2, seconds=0.0, a_row=0.25)  # for each sequence of a step
+    longest, dealt = (simulate(asked, a_second_each(order)) for order in ("longest", "dealt"))
     assert longest.finished.tolist() == [2, 8, 2, 8]  # one replica has both long ones
     assert dealt.finished.tolist() == [2, 5, 2, 5]
 
@@ -72,65 +74,40 @@ def test_no_replica_has_more_in_flight_than_its_share() -> None:
 
 def test_answers_longer_than_any_measured_are_gained_piece_by_piece() -> None:
     gains = Gains(np.array([[[1], [1], [1]], [[1], [2], [3]]]), np.ones((2, 3)))  # a first step gains one token
-    cluster = Cluster(1, {1: Kind(gains, lambda rows, sequences: 1.0)}, 1)
-    assert simulate(requests([7]), cluster).forwards.tolist() == [5]  # 1; 1 and 2; 1 and 2
-
-
-def test_idle_replicas_become_branch_ranks_by_hand() -> None:
-    kinds = {1: kind(2), 2: kind(4)}
-    cluster = Cluster(2, kinds, 1, tail="branches", moving=lambda tokens: tokens / 100)
-    found = simulate(requests([2, 20], prompt=10), cluster)
-    # after a step replica 0 joins: K/V of 10 + 2 tokens are sent, and the 18 that are missing take 5 steps
-    assert found.finished.tolist() == [1, pytest.approx(1 + 0.12 + 5)]
-    assert found.moved == 12
-    assert simulate(requests([2, 20]), Cluster(2, kinds, 1)).seconds == 10.0
-
-
-def test_idle_replicas_take_a_share_by_hand() -> None:
-    kinds = {1: kind(2, seconds=0.0, a_row=0.25)}
-    cluster = Cluster(2, kinds, 2, tail="share", moving=lambda tokens: 0.5)
-    # Replica 0 gets the short ones and is idle after a step of 2 s, one for each sequence. Then replica 1 sends one of
-    # its sequences and keeps the other. Both lack 6 tokens, and a step of one sequence takes 1 s.
-    assert simulate(requests([2, 2, 8, 8], prompt=0), cluster).finished.tolist() == [2, 2, 5.5, 5.5]
-    assert simulate(requests([2, 2, 8, 8], prompt=0), Cluster(2, kinds, 2)).seconds == 8.0
+    assert simulate(requests([7]), Cluster(1, gains, lambda rows, sequences: 1.0, 1)).forwards.tolist() == [
+        5
+    ]  # 1; 1 and 2; 1 and 2
 
 
 answers = st.lists(st.integers(1, 250), min_size=1, max_size=40)
 
 
-@given(
-    answers, st.integers(1, 6), st.integers(1, 5), st.sampled_from(ORDERS), st.sampled_from(TAILS), st.integers(0, 9)
-)
-def test_every_request_is_finished_once(
-    lengths: list[int], replicas: int, slots: int, order: str, tail: str, seed: int
-) -> None:
+@given(answers, st.integers(1, 6), st.integers(1, 5), st.sampled_from(ORDERS), st.integers(0, 9))
+def test_every_request_is_finished_once(lengths: list[int], replicas: int, slots: int, order: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     tokens = np.minimum(random.integers(0, 9, (2, 100, 8)), np.arange(1, 101)[:, None])
     tokens[:, :, 0] = 1  # some case gains something
     gains = Gains(tokens, random.random((2, 100)) * 50)
-    kinds = {n: Kind(gains, lambda rows, sequences: 0.1 + rows / 1000) for n in (1, 2, 4)}
-    cluster = Cluster(replicas, kinds, slots, order, tail, lambda tokens: tokens / 1e4)
-    found = simulate(requests(lengths), cluster, seed)
-    alone = simulate(requests(lengths), Cluster(1, {1: kinds[1]}, 1), seed=seed)
+    single = Cluster(1, gains, lambda rows, sequences: 0.1 + rows / 1000, 1)
+    found = simulate(requests(lengths), replace(single, replicas=replicas, max_sequences=slots, order=order), seed)
+    alone = simulate(requests(lengths), single, seed)
     assert (found.finished > 0).all()
-    assert found.forwards.tolist() == alone.forwards.tolist(), "the work is the same under every policy"
+    assert found.forwards.tolist() == alone.forwards.tolist(), "the work is the same in every order"
     assert found.busy.sum() <= replicas * found.seconds + 1e-9
-    assert found.seconds <= alone.seconds + found.moved / 1e4 + 1e-9
+    assert found.seconds <= alone.seconds + 1e-9
 
 
 @given(answers, st.integers(1, 6), st.integers(1, 5))
 def test_more_replicas_are_never_slower_where_steps_take_equally_long(
     lengths: list[int], replicas: int, slots: int
 ) -> None:
-    few, more = (simulate(requests(lengths), Cluster(n, {1: kind(3)}, slots)) for n in (replicas, replicas + 1))
+    few, more = (simulate(requests(lengths), cluster(n, slots, gain=3)) for n in (replicas, replicas + 1))
     assert more.seconds <= few.seconds + 1e-9
 
 
-def test_unknown_policies_are_refused() -> None:
-    with pytest.raises(ValueError, match="no steal; choose one of wait, branches, share"):
-        job([1], 1, 1, tail="steal")
-    with pytest.raises(ValueError, match="no shortest"):
-        job([1], 1, 1, order="shortest")
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="shortest"):
+        job([1], 1, 1, "shortest")
 
 
 def test_seconds_by_rows_lie_on_lines_between_measured_ones() -> None:
@@ -138,18 +115,17 @@ def test_seconds_by_rows_lie_on_lines_between_measured_ones() -> None:
     assert [at(5), at(15), at(20), at(40)] == [1.0, 2.0, 3.0, 6.0]
 
 
-def test_rows_of_the_busiest_branch_rank_and_of_the_mean() -> None:
+def test_rows_of_the_busiest_branch_rank() -> None:
     table = [[[1], [2]], [[1], [2]]]
     measured = Measured(table, [[10.0] * 2] * 2, [[1.0, 2.5]] * 2, 3.0, 4, 5.0, 12.0)  # 1 or, on the mean, 2.5 of 4
     assert measured.gains(1).rows[0].tolist() == [10, 25]
     assert measured.gains(2).rows[0].tolist() == [10, 20]
     assert measured.gains(4).rows[0].tolist() == [10, 10]
-    assert measured.gains(2, busiest=False).rows[0].tolist() == [5, 12.5]
 
 
 def test_watching_an_engine_finds_every_step_and_every_token() -> None:
-    builder, watch = builder_here(), Watch()
-    engine = builder.engine(DecodeConfig(**{**BASE, **SETTINGS["k=0 m=4"]}), EngineConfig(2), on_step=watch)
+    builder, watch = load(), Watch()
+    engine = builder.engine(config_of("k=0 m=4"), EngineConfig(2), on_step=watch)
     done = list(engine.generate(problems_of(builder, 4)))
     later, missing, gained, rows, branches = np.array(watch.steps, int).T
     assert len(later) == sum(g.forwards for g in done)
@@ -161,9 +137,9 @@ def test_watching_an_engine_finds_every_step_and_every_token() -> None:
 def test_a_projected_step_by_hand() -> None:
     table = [[[1]], [[1]]]
     measured = Measured(table, [[64.0]] * 2, [[2.0]] * 2, 20.0, 2, 4.0, 12.0)
-    alone = gpu_kind(measured, 1).seconds(64, 1)
+    alone = gpus(measured, 1, 1, 1).seconds(64, 1)
     assert alone == pytest.approx(14.14e9 / 4.8e12 + host_seconds()(1))
     records, commits = 12 * 20 + 4, 4 / 16  # bytes of a rank; blocks that the sequence completes in a step
     block = 16 * 57_344  # bytes of one
     sent = 15e-6 + records / 300e9 + commits * (15e-6 + block / 300e9)
-    assert gpu_kind(measured, 2).seconds(64, 1) == pytest.approx(alone + sent)
+    assert gpus(measured, 1, 2, 1).seconds(64, 1) == pytest.approx(alone + sent)

@@ -17,15 +17,14 @@ from benchmarks.first_facts import brief, compared, perform
 from benchmarks.first_graphs import Graphs
 from benchmarks.first_kernels import compiled
 from benchmarks.first_model import Forward, against
-from benchmarks.first_ranks import agreement
-from benchmarks.first_shapes import models
 from benchmarks.first_stages import STAGES
+from benchmarks.first_texts import agreement
 from benchmarks.gpu_first import Journal, Stage, run
+from benchmarks.gpu_shapes import CPU, models
 from lopa_dist.engine.static_runner import Body, StaticRunner
 from lopa_dist.kernels import rows
 
-CPU = torch.device("cpu")
-BROKEN = "tests.broken_stages"
+BROKEN = "tests.benchmarks.broken_stages"
 
 
 def facts(stage: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -160,7 +159,7 @@ def test_the_sanitizers_words_are_kept(wrong: bool, tmp_path: Path, monkeypatch:
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[2])
     found = dict(STAGES["sanitizer"](CPU))["memcheck"]()
     assert found["ok"] is not wrong
     assert wrong or found["facts"] >= 42
@@ -179,6 +178,17 @@ def test_what_no_time_is_left_for_is_said(tmp_path: Path) -> None:
     journal = run([Stage("crash", 60, BROKEN)], tmp_path, toy=True, total=0)
     assert [line["error"] for line in journal.lines] == ["no time left"]
     assert "- crash: the process: no time left" in (tmp_path / "first.md").read_text()
+
+
+def test_the_page_says_what_was_measured_and_what_is_wrong(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "bench")
+    journal.put({"stage": "steps", "fact": "fast", "ok": True, "measured": "ms 3.2"})
+    journal.put({"stage": "steps", "fact": "slow", "ok": False, "error": "not x floor <= 1.25", "measured": "ms 9"})
+    journal.write_screen()
+    wrong, measured = (tmp_path / "bench.md").read_text().split("## Wrong")[1].split("## Measured")
+    assert wrong.strip() == "- steps: slow: not x floor <= 1.25"
+    assert measured.split("\n") == ["", "", "- fast: ms 3.2", "- slow: ms 9", ""]
+    assert len((tmp_path / "bench.jsonl").read_text().splitlines()) == 2
 
 
 def test_answers_agree_by_position() -> None:
@@ -227,10 +237,10 @@ def test_stages_that_break_leave_their_facts_and_the_others(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_the_commands_status_says_what_was_found(ok: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ran(stages: list[Stage], folder: Path, toy: bool) -> Journal:
+    def ran(stages: list[Stage], folder: Path, toy: bool, name: str) -> Journal:
         assert [stage.name for stage in stages] == ["texts"]
         assert toy
-        return Journal(folder, [{"stage": "texts", "fact": "bf16", "ok": ok}])
+        return Journal(folder, name, [{"stage": "texts", "fact": "bf16", "ok": ok}])
 
     monkeypatch.setattr(gpu_first, "run", ran)
     with pytest.raises(SystemExit) as left:
