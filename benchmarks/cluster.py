@@ -13,9 +13,7 @@ The projection is NOT a measurement: no GPU was used. A forward takes what a roo
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -29,7 +27,7 @@ from benchmarks.cluster_jobs import Measured, all_gains, validate
 from benchmarks.cluster_simulator import Cluster, Requests, simulate
 from benchmarks.embedded import BASE
 from benchmarks.latency_model import ASSUMED, Load, Model, exchange
-from benchmarks.results import RESULTS, machine, read, show
+from benchmarks.results import RESULTS, machine, read, show, write
 from lopa_dist.jobs.show.pareto import draw
 
 MODEL = Model()
@@ -39,13 +37,6 @@ PROMPTS, REPLICAS = 20_000, (8, 32, 128, 512)
 DRAWN = 200  # answers of one prompt
 BRANCHES = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # the setting by branch ranks
 POLICIES = {"input order": "input", "longest first": "longest", "longest first, dealt out": "dealt"}
-
-
-def write(content: dict[str, Any]) -> None:
-    """Write the results, each list of numbers on one line."""
-    numbers = re.compile(r"\[[\s\d.,e+-]+\]")
-    text = numbers.sub(lambda found: re.sub(r"\s+", " ", found[0]), json.dumps(content, indent=1))
-    (RESULTS / "cluster.json").write_text(text + "\n")
 
 
 def host_seconds() -> Callable[[int], float]:
@@ -173,18 +164,18 @@ def main() -> None:
         measured = all_gains(options.problems, 2)
         content |= {"torch": machine()["torch"], "problems": options.problems}
         content["settings"] = {name: asdict(one) for name, one in measured.items()}
-        write(content)
+        write("cluster", content)
     settings = {name: Measured(**one) for name, one in content["settings"].items()}
     columns = {"tokens a forward": "{tokens_per_forward:.2f}", "rows a token": "{rows_per_token:.1f}"}
     rows = [{"name": name, **one} for name, one in content["settings"].items()]
     show("gains of the embedded model", rows, {"setting": "{name}", **columns})
     if options.validate:
         content["validation"] = machine() | validate(settings, options.problems, options.seconds)
-        write(content)
+        write("cluster", content)
         show_trials(content["validation"]["trials"])
     if not (options.calibrate or options.validate):
         content["projection"] = project(settings)
-        write(content)
+        write("cluster", content)
         show_projection(content["projection"])
         print(f"picture: {RESULTS / picture(content['projection'])}")
 

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,9 +31,11 @@ def read(name: str) -> Result:
 
 
 def write(name: str, content: Result) -> None:
-    """Write a file."""
+    """Write a file, each list of numbers on one line."""
+    numbers = re.compile(r"\[[\s\d.,e+-]+\]")
+    text = numbers.sub(lambda found: re.sub(r"\s+", " ", found[0]), json.dumps(content, indent=1))
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 def machine() -> Result:
