@@ -1,12 +1,16 @@
-"""What jobs would refuse, before they are started: the points of a sweep, and a job that a script would start."""
+"""Sweeps: what their jobs would refuse is said before one is started, and how to compare them when all have ended."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
@@ -69,3 +73,11 @@ def check_points(arguments: Sequence[str]) -> None:
         f"{len(refused)} of {len(points)} points cannot run, so none has started:\n  {lines}\n"
         "Sweep over the others: two sweeps with one hydra.sweep.dir (FOLDER of launch/sweep.sh) have one table"
     )
+
+
+class CompareHint(Callback):
+    """Says at the end of a sweep how to compare its runs; `conf/config.yaml` names it to Hydra."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Print the command. `config` is that of the sweep."""
+        print(f"Compare the runs: lopa-dist report {shlex.quote(str(config.hydra.sweep.dir))}")

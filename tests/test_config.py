@@ -392,6 +392,27 @@ def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
     )
 
 
+def test_a_sweep_ends_with_the_command_that_compares_its_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my sweep"
+    monkeypatch.setattr(cli, "job", lambda raw: None)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "seed=0,1"])
+    cli.main()
+    assert capsys.readouterr().out.splitlines()[-1] == f"Compare the runs: lopa-dist report '{folder}'"
+
+
+@pytest.mark.parametrize("arguments", [["model.path=embeded"], ["explain", "model.path=embeded"]])
+def test_a_near_miss_of_a_checkpoint_in_the_package_is_not_looked_for_on_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    own = [] if "explain" in arguments else [f"hydra.run.dir={tmp_path}"]
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments, *own])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: model\.path=embeded: .*did you mean embedded\?$"):
+        cli.main()
+
+
 def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("")
     sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", f"task.input={tmp_path}/none.jsonl", "seed=0,1"]

@@ -145,7 +145,9 @@ def shape_of(config: Config) -> ModelConfig | None:
         return None
     mask_adapter = None
     if model.lora is not None and model.lora_rows == "masks":
-        mask_adapter = local(model.lora) or in_cache(model.lora, "adapter_config.json") or Path(model.lora)
+        mask_adapter = (
+            local(model.lora, "model.lora") or in_cache(model.lora, "adapter_config.json") or Path(model.lora)
+        )
     return read_config(path, mask_adapter)
 
 
