@@ -75,7 +75,7 @@ def check_points(arguments: Sequence[str]) -> None:
     )
 
 
-class CompareHint(Callback):
+class CompareHint(Callback):  # type: ignore[misc]  # hydra has no types
     """Says at the end of a sweep how to compare its runs; `conf/config.yaml` names it to Hydra."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
