@@ -9,8 +9,9 @@ from pathlib import Path
 
 from lopa_dist.config import typed
 from lopa_dist.jobs.run.attempt_record import AttemptRecord
+from lopa_dist.jobs.show.report import typed_words
 from lopa_dist.jobs.show.run_page import LAUNCHERS
-from lopa_dist.jobs.show.run_state import RunState, typed_words
+from lopa_dist.jobs.show.run_state import RunState
 
 ITS_OWN = ("task.shard", "task.shards", "hydra.run.dir", "job.resume")  # settings of one run of a job
 SCRIPT = Path("launch") / "job.sh"  # a batch script for any job, given its settings

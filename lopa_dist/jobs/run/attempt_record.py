@@ -73,7 +73,7 @@ class AttemptRecord:
     @classmethod
     def last(cls, journal: Path) -> AttemptRecord | None:
         """The last record in the folder of a journal; None if none can be read."""
-        files = [(int(match[1]), file) for file in journal.iterdir() if (match := NAME.fullmatch(file.name))]
+        files = [(int(match[1]), file) for file in journal.glob("*.json") if (match := NAME.fullmatch(file.name))]
         if not files:
             return None
         try:

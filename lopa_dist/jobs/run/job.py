@@ -385,7 +385,7 @@ class Job:
     def merge(self) -> Merged:
         """Write `results.jsonl` from what all attempts have finished."""
         inputs = self.input
-        lines = inputs.ids, inputs.rejection, self.numbers, inputs.carried, inputs.aside, self.judged_by
+        lines = inputs.ids, inputs.rejection, self.numbers, inputs.carried, self.judged_by
         return merge(self.attempt.journal, self.folder, *lines)
 
     def judged_by(self, index: int) -> str | None:

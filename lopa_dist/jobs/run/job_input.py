@@ -120,9 +120,9 @@ class JobInput:
             numbers = numbers[np.argsort(np.array(bytearray(crashes), bool)[numbers], kind="stable")]
         return Chosen(self.encoded, array("q", numbers))
 
-    def rejection(self, index: int) -> dict[str, Any]:
-        """The result line of an item that could not run."""
-        return error_line(self.items[index], self.reason(index))
+    def rejection(self, index: int) -> dict[str, Any] | None:
+        """The result line of an item that could not run, or was set aside; None for others."""
+        return error_line(self.items[index], self.reason(index)) if self.rejected[index] else None
 
     def reason(self, index: int) -> str:
         """Why an item could not run."""

@@ -14,13 +14,11 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
-
-import numpy as np
 
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
@@ -146,16 +144,18 @@ class Journal:
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""
-        found = [(match, path) for path in self.folder.iterdir() if (match := PART.fullmatch(path.name))]
+        found = [(match, path) for path in self.folder.glob("*.jsonl") if (match := PART.fullmatch(path.name))]
         return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
 
     def next_attempt(self) -> int:
         """The number of an attempt that begins now."""
         return 1 + max((attempt_of(part) for part in self.parts()), default=0)
 
-    def entries(self) -> Iterator[tuple[dict[str, Any], Location]]:
-        """All complete entries, and where they stand; a torn last entry is skipped."""
+    def entries(self, since: int = 1) -> Iterator[tuple[dict[str, Any], Location]]:
+        """All complete entries of attempts from `since` on, and where they stand; a torn last entry is skipped."""
         for part in self.parts():
+            if attempt_of(part) < since:
+                continue
             offset = 0
             with part.open("rb") as lines:
                 for line in lines:
@@ -179,23 +179,25 @@ class Journal:
             since: the attempt from which on errors count.
             unjudged: whether an answer without a verdict is done, too: where its text is judged again by itself.
         """
-        done = np.zeros(len(ids), np.uint8)
-        failed = set[int]()
-        for found in self.found(ids):
-            ended = [(index, "figures" in entry, attempt_of(where.part)) for index, entry, where in found
-                     if index >= 0 and (unjudged or "unjudged" not in entry)]  # fmt: skip
-            counted = [(index, well) for index, well, attempt in ended if well or attempt >= since]
-            done[[index for index, _ in counted]] = 1
-            failed.update(index for index, well in counted if not well)
-            failed.difference_update(index for index, well in counted if well)
-        return bytearray(done.tobytes()), len(failed)
+        done, failed = bytearray(len(ids)), set[int]()
+        for index, entry, where in self.found(ids):
+            if index < 0 or ("unjudged" in entry and not unjudged):
+                continue
+            if "figures" in entry:
+                done[index] = 1
+                failed.discard(index)
+            elif attempt_of(where.part) >= since:
+                failed.update(() if done[index] else (index,))
+                done[index] = 1
+        return done, len(failed)
 
-    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
-        """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
+    def found(self, ids: RequestIds) -> Iterator[tuple[int, dict[str, Any], Location]]:
+        """All complete entries, each with the index of its request, or -1, and where it stands."""
         entries = self.entries()
-        while some := list(islice(entries, 256)):
+        while some := list(islice(entries, 256)):  # ids are found faster together
             indices = ids.find([str(entry.get("id", "")) for entry, _ in some])
-            yield [(index, *one) for index, one in zip(indices.tolist(), some, strict=True)]
+            for index, (entry, where) in zip(indices.tolist(), some, strict=True):
+                yield index, entry, where
 
 
 class Writer:
@@ -239,10 +241,9 @@ def merge(
     journal: Journal,
     folder: Path,
     ids: RequestIds,
-    rejected: Callable[[int], dict[str, Any]],
+    rejected: Callable[[int], dict[str, Any] | None],
     numbers: Sequence[int],
     carried: Callable[[int], dict[str, Any]] = lambda index: {},
-    aside: Container[int] = (),
     judged_by: Callable[[int], str | None] = lambda index: None,
 ) -> Merged:
     """Write `results.jsonl` in input order, atomically, from what is done.
@@ -251,29 +252,29 @@ def merge(
 
     Args:
         ids: by input index, the request's id, or null where the item was rejected.
-        rejected: the line of a rejected item, or of one that was set aside, by its index.
+        rejected: by input index, the line of an item that was rejected or set aside; None for others.
         numbers: by input index, the place in the whole input, which becomes the line's `index`.
         carried: by input index, what the line has from today's input.
-        aside: input indices of requests that were set aside.
         judged_by: by input index, what an entry has whose verdict is of today's rule.
     """
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
     replicas, weak = [], dict[int, int]()  # of entries that a better one replaces, how good they are
-    for found in journal.found(ids):
-        for index, entry, where in found:
-            if "statistics" in entry:
-                replicas.append(entry | {"attempt": attempt_of(where.part)})
-            # the first counts; an answer more than an error, and one with a verdict more than one without
-            good = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
-            if index >= 0 and good != FAILED and entry.get("judged_by") != judged_by(index):
-                good = STALE
-            if index >= 0 and (not length[index] or weak.get(index, JUDGED) < good):
-                weak.pop(index, None)
-                if good != JUDGED:
-                    weak[index] = good
-                part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
+    for index, entry, where in journal.found(ids):
+        if "statistics" in entry:
+            replicas.append(entry | {"attempt": attempt_of(where.part)})
+        if index < 0:
+            continue
+        # the first counts; an answer more than an error, and one with a verdict more than one without
+        good = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
+        if good != FAILED and entry.get("judged_by") != judged_by(index):
+            good = STALE
+        if not length[index] or weak.get(index, JUDGED) < good:
+            weak.pop(index, None)
+            if good != JUDGED:
+                weak[index] = good
+            part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures, work, failed = Columns(), Work(), 0
     with OpenFiles() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         for index in range(len(ids)):
@@ -286,8 +287,8 @@ def merge(
                 attempt = entry.get("attempt", attempt_of(parts[part_of[index]]))
                 work.add(entry["work"])
                 figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
-            elif ids[index] is None or index in aside:
-                write_line(out, numbers[index], rejected(index) | carried(index))
+            elif (line := rejected(index)) is not None:
+                write_line(out, numbers[index], line | carried(index))
     return Merged(figures, work, failed, sum(good != FAILED for good in weak.values()), replicas)
 
 

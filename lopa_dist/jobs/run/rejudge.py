@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from lopa_dist.jobs.run.job_input import JobInput
@@ -40,14 +41,12 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
         CannotJudge: the rule returns what is no verdict.
     """
     has_verdict = bytearray(len(job_input))
-    for found in journal.found(job_input.ids):
-        for index, entry, _ in found:
-            if index >= 0 and "figures" in entry and "unjudged" not in entry:
-                has_verdict[index] |= entry.get("judged_by") == judged_by(settings, job_input.items[index])
-    count, out = 0, None
-    for found in journal.found(job_input.ids):
-        entries = []
-        for index, entry, where in found:
+    for index, entry, _ in journal.found(job_input.ids):
+        if index >= 0 and "figures" in entry and "unjudged" not in entry:
+            has_verdict[index] |= entry.get("judged_by") == judged_by(settings, job_input.items[index])
+
+    def new_entries() -> Iterator[dict[str, Any]]:
+        for index, entry, where in journal.found(job_input.ids):
             if index < 0 or "figures" not in entry or has_verdict[index]:
                 continue
             has_verdict[index] = 1
@@ -55,11 +54,13 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
             again = judged_again(entry, item, task) | {"judged_by": judged_by(settings, item)}
             if again.get("unjudged") and entry.get("unjudged") and again["judged_by"] == entry.get("judged_by"):
                 continue  # as before
-            entries.append(again | {"attempt": entry.get("attempt", attempt_of(where.part))})
-        if entries:
-            out = out or writer()
-            out.write(*entries)
-            count += len(entries)
+            yield again | {"attempt": entry.get("attempt", attempt_of(where.part))}
+
+    count, out, entries = 0, None, new_entries()
+    while some := list(islice(entries, 256)):
+        out = out or writer()
+        out.write(*some)
+        count += len(some)
     if out:
         out.close()
     return count

@@ -8,6 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lopa_dist import __version__
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
@@ -36,6 +38,12 @@ def read_report(file: Path) -> dict[str, Any]:
     if not isinstance(report, dict):
         raise ValueError(f"{file} is no report of a job; start its job again, which makes it anew")
     return report
+
+
+def typed_words(folder: Path) -> list[str]:
+    """The settings that were typed for the run in a folder; empty where Hydra did not start it."""
+    file = folder / ".hydra" / "overrides.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
 
 def settings(report: dict[str, Any]) -> Config:

@@ -9,8 +9,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lopa_dist.jobs.commands.explain import settings_of, shown
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.results import result_lines
@@ -22,6 +20,7 @@ from lopa_dist.jobs.show.report import (
     drafts_sentence,
     figures,
     settings,
+    typed_words,
 )
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
@@ -255,8 +254,7 @@ def setting_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
 
 def command(folder: Path, report: dict[str, Any]) -> str:
     """The command line of a run, for a shell; empty where Hydra did not start it, which writes down what was typed."""
-    file = folder / ".hydra" / "overrides.yaml"
-    if not file.exists():
+    if not (folder / ".hydra").exists():
         return ""
     start = LAUNCHERS[report["world"]["launcher"]].format(report["world"]["size"])
-    return f"{start} {shlex.join(yaml.safe_load(file.read_text(encoding='utf-8')))}".strip()
+    return f"{start} {shlex.join(typed_words(folder))}".strip()

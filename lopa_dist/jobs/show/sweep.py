@@ -9,12 +9,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import yaml
-
 from lopa_dist.checks import UserError
 from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
-from lopa_dist.jobs.show.report import read_report
+from lopa_dist.jobs.show.report import read_report, typed_words
 
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
@@ -58,8 +56,8 @@ def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
         run = file.parent.parent
         parents = [parent for parent in (run, *run.parents) if parent == folder or folder in parent.parents]
         if not any((parent / "report.json").exists() for parent in parents):
-            typed = (text.partition("=") for text in yaml.safe_load(file.read_text(encoding="utf-8")) or [])
-            found.append((str(run.relative_to(folder)), {key: value for key, _, value in typed}))
+            typed = dict(word.partition("=")[::2] for word in typed_words(run))
+            found.append((str(run.relative_to(folder)), typed))
     return found
 
 
