@@ -131,14 +131,14 @@ def trace(folder: Path, which: str) -> Trace:
     Raises:
         ValueError: no such run or request, or one that ended in an error.
     """
-    report_file = folder / "report.json"
-    if not report_file.exists():
+    file = folder / "report.json"
+    if not file.exists():
         raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
-    report = read_report(report_file)
+    report = read_report(file)
     try:
         config = settings(report)
     except ValueError as error:
-        raise ValueError(f"{report_file}: {error}") from error
+        raise ValueError(f"{file}: {error}") from error
     line = result(folder, which)
     if config.task.input == "-":
         raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")

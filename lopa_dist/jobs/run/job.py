@@ -40,7 +40,7 @@ from lopa_dist.jobs.run.results import (
     error_line,
     finished_text,
     generation_line,
-    result_lines,
+    results,
     thought,
     write_errors,
 )
@@ -378,7 +378,7 @@ class Job:
         if isinstance(self.task, LikelihoodTask) and self.task.scores:
             report["masks"] = 1 if config.decode.causal else self.task.masks
         if isinstance(self.task, TotallingTask):
-            report["metrics"] = self.task.totals(line for _, line in result_lines(folder / "results.jsonl"))
+            report["metrics"] = self.task.totals(results(folder))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
         return report
 

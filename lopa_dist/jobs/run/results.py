@@ -117,9 +117,8 @@ def generation_line(
     if generation.written is not None:
         line["token_steps"] = pieces.steps(generation)
     if generation.likelihoods is not None:
-        line["likelihoods"] = [
-            likelihood_of(*pair) for pair in zip(generation.likelihoods, request.scored, strict=True)
-        ]
+        pairs = zip(generation.likelihoods, request.scored, strict=True)
+        line["likelihoods"] = [likelihood_of(*pair) for pair in pairs]
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
         line |= {f"correct_{rule}": right for rule, right in score.also.items()}
@@ -155,12 +154,7 @@ NOT_NUMBERS = (
 
 def error_line(item: Item, message: str) -> dict[str, Any]:
     """The line of a request that could not run, or not to its end."""
-    return {
-        "custom_id": item.custom_id,
-        "text": "",
-        "finish_reason": "error",
-        "error": message,
-    }
+    return {"custom_id": item.custom_id, "text": "", "finish_reason": "error", "error": message}
 
 
 def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -177,6 +171,12 @@ def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
             raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
         yield text, line
+
+
+def results(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `results.jsonl`, as `result_lines` reads them; none where the report alone was kept."""
+    if (folder / "results.jsonl").exists():
+        yield from (line for _, line in result_lines(folder / "results.jsonl"))
 
 
 def write_errors(folder: Path, count: int) -> None:

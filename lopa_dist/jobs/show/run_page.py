@@ -11,7 +11,7 @@ from typing import Any
 
 from lopa_dist.jobs.commands.explain import settings_of, shown
 from lopa_dist.jobs.run.packed import Columns
-from lopa_dist.jobs.run.results import result_lines
+from lopa_dist.jobs.run.results import results
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.show.report import (
     UNCONFINED,
@@ -48,7 +48,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         questions: of the first requests, by custom_id.
     """
     try:
-        rows = list(setting_rows(report))
+        rows = setting_rows(report)
     except ValueError as error:
         raise ValueError(f"{folder / 'report.json'}: {error}") from error
     return write_page(
@@ -57,9 +57,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         title=f"{report['task']['name']} with {report['model']['path']}",
         headline=headline(report),
         tiles=tiles(report),
-        drafts=drafts_sentence(report["drafts"], report.get("branch", {}).get("wins", []))
-        if "drafts" in report
-        else "",
+        drafts=drafts_sentence(report),
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),
@@ -76,10 +74,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
 
 def asked(items: Iterable[Item]) -> dict[str, str]:
     """By custom_id, the questions that a page may show; without few-shot examples, which all requests share."""
-    found = {}
-    for item in islice(items, LOOKED_AT):
-        found[item.custom_id] = short(question(item))
-    return found
+    return {item.custom_id: short(question(item)) for item in islice(items, LOOKED_AT)}
 
 
 def question(item: Item) -> str:
@@ -131,8 +126,7 @@ def headline(report: dict[str, Any]) -> str:
     words += f"{report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
     if report.get("attempts", 1) > 1:
         words += f" in the last of {report['attempts']} attempts"
-    world = report.get("world")
-    if world:
+    if world := report.get("world"):
         ranks = f"on {world['size']} ranks, started by {world['launcher']}"
         words += " in one process" if world["size"] == 1 else f" {ranks}"
     return f"{words}."
@@ -152,10 +146,7 @@ def way(report: dict[str, Any]) -> str:
     if decode["verify"] == "agreement":
         beside = f", {branches}" if decode["branches"] else ""
         return f"decoded with verified lookahead ({decode['drafts']} drafts a branch{beside})"
-    if not decode["branches"]:
-        return "decoded without lookahead"
-    rule = "" if decode["verify"] == "confidence" else f", decode.verify={decode['verify']}"
-    return f"decoded with {branches}{rule}"
+    return f"decoded with {branches}" if decode["branches"] else "decoded without lookahead"
 
 
 def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -172,8 +163,7 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def acceptance(report: dict[str, Any]) -> Bars | None:
     """The share of drafts that were accepted, by depth; null where none were verified."""
-    shares = report.get("drafts", {}).get("acceptance")
-    if not shares:
+    if not (shares := report.get("drafts", {}).get("acceptance")):
         return None
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
     return bars("Drafts accepted with all before them", "depth in the chain of drafts", depths, shares, ".0%")
@@ -181,8 +171,7 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     """The other bar charts, of what there is something to show of."""
-    groups = report.get("reliability", [])
-    if groups:
+    if groups := report.get("reliability"):
         sure, right = ([group[name] for group in groups] for name in ("probability", "accuracy"))
         which = "geometric mean of the tokens' probabilities, in groups of equally many answers"
         yield bars("Answers that are right, by how sure the model was", which, [f"{p:.3f}" for p in sure], right, ".0%")
@@ -207,13 +196,6 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
         yield bars(f"Where a step's time goes{last}", "milliseconds a step", list(phases), list(phases.values()), ".2f")
 
 
-def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `results.jsonl`; none where the report alone was kept."""
-    file = folder / "results.jsonl"
-    if file.exists():
-        yield from (line for _, line in result_lines(file))
-
-
 def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:
     """A few answers of each kind."""
     kinds: dict[str, list[dict[str, str]]] = {"wrong": [], "right": [], "": [], "error": []}
@@ -235,21 +217,18 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
     if line["finish_reason"] == "invalid":
         details.append(line["error"])
     text = line["error"] if verdict == "error" else line["text"]
-    return {
-        "custom_id": line["custom_id"],
-        "verdict": verdict,
-        "details": ", ".join(details),
-        "question": question,
-        "text": short(text),
-    }
+    shown = {"custom_id": line["custom_id"], "verdict": verdict, "question": question, "text": short(text)}
+    return shown | {"details": ", ".join(details)}
 
 
-def setting_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Each setting with its value, its default and its meaning."""
+def setting_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Each setting of a run with its value, its default and its meaning."""
     config = settings(report)
-    for setting in settings_of():
-        if setting.key.split(".")[0] in SECTIONS:
-            yield setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning
+    return [
+        (setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning)
+        for setting in settings_of()
+        if setting.key.split(".")[0] in SECTIONS
+    ]
 
 
 def command(folder: Path, report: dict[str, Any]) -> str:
