@@ -120,23 +120,22 @@ class WandbLog:
         if (run := self.run) is not None:
             self.extra.post(partial(run.log, entry, step=statistics.steps))
 
-    def close(self, engine: Engine, stopped: bool) -> None:
-        """The end, on other ranks than 0; `stopped`: the job was asked to stop, and there is little time."""
+    def finish(self, engine: Engine, stopped: bool, report: dict[str, Any]) -> None:
+        """The end of the run.
+
+        Args:
+            engine: that has run.
+            stopped: the job was asked to stop, and there is little time.
+            report: the final figures, on rank 0, which also logs the page and the results; empty elsewhere.
+        """
         self.flush(engine)
         if (run := self.run) is not None:
-            self.extra.wait(run.finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)
+            finish = partial(self.log_results, run, report) if report else run.finish
+            self.extra.wait(finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)
         self.extra.close()
 
-    def finish(self, report: dict[str, Any], engine: Engine, stopped: bool) -> None:
-        """The end, on rank 0: the final figures, the page and the results."""
-        self.flush(engine)
-        if (run := self.run) is not None:
-            limit_s = STOP_LIMIT_S if stopped else FINISH_LIMIT_S
-            self.extra.wait(lambda: self.finish_run(run, report), limit_s)
-        self.extra.close()
-
-    def finish_run(self, run: wandb.Run, report: dict[str, Any]) -> None:
-        """Log what is left, and wait until it is written or sent."""
+    def log_results(self, run: wandb.Run, report: dict[str, Any]) -> None:
+        """Log what rank 0 has at the end, and wait until it is written or sent."""
         import wandb
 
         run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
