@@ -63,11 +63,10 @@ class SamplingParams:
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
         """Raise a ValueError that says what there is, where an argument is called otherwise."""
         known = [entry.name for entry in fields(cls)]
-        for name in given:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                raise ValueError(f"SamplingParams has no {name}: {hint}")
+        for name in given.keys() - known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"SamplingParams has no {name}: {hint}")
         return super().__new__(cls)
 
 
@@ -197,19 +196,11 @@ class LLM:
         """
         if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
             raise ValueError("suffixes: give a list with one text for each prefix")
-        most = [max_tokens] * len(prefixes) if isinstance(max_tokens, int) else max_tokens
-        if len(most) != len(prefixes):
-            raise ValueError(f"{len(most)} max_tokens for {len(prefixes)} prefixes: give one, or one for each")
-        given = [sampling or SamplingParams()] * len(prefixes) if not isinstance(sampling, Sequence) else sampling
-        if len(given) != len(prefixes):
-            raise ValueError(
-                f"{len(given)} sampling parameters for {len(prefixes)} prefixes: give one, or one for each"
-            )
-        limited = [replace(one, max_tokens=tokens) for one, tokens in zip(given, most, strict=True)]
-        items = [
-            replace(item, suffix=suffixes[item.origin.line - 1]) if item.origin else item
-            for item in items_of(prefixes, limited)
-        ]
+        limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
+        params = for_each(sampling or SamplingParams(), len(prefixes), "sampling parameters", "prefixes")
+        limited = [replace(one, max_tokens=limit) for one, limit in zip(params, limits, strict=True)]
+        items = items_of(prefixes, limited)
+        items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
         return self.answered(items, self.configured(decode, overrides), progress)
 
     def answered(self, items: Sequence[Item], config: Config, progress: bool) -> list[Output]:
@@ -269,28 +260,31 @@ class LLM:
     @contextmanager
     def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
         """The ranks of a call, joined; any number of calls may follow one another."""
-        parallel, size = config.parallel, self.world.size
-        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, size, requests, branches)
-        ends = parallel.timeout_s, self.builder.device, Stop(grace_s=0.0)
+        parallel, world = config.parallel, self.world
+        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, requests, branches)
+        stop = Stop(grace_s=0.0)
         with handlers_kept():
-            group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
+            device = self.builder.device
+            group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop, next(MEETINGS))
             with group.failures.guard():
                 yield group
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """The settings with a call's decode options."""
         if decode is not None and not isinstance(decode, str | DecodeConfig):
-            what = (
-                "sampling=SamplingParams(...)" if isinstance(decode, SamplingParams) else "single options as drafts=4"
-            )
-            raise ValueError(f"decode is of type {type(decode).__name__}: it is a preset's name; give {what}")
+            kind = type(decode).__name__
+            what = "sampling=SamplingParams(...)" if kind == "SamplingParams" else "single options as drafts=4"
+            raise ValueError(f"decode is of type {kind}: it is a preset's name; give {what}")
         for key, value in overrides.items():
             if key in SAMPLING_ONLY:
                 raise ValueError(f"{key}: give it as sampling=SamplingParams({key}=...)")
             if not isinstance(value, str | int | float | None):
                 rule = "; a rule of your own is a text, FILE.py:FUNCTION" if key == "fill" else ""
                 raise ValueError(f"{key} is of type {type(value).__name__}: give a text, a number or None{rule}")
-        given = [f"decode.{key}={setting(value)}" for key, value in overrides.items()]
+        given = [
+            f"decode.{key}={quoted(value) if isinstance(value, str) else 'null' if value is None else value}"
+            for key, value in overrides.items()
+        ]
         check_keys(given)
         if isinstance(decode, DecodeConfig):
             return replace(self.config, decode=replace(decode, **overrides))
@@ -409,11 +403,6 @@ def model_settings(model: str) -> list[str]:
     return ["model=local", f"model.path={quoted(model)}"]
 
 
-def setting(value: Any) -> str:
-    """A Python value as the command line writes it."""
-    return quoted(value) if isinstance(value, str) else "null" if value is None else str(value)
-
-
 def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Item]:
     """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens."""
     if isinstance(prompts, str):
@@ -421,14 +410,11 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts is of type {type(prompts).__name__}: give a list of texts or chats")
     prompts = list(prompts)
-    if sampling is None or isinstance(sampling, SamplingParams):
-        sampling = [sampling or SamplingParams()] * len(prompts)
-    if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingParams) for one in sampling):
+    params = for_each(sampling or SamplingParams(), len(prompts), "sampling parameters", "prompts")
+    if not all(isinstance(one, SamplingParams) for one in params):
         raise ValueError("sampling: give SamplingParams(temperature=..., ...), or a list with one for each prompt")
-    if len(sampling) != len(prompts):
-        raise ValueError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each")
     items = []
-    for index, (prompt, asked) in enumerate(zip(prompts, sampling, strict=True)):
+    for index, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
         if isinstance(prompt, Mapping) and "role" in prompt:
             raise ValueError(
                 f"prompts[{index}] is a single message: a chat is a list of them, and prompts one of chats"
@@ -442,9 +428,7 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
             )
         given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
         given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
-        given["prompt" if isinstance(prompt, str) else "messages"] = (
-            prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-        )
+        given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
         try:
             request = read_request(given)
         except BadLine as error:
@@ -459,20 +443,24 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
     return items
 
 
+def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
+    """What is given for each of `number` prompts: a sequence has one for each, and anything else is for all."""
+    each = given if isinstance(given, Sequence) else [given] * number
+    if len(each) != number:
+        raise ValueError(f"{len(each)} {name} for {number} {prompts}: give one, or one for each")
+    return each
+
+
 def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     """The items as requests; a ValueError where the model refuses some."""
     found = encoder.encode_all(0, items)
-    refused = [one for one in found if isinstance(one, Rejection)]
-    if refused:
+    if refused := [one for one in found if isinstance(one, Rejection)]:
+        origin = items[refused[0].index].origin
+        assert origin
+        reason = refused[0].message.removeprefix(f"line {origin.line}: ")  # prompts have no lines
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise ValueError(f"{reason_of(refused[0], items[refused[0].index])}{more}")
+        raise ValueError(f"prompts[{origin.line - 1}]: {reason}{more}")
     return [one for one in found if isinstance(one, Request)]
-
-
-def reason_of(rejection: Rejection, item: Item) -> str:
-    """Why a prompt was refused, and which one: prompts have no lines."""
-    assert item.origin
-    return f"prompts[{item.origin.line - 1}]: {rejection.message.removeprefix(f'line {item.origin.line}: ')}"
 
 
 @contextmanager

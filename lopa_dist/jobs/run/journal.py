@@ -24,7 +24,7 @@ from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.batch_output import LINES, NAME
-from lopa_dist.jobs.run.open_files import OpenFiles
+from lopa_dist.jobs.run.open_files import mapped_files
 from lopa_dist.jobs.run.packed import Columns, RequestIds
 from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
@@ -276,10 +276,11 @@ def merge(
                 weak[index] = good
             part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures, work, failed = Columns(), Work(), 0
-    with OpenFiles() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
+    mapped = mapped_files()
+    with whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
         for index in range(len(ids)):
             if length[index]:
-                entry = json.loads(files.read(parts[part_of[index]], offset[index], length[index]))
+                entry = json.loads(mapped(parts[part_of[index]])[offset[index] : offset[index] + length[index]])
                 write_line(out, numbers[index], entry["line"] | carried(index))
                 if "figures" not in entry:
                     failed += 1
