@@ -18,12 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import (
     UserError,
-    check_choices,
-    choices_of,
+    check_options,
     number,
     option,
     require,
-    require_count,
     require_seconds,
 )
 from lopa_dist.decode.config import DecodeConfig
@@ -81,7 +79,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
-        check_choices("model", self)
+        check_options("model", self)
         if self.lora_rows != "all" and self.lora is None:
             raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
@@ -102,9 +100,9 @@ class DecodeOptions(DecodeConfig):
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        choices = choices_of(DecodeConfig)
         for key in AUTO_CHOICES:
-            require(f"decode.{key}", getattr(self, key), ("auto", *choices[key]))
+            choices = DecodeConfig.__dataclass_fields__[key].metadata["choices"]
+            require(f"decode.{key}", getattr(self, key), ("auto", *choices))
         for key in AUTO_NUMBERS:
             value = number(getattr(self, key))
             setattr(self, key, value)
@@ -120,7 +118,7 @@ class TaskConfig:
     """What is generated."""
 
     name: str = option("arithmetic", "what is generated", tuple(TASKS))
-    limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all")
+    limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all", least=1)
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
@@ -133,18 +131,21 @@ class TaskConfig:
         None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
     )
     masks: int = option(
-        128, "task=harness: masks from which the likelihood of a text is worked out, where the model is a masked one"
+        128,
+        "task=harness: masks from which the likelihood of a text is worked out, where the model is a masked one",
+        least=1,
     )
     column: str | None = option(
         None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
     )
-    samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0")
+    samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0", least=1)
     tries: int = option(
         TRIES,
         "task=batch: answers at most, until one is the JSON that a line's response_format asks for, for which the "
         "temperature is above 0",
+        least=1,
     )
-    fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
+    fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task", least=0)
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
     fewshot_as_multiturn: bool = option(
         True, "in a chat, every example is a turn of its own; false: all are in the user's one"
@@ -163,23 +164,15 @@ class TaskConfig:
     code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")
     split: str = option("held_out", "arithmetic, lists: which problems", ("held_out", "train"))
     shard: int = option(0, "which part of the requests: every `shards`-th, from this one on")
-    shards: int = option(1, "parts of the requests, a job each, which `lopa-dist merge` joins")
+    shards: int = option(1, "parts of the requests, a job each, which `lopa-dist merge` joins", least=1)
     problem_seed: int = option(1, "arithmetic, lists: which stream of problems; 2 is the final test, not for tuning")
 
     def __post_init__(self) -> None:
-        check_choices("task", self)
-        if self.limit is not None:
-            require_count("task.limit", self.limit)
-        require_count("task.shards", self.shards)
-        require_count("task.samples", self.samples)
-        require_count("task.masks", self.masks)
-        require_count("task.tries", self.tries)
+        check_options("task", self)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.score is not None and self.score != "exact" and not is_own(self.score):
             raise ValueError(f"task.score={self.score}: must be exact or FILE.py:FUNCTION")
-        if self.fewshot is not None:
-            require_count("task.fewshot", self.fewshot, 0)
         require_seconds("task.code_timeout_s", self.code_timeout_s)
         if self.output is not None and PurePosixPath(self.output).suffix not in OUTPUTS:
             raise ValueError(f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}")
@@ -213,9 +206,9 @@ class TaskConfig:
 class ParallelConfig:
     """How ranks are used: world = data x branch x tensor."""
 
-    data: str | int = option("auto", "replicas that take different requests from one queue")
-    branch: str | int = option("auto", "ranks of a replica, which share out the branches of its sequences")
-    tensor: str | int = option("auto", "ranks that split a model's weights; auto: 1")
+    data: str | int = option("auto", "replicas that take different requests from one queue", least=1)
+    branch: str | int = option("auto", "ranks of a replica, which share out the branches of its sequences", least=1)
+    tensor: str | int = option("auto", "ranks that split a model's weights; auto: 1", least=1)
     backend: str = option(
         "auto",
         "how ranks talk to each other; auto: nccl on GPUs, else gloo, or mpi under mpirun",
@@ -226,14 +219,13 @@ class ParallelConfig:
         0,
         "CPU threads of a rank; 0: the machine's cores, shared out among its ranks, or fewer by OMP_NUM_THREADS or "
         "torch.set_num_threads",
+        least=0,
     )
 
     def __post_init__(self) -> None:
-        check_choices("parallel", self)
         for axis in ("data", "branch", "tensor"):
             setattr(self, axis, number(getattr(self, axis)))
-            require_count(f"parallel.{axis}", getattr(self, axis), auto=True)
-        require_count("parallel.threads", self.threads, 0)
+        check_options("parallel", self)
         require_seconds("parallel.timeout_s", self.timeout_s)
 
 
@@ -257,7 +249,7 @@ class JobConfig:
     grace_s: float = option(20.0, "seconds to finish what is in flight after SIGTERM or SIGUSR1, before it is dropped")
 
     def __post_init__(self) -> None:
-        check_choices("job", self)
+        check_options("job", self)
         require_seconds("job.grace_s", self.grace_s, zero=True)
         if self.crashes is not None and not 1 <= self.crashes < 256:
             raise ValueError(f"job.crashes={self.crashes}: must be from 1 to 255, or null")
@@ -281,7 +273,7 @@ class WandbConfig:
     )
 
     def __post_init__(self) -> None:
-        check_choices("logging.wandb", self)
+        check_options("logging.wandb", self)
 
 
 @dataclass
@@ -299,7 +291,7 @@ class LoggingConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def __post_init__(self) -> None:
-        check_choices("logging", self)
+        check_options("logging", self)
 
 
 @dataclass
