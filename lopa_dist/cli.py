@@ -9,6 +9,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,6 +46,19 @@ def app(raw: DictConfig) -> Any:
         end(error)  # here already: Hydra would write its own words above the message
 
 
+@contextmanager
+def mistakes(again: str = "start it again") -> Iterator[None]:
+    """Raise what a person can mend as a UserError; of a full disk, it says what to do `again`."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise UserError(plain(error)) from error
+    except OSError as error:
+        raise UserError(no_room(error, again) or str(error)) from error
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def swept() -> bool:
     """Whether Hydra runs a sweep, of which this is a job."""
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
@@ -57,14 +72,10 @@ def job(raw: DictConfig) -> Any:
         raise UserError(
             f"a sweep cannot run inside {world.launcher}: start it from one process, launcher=local or slurm"
         )
-    try:
+    with mistakes():
         config = OmegaConf.to_object(raw)
         assert isinstance(config, Config)
         check_files(config)
-    except OmegaConfBaseException as error:
-        raise UserError(plain(error)) from error
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if world.rank:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("httpx", "httpcore", "filelock", "matplotlib"):
@@ -77,21 +88,18 @@ def job(raw: DictConfig) -> Any:
     again = typed("hydra.run.dir", folder)
     if swept():
         again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
+    where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
     try:
-        report = run(config, folder, world, stop)
+        with mistakes(f"start it again{where}"):
+            report = run(config, folder, world, stop)
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         tell(f"lopa-dist: {error}{go_on}")
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         sys.exit(f"lopa-dist: interrupted; go on with {again}" if world.rank == 0 else 1)
-    except OSError as error:
-        where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
-        raise UserError(no_room(error, f"start it again{where}") or str(error)) from error
     except LaunchError as error:  # MPI's own end would wait for the ranks that cannot be joined
         raise (RankError if world.size > 1 else UserError)(str(error)) from error
-    except ValueError as error:
-        raise UserError(str(error)) from error
     leave_at_signals()  # a finished job's handler only remembers them
     result = summary(report, folder) if report else None
     if stop.asked and swept() and not submitted:
@@ -175,14 +183,8 @@ def main() -> None:
         if arguments[:1] and arguments[0] in COMMANDS:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)  # only a job can go on
-            try:
+            with mistakes("give the same command again"):
                 return perform(arguments[0], arguments[1:])
-            except OmegaConfBaseException as error:
-                raise UserError(plain(error)) from error
-            except OSError as error:
-                raise UserError(no_room(error, "give the same command again") or str(error)) from error
-            except (ValueError, NotImplementedError) as error:
-                raise UserError(str(error)) from error
         check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
