@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist import __version__
+from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import CONF, Config, check_files, check_keys, composition, plain, typed, with_own_model
@@ -30,7 +31,6 @@ from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start,
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.removed import instead
 from lopa_dist.sweep import check_points
-from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
 
@@ -151,8 +151,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
 def first_of(folder: Path, key: str) -> str:
     """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged."""
     with (folder / "results.jsonl").open(encoding="utf-8") as lines:
-        found = (line[key] for text in lines if key in (line := json.loads(text)))
-        return str(next(found, f"see {folder / 'results.jsonl'}"))
+        messages = (line[key] for text in lines if key in (line := json.loads(text)))
+        return str(next(messages, f"see {folder / 'results.jsonl'}"))
 
 
 def hint(arguments: list[str]) -> str:

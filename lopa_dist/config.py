@@ -16,14 +16,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lopa_dist.checks import (
-    UserError,
-    check_options,
-    number,
-    option,
-    require,
-    require_seconds,
-)
+from lopa_dist.checks import UserError, check_options, number, option, require, require_seconds
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS

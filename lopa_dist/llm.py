@@ -21,7 +21,7 @@ from lopa_dist.engine.likelihood import SAMPLES, Scorer
 from lopa_dist.engine.request import Generation, Given, Likelihood, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import finished_text, logprob, thought
+from lopa_dist.jobs.run.results import answer_of, logprob
 from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
@@ -302,15 +302,16 @@ class LLM:
         sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
         engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
         group.ready()
-        total, generate = len(requests), engine.generate
-        if any(item.response_format for item in items):
-            requests, generate = Repeated(requests), Tries(engine, items, builder.tokenizer).generate
-        engine.prepare(requests)
+        tried = Repeated(requests)
+        engine.prepare(tried)
         group.prepared()
+        generations = Tries(engine, items, builder.tokenizer).generate(
+            tried, partial(group.queue.take, total=len(requests))
+        )
         own: dict[int, Output] = {}
         shown = "auto" if progress and leader else "never"
         with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:
-            for generation in generate(requests, partial(group.queue.take, total=total)):
+            for generation in generations:
                 if group.is_leader:
                     index = generation.request.index
                     own[index] = output = self.output(generation, items[index])
@@ -351,9 +352,8 @@ class LLM:
 
     def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""
-        generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
-        reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
-        told = generation.written
+        generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
+        written = generation.written
         assert item.origin
         return Output(
             id=item.origin.custom_id,
@@ -370,9 +370,9 @@ class LLM:
             seconds=generation.seconds,
             tokens_per_forward=len(generation.tokens) / max(1, generation.forwards),
             acceptance=generation.accepted / generation.drafts if generation.drafts else None,
-            logprobs=None if told is None else [logprob(one) for one in told],
-            steps=None if told is None else [one.step for one in told],
-            ways=None if told is None else [one.way for one in told],
+            logprobs=None if written is None else [logprob(token) for token in written],
+            steps=None if written is None else [token.step for token in written],
+            ways=None if written is None else [token.way for token in written],
             tries=generation.tries,
             failed_tokens=generation.failed_tokens,
             invalid=generation.invalid,
@@ -390,7 +390,7 @@ def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
 
 def hash_of_given(given: Sequence[Given]) -> str:
     """Return what tells a call's prompts and continuations from others'."""
-    return hashlib.sha256(repr([one.key for one in given]).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr([text.key for text in given]).encode()).hexdigest()[:24]
 
 
 def model_settings(model: str) -> list[str]:
@@ -453,14 +453,14 @@ def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
 
 def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     """The items as requests; a ValueError where the model refuses some."""
-    found = encoder.encode_all(0, items)
-    if refused := [one for one in found if isinstance(one, Rejection)]:
+    requests = encoder.encode_all(0, items)
+    if refused := [one for one in requests if isinstance(one, Rejection)]:
         origin = items[refused[0].index].origin
         assert origin
         reason = refused[0].message.removeprefix(f"line {origin.line}: ")  # prompts have no lines
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise ValueError(f"prompts[{origin.line - 1}]: {reason}{more}")
-    return [one for one in found if isinstance(one, Request)]
+    return [one for one in requests if isinstance(one, Request)]
 
 
 @contextmanager

@@ -25,13 +25,13 @@ from omegaconf import OmegaConf
 from rich.progress import Progress, TextColumn
 from torch import Tensor
 
+from lopa_dist.atomic import atomic
 from lopa_dist.checks import require
 from lopa_dist.kernels.rope import rope_table
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks import list_problems
 from lopa_dist.tasks.word_problems import Split
-from lopa_dist.whole import whole
 from training import causal, checkpoint, noise, own_answers, tokenizer
 from training.attention import dense
 from training.list_examples import ListExamples
@@ -262,7 +262,7 @@ def train(config: TrainConfig) -> Path:
             "step": step,
             "seconds": time.monotonic() - began,
         }
-        with whole(state_file) as file:
+        with atomic(state_file) as file:
             torch.save(state, file)
 
     def run(batch: Batch, loss_of: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -167,14 +167,14 @@ def compiler(machine: Machine) -> Finding:
         return slow("engine.kernels=torch: no kernel of Triton's runs, and no CUDA graph")
     if not TRITON:
         return slow("Triton is not installed, so operations run one by one: pip install triton")
-    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    missing = [name for name, there in (("C compiler", found), (str(headers), headers.exists())) if not there]
+    missing = [name for name, there in (("C compiler", compiler), (str(headers), headers.exists())) if not there]
     if missing:
         return slow(f"Triton cannot run without {' and '.join(missing)}: apt install gcc python3-dev, or alike")
     import triton
 
-    return fine(f"Triton {triton.__version__}, {found}")
+    return fine(f"Triton {triton.__version__}, {compiler}")
 
 
 def kernels(machine: Machine) -> Finding:
@@ -192,10 +192,10 @@ def kernels(machine: Machine) -> Finding:
     wanted = tuple(
         name for name in KERNELS if name != "fp8" or torch.cuda.get_device_capability(machine.device) >= (8, 9)
     )
-    found = faults(widths, dtype, machine.device, wanted)
-    if not found:
+    failing = faults(widths, dtype, machine.device, wanted)
+    if not failing:
         return fine(f"{len(wanted)} compile here and agree with torch")
-    said = "; ".join(f"{name}: {fault}" for name, fault in found.items())
+    said = "; ".join(f"{name}: {fault}" for name, fault in failing.items())
     if machine.config.engine.kernels == "triton":
         return broken(said, "engine.kernels=auto does without them")
     return slow(f"these run in torch's form: {said}")
@@ -217,27 +217,27 @@ def collectives(machine: Machine) -> Finding:
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)
     parallel = machine.config.parallel
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def join() -> None:
         try:
             machine.group = Group(
                 world, Mesh(1, world.size), parallel.backend, JOIN_S, machine.device, Stop(machine.config.job.grace_s)
             )
-            found.append(exchanged(machine.group, machine.device))
+            findings.append(exchanged(machine.group, machine.device))
         except (RuntimeError, ValueError, TimeoutError) as error:
-            found.append(Finding(State.BROKEN, f"{error}"))
+            findings.append(Finding(State.BROKEN, f"{error}"))
 
     joining = Thread(target=join, daemon=True)  # the ranks of a job may wait for each other for minutes
     joining.start()
     joining.join(JOIN_S)
-    if not found:
+    if not findings:
         return broken(
             f"the {world.size} ranks did not meet, or did not answer, within {JOIN_S:.0f} s",
             "see whether all of them were started, and whether a firewall is between their machines; for NCCL, "
             "NCCL_SOCKET_IFNAME names the network, and NCCL_DEBUG=INFO says more",
         )
-    return found[0]
+    return findings[0]
 
 
 def exchanged(group: Group, device: torch.device) -> Finding:

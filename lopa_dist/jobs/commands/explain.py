@@ -21,7 +21,7 @@ from lopa_dist.checks import UserError, written
 from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, with_own_model
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.jobs.setup.device import choose_device
-from lopa_dist.jobs.setup.resolve import Found, by_device, by_model, resolve_decode
+from lopa_dist.jobs.setup.resolve import Resolved, by_device, by_model, resolve_decode
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import PATTERNS
@@ -84,13 +84,11 @@ def allowed(entry: Field[Any], section: Any) -> str:
 
 def details(name: str, section: Any) -> str:
     """The paragraphs of a section's description that begin with a setting's name, and what is listed below them."""
-    paragraphs = description(section).split("\n\n")
-    found: list[str] = []
-    inside = False
-    for paragraph in paragraphs:
+    its_own, inside = [], False
+    for paragraph in description(section).split("\n\n"):
         inside = paragraph.startswith(f"`{name}`") or (inside and paragraph.startswith("- "))
-        found += [paragraph] if inside else []
-    return "\n\n".join(found)
+        its_own += [paragraph] if inside else []
+    return "\n\n".join(its_own)
 
 
 def description(section: Any) -> str:
@@ -109,14 +107,14 @@ def sources(overrides: list[str]) -> dict[str, str]:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         chosen = loader.compute_defaults_list("config", overrides, RunMode.RUN)
-    found: dict[str, str] = {}
-    for one in chosen.defaults:
-        file = CONF / f"{one.config_path}.yaml"
+    origins: dict[str, str] = {}
+    for entry in chosen.defaults:
+        file = CONF / f"{entry.config_path}.yaml"
         if file.exists():
-            below = "" if one.package in (None, "", "_global_") else f"{one.package}."
+            below = "" if entry.package in (None, "", "_global_") else f"{entry.package}."
             keys = keys_in(yaml.safe_load(file.read_text()) or {}, below)
-            found |= dict.fromkeys(keys, f"conf/{one.config_path}.yaml")
-    return found | dict.fromkeys((one.key_or_group for one in chosen.config_overrides), "the command line")
+            origins |= dict.fromkeys(keys, f"conf/{entry.config_path}.yaml")
+    return origins | dict.fromkeys((entry.key_or_group for entry in chosen.config_overrides), "the command line")
 
 
 def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
@@ -128,13 +126,13 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield prefix + key
 
 
-def resolved(config: Config) -> Found:
+def resolved(config: Config) -> Resolved:
     """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
     device, shape = choose_device(config, World("python")), shape_of(config)
-    found = by_device(config, device)
+    values = by_device(config, device)
     if shape is None:
-        return found | by_pattern(config)
-    return found | by_model(config, shape, device)
+        return values | by_pattern(config)
+    return values | by_model(config, shape, device)
 
 
 def shape_of(config: Config) -> ModelConfig | None:
@@ -157,10 +155,10 @@ def in_cache(path: str, file: str) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def by_pattern(config: Config) -> Found:
+def by_pattern(config: Config) -> Resolved:
     """What decode options set to ``auto`` come to where the model's files are not on this machine."""
     given = config.model.pattern
-    found: Found = {}
+    found: Resolved = {}
     for name in ("context", "max_active_blocks"):
         if getattr(config.decode, name) != "auto":
             continue
@@ -182,11 +180,11 @@ def by_pattern(config: Config) -> Found:
 def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
     """Each setting, its value, and where the value came from, for a job with these overrides."""
     config, set_by = composed(overrides), sources(overrides)
-    found = resolved(config)
+    automatic = resolved(config)
     for setting in settings_of():
         value, origin = attrgetter(setting.key)(config), set_by.get(setting.key, "default")
-        if setting.key in found:
-            value, reason = found[setting.key]
+        if setting.key in automatic:
+            value, reason = automatic[setting.key]
             origin = f"{origin}: auto, which follows {reason}"
         yield setting, shown(value), origin
 

@@ -14,16 +14,16 @@ NONE = "none"
 
 def facts(family: str) -> Rows:
     """What is said of a family, by heading."""
-    one, names = COMPARED[family], sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
-    difference = "" if one.difference is None else f", largest difference {one.difference:.0e}".replace("e-0", "e-")
+    entry, names = COMPARED[family], sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
+    difference = "" if entry.difference is None else f", largest difference {entry.difference:.0e}".replace("e-0", "e-")
     return [
-        ("checkpoints", one.checkpoints),
+        ("checkpoints", entry.checkpoints),
         ("presets", ", ".join(presets(family, names)) or NONE),
         ("context", PATTERNS[FAMILIES[family].pattern].context),
-        ("its authors' way", one.rule),
-        ("logits", one.logits + difference),
-        ("texts", one.texts or "not compared"),
-        ("checkpoints that have run", one.run or NONE),
+        ("its authors' way", entry.rule),
+        ("logits", entry.logits + difference),
+        ("texts", entry.texts or "not compared"),
+        ("checkpoints that have run", entry.run or NONE),
     ]
 
 
@@ -38,11 +38,11 @@ def lines() -> Iterator[str]:
 def markdown() -> str:
     """The table as docs/models.md has it."""
     headings = ["family", *(heading for heading, _ in facts(next(iter(COMPARED))))]
-    found = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    rows = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     for family in COMPARED:
-        one = dict(facts(family))
-        names = one["presets"]
-        one["presets"] = names if names == NONE else ", ".join(f"`{name}`" for name in names.split(", "))
-        one["context"] = f"`{one['context']}`"
-        found.append(f"| `{family}` | " + " | ".join(one.values()) + " |")
-    return "\n".join(found) + "\n"
+        cells = dict(facts(family))
+        names = cells["presets"]
+        cells["presets"] = names if names == NONE else ", ".join(f"`{name}`" for name in names.split(", "))
+        cells["context"] = f"`{cells['context']}`"
+        rows.append(f"| `{family}` | " + " | ".join(cells.values()) + " |")
+    return "\n".join(rows) + "\n"

@@ -9,8 +9,9 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.commands.status import rest
-from lopa_dist.jobs.run.batch_output import Line, read_lines, write_batch_output
+from lopa_dist.jobs.run.batch_output import Line, read_batch_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.results import result_lines, results, write_errors
@@ -20,7 +21,6 @@ from lopa_dist.jobs.show.report import settings as config_of
 from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import TotallingTask
-from lopa_dist.whole import whole
 
 
 def merge_shards(folder: Path) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         ValueError: shards are missing, unfinished, there twice, or of different settings or inputs; the message names
             them, and nothing was written.
     """
-    found = {file.parent: read_report(file) for file in sorted(folder.glob("*/report.json"))}
-    reports = {part: report for part, report in found.items() if "shard" in report["task"]}  # not a merged one
+    runs = {file.parent: read_report(file) for file in sorted(folder.glob("*/report.json"))}
+    reports = {part: report for part, report in runs.items() if "shard" in report["task"]}  # not a merged one
     if not reports:
         raise ValueError(f"{folder}: no finished shard (*/report.json) in it; name the folder of an array's runs")
     origin, first = next(iter(reports.items()))
@@ -56,8 +56,8 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             count = sum(1 for _ in lines)
         if count != report["requests"]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
-    with whole(folder / "results.jsonl") as partial, partial.open("w", encoding="utf-8") as out:
-        out.writelines(line for _, line in merge(*map(numbered, reports)))  # each has them in order
+    # each shard has its lines in order
+    write_lines(folder / "results.jsonl", (line for _, line in merge(*map(numbered, reports))))
     write_errors(folder, sum(report["errors"] for report in reports.values()))
     shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
@@ -78,7 +78,7 @@ def numbered(part: Path) -> Iterator[tuple[int, str]]:
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
     """The input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
-    turns = zip_longest(*map(read_lines, shards))
+    turns = zip_longest(*map(read_batch_lines, shards))
     return (line for line in chain.from_iterable(turns) if line is not None)
 
 

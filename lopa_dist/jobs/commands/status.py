@@ -27,7 +27,7 @@ def status(folders: Sequence[Path], console: Console) -> None:
     arrays: dict[Path | None, list[RunState]] = {}
     for run in runs:
         arrays.setdefault(run.folder.parent if run.shard[1] > 1 else None, []).append(run)
-    rows = [row for place, some in arrays.items() for row in rows_of(some, missing(some) if place else [])]
+    rows = [row for place, members in arrays.items() for row in rows_of(members, missing(members) if place else [])]
     if len(rows) > MOST:
         rows = [row for row in rows if row[1] != "complete"]
     if rows:
@@ -40,8 +40,8 @@ def status(folders: Sequence[Path], console: Console) -> None:
             wide = console.measure(table, options=console.options.update(max_width=LONGEST))
             console.width = max(console.width, wide.maximum)
         console.print(table)
-    for place, some in arrays.items():
-        for line in told_of_array(place, some) if place else told_of_runs(some):
+    for place, members in arrays.items():
+        for line in told_of_array(place, members) if place else told_of_runs(members):
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 

@@ -11,12 +11,12 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.report import read_report
 from lopa_dist.jobs.show.run_page import items_again, question
 from lopa_dist.remote import is_remote, put
-from lopa_dist.whole import whole
 
 AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
@@ -64,7 +64,7 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
 def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
     """Yield a file that is put in its place, here or elsewhere, when it is whole."""
     if not is_remote(str(out)):
-        with whole(Path(out).expanduser()) as file:
+        with atomic(Path(out).expanduser()) as file:
             yield file
         return
     with TemporaryDirectory(prefix="lopa_dist-") as folder:
@@ -73,12 +73,12 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
         put(file, str(out), key)
 
 
-def write_parquet(file: Path, found: Iterator[dict[str, Any]], kinds: dict[str, set[type]]) -> None:
+def write_parquet(file: Path, table_rows: Iterator[dict[str, Any]], kinds: dict[str, set[type]]) -> None:
     """Write rows, some at a time; a column whose values are of several kinds holds texts.
 
     Args:
         file: to be written.
-        found: the rows.
+        table_rows: the rows.
         kinds: of the values, by column.
     """
     try:
@@ -87,11 +87,13 @@ def write_parquet(file: Path, found: Iterator[dict[str, Any]], kinds: dict[str, 
     except ImportError as error:
         raise ValueError("a .parquet file needs pyarrow: pip install 'lopa_dist[eval]', or write .csv") from error
     types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
-    alone = {name: of - {type(None)} for name, of in kinds.items()}
-    texts = {name for name, of in alone.items() if len(of) != 1 or not of & types.keys()}
-    columns = [(name, pyarrow.string() if name in texts else types[next(iter(of))]) for name, of in alone.items()]
-    with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns)) as writer:
-        while some := list(islice(found, AT_ONCE)):
+    columns = {}
+    for name, found in kinds.items():
+        [kind, *others] = found - {type(None)} or {str}
+        columns[name] = pyarrow.string() if others else types.get(kind, pyarrow.string())
+    texts = [name for name, kind in columns.items() if kind == pyarrow.string()]
+    with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns.items())) as writer:
+        while some := list(islice(table_rows, AT_ONCE)):
             for name in texts:
                 for row in some:
                     row[name] = None if row.get(name) is None else str(row[name])

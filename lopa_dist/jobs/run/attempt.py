@@ -49,13 +49,7 @@ class Attempt:
 
 
 def begin_attempt(
-    config: Config,
-    folder: Path,
-    builder: EngineBuilder,
-    task: Task,
-    job_input: JobInput,
-    input_hash: str,
-    group: Group,
+    config: Config, folder: Path, builder: EngineBuilder, task: Task, job_input: JobInput, input_hash: str, group: Group
 ) -> Attempt:
     """Return the attempt that begins now, on every rank of `group`, when all agree on what is to be done.
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lopa_dist.atomic import write_lines
 from lopa_dist.parallel.launcher import World
-from lopa_dist.whole import whole
 
 NAME = re.compile(r"(\d+)\.json")
 
@@ -67,8 +67,7 @@ class AttemptRecord:
 
     def write(self, journal: Path) -> None:
         """Write it into the folder of a journal."""
-        with whole(journal / f"{self.number:03d}.json") as file:
-            file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_lines(journal / f"{self.number:03d}.json", [json.dumps(asdict(self), indent=1), "\n"])
 
     @classmethod
     def last(cls, journal: Path) -> AttemptRecord | None:
@@ -77,8 +76,8 @@ class AttemptRecord:
         if not files:
             return None
         try:
-            found = json.loads(max(files)[1].read_text())
-            submission = found.pop("submission")
-            return cls(**found, submission=Submission(**submission) if submission else None)
+            record = json.loads(max(files)[1].read_text())
+            submission = record.pop("submission")
+            return cls(**record, submission=Submission(**submission) if submission else None)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -94,16 +94,16 @@ def in_turn(
 
     def others(most: int) -> list[int]:
         taken = take(most)
-        found = [number for number in taken if number < first]
-        held.extend(taken[len(found) :])
-        begin([requests[number] for number in found])
-        return found
+        together = [number for number in taken if number < first]
+        held.extend(taken[len(together) :])
+        begin([requests[number] for number in together])
+        return together
 
     yield from generate(requests, others)
     while engine.lockstep.level == StopLevel.RUN:
         held.extend([] if held else take(1))
         if not held:
             return
-        one = requests[held.popleft()]
-        begin([one])
-        yield from generate([one])
+        request = requests[held.popleft()]
+        begin([request])
+        yield from generate([request])

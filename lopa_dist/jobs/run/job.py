@@ -14,6 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
 from lopa_dist.decode.config import DecodeConfig
@@ -23,7 +24,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.batch_output import NAME as BATCH_OUTPUT
-from lopa_dist.jobs.run.batch_output import line_of, write_batch_output, write_lines
+from lopa_dist.jobs.run.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.run.crashes import Begun, in_turn
 from lopa_dist.jobs.run.extra import Extra
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
@@ -37,11 +38,10 @@ from lopa_dist.jobs.run.rejudge import judged_by
 from lopa_dist.jobs.run.results import (
     NOT_NUMBERS,
     Pieces,
+    answer_of,
     error_line,
-    finished_text,
     generation_line,
     results,
-    thought,
     write_errors,
 )
 from lopa_dist.jobs.run.tries import Repeated, Tries
@@ -63,7 +63,6 @@ from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.rows.sizes import usual_rows
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import LikelihoodTask, Task, TotallingTask
-from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
 PAGE_LIMIT_S = 60.0  # to write report.html
@@ -176,16 +175,14 @@ class Job:
             engine.meanwhile.append(wandb_log.observe)
         group.ready()
         if self.requests:
-            if self.input.formatted:
-                self.requests = Repeated(self.requests)
+            self.requests = Repeated(self.requests)
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
         take = partial(group.queue.take, total=len(self.requests))
         first = len(self.requests) - self.suspects
         tries = Tries(engine, self.input.items, self.builder.tokenizer)
-        generate = tries.generate if self.input.formatted else engine.generate
-        generations = in_turn(engine, generate, self.requests, first, take, self.begin)
+        generations = in_turn(engine, tries.generate, self.requests, first, take, self.begin)
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
             with Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone) as self.begun:
@@ -290,8 +287,7 @@ class Job:
                 self.begun.note(id_of(item, generation.request), ended=True)
                 reasoning, text = None, ""
                 if generation.likelihoods is None:
-                    generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
-                    reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
+                    generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
                 judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
             end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
@@ -406,7 +402,7 @@ class Job:
         if self.config.task.shards == 1:
             write_batch_output(self.folder, lambda: map(line_of, self.input.items), self.config.model.path)
         else:
-            write_lines(self.folder, map(line_of, self.input.items))
+            write_batch_lines(self.folder, map(line_of, self.input.items))
 
     def write_output(self, report: dict[str, Any]) -> None:
         """The results at `task.output` too; those of shards when they are merged."""

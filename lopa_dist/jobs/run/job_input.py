@@ -60,7 +60,6 @@ class JobInput:
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
         self.carries = False  # whether any line of the input has what `carried` is about
-        self.formatted = False  # whether any answer must be of a format
         self.aside: dict[int, str] = {}  # why, of requests that were set aside; they count as rejected
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
@@ -69,10 +68,9 @@ class JobInput:
         while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
             self.questions = self.questions or asked(some)
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
-                kept = replace(item, prompt=None, messages=None if item.messages is None else [])
-                self.items.append(replace(kept, prefix="", continuations=()))
+                messages: list[dict[str, str]] | None = None if item.messages is None else []
+                self.items.append(replace(item, prompt=None, messages=messages, prefix="", continuations=()))
                 self.encoded.append(request)
-                self.formatted |= item.response_format is not None
                 self.carries |= bool(item.metadata) or is_sample(item)
                 self.rejected.append(isinstance(request, Rejection))
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
@@ -137,16 +135,16 @@ class JobInput:
         if not self.carries:
             return {}
         item = self.items[index]
-        found: dict[str, Any] = {"sample": item.origin.sample} if item.origin and is_sample(item) else {}
-        return found | ({"metadata": item.metadata} if item.metadata else {})
+        fields: dict[str, Any] = {"sample": item.origin.sample} if item.origin and is_sample(item) else {}
+        return fields | ({"metadata": item.metadata} if item.metadata else {})
 
     def digest(self, settings: str) -> str:
         """A hash of `settings` and of all requests and rejections, in order: it identifies their results."""
-        found = hashlib.sha256(settings.encode())
+        digest = hashlib.sha256(settings.encode())
         for index in range(len(self)):
             name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
-            found.update(encodable(f"\n{name}").encode())
-        return found.hexdigest()[:24]
+            digest.update(encodable(f"\n{name}").encode())
+        return digest.hexdigest()[:24]
 
 
 def is_sample(item: Item) -> bool:

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from lopa_dist.atomic import naming, write_lines
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
@@ -29,7 +30,6 @@ from lopa_dist.jobs.run.packed import Columns, RequestIds
 from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.tasks.response_format import ResponseFormat
-from lopa_dist.whole import named, whole
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
@@ -69,7 +69,7 @@ def request_id(
     if request.suffix:
         parts.append({"suffix": list(request.suffix)})
     if request.scored:
-        parts.append([[[list(one.prompt), list(one.answer), one.key] for one in text] for text in request.scored])
+        parts.append([[[list(part.prompt), list(part.answer), part.key] for part in text] for text in request.scored])
     if response_format is not None:
         parts.append({"response_format": asdict(response_format)})
     if reference is not None:
@@ -112,8 +112,7 @@ class Journal:
                 )
             return changes
         for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
-            with whole(self.folder / name) as file:
-                file.write_text(json.dumps(content, indent=1) + "\n")
+            write_lines(self.folder / name, [json.dumps(content, indent=1), "\n"])
         return []
 
     def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
@@ -129,8 +128,7 @@ class Journal:
         known: dict[str, Any] = read(file) if file.exists() else {"attempt": 0, "start": {}}
         if asked and not start.again(Start(**known["start"])):
             known = {"attempt": attempt, "start": asdict(start)}
-            with whole(file) as partial:
-                partial.write_text(json.dumps(known) + "\n")
+            write_lines(file, [json.dumps(known), "\n"])
         return int(known["attempt"])
 
     def first_start(self) -> Start:
@@ -144,8 +142,8 @@ class Journal:
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""
-        found = [(match, path) for path in self.folder.glob("*.jsonl") if (match := PART.fullmatch(path.name))]
-        return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
+        files = [(match, path) for path in self.folder.glob("*.jsonl") if (match := PART.fullmatch(path.name))]
+        return [path for _, path in sorted(files, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
 
     def next_attempt(self) -> int:
         """The number of an attempt that begins now."""
@@ -214,7 +212,7 @@ class Writer:
 
     def write(self, *entries: dict[str, Any]) -> None:
         """Append entries and make sure that they are on disk, with one sync for all, because it takes milliseconds."""
-        with named(Path(self.file.name)):
+        with naming(Path(self.file.name)):
             self.file.writelines(map(json_line, entries))
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -275,39 +273,38 @@ def merge(
             if good != JUDGED:
                 weak[index] = good
             part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures, work, failed = Columns(), Work(), 0
+    figures, work = Columns(), Work()
     mapped = mapped_files()
-    with whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
+
+    def lines() -> Iterator[str]:
         for index in range(len(ids)):
             if length[index]:
-                entry = json.loads(mapped(parts[part_of[index]])[offset[index] : offset[index] + length[index]])
-                write_line(out, numbers[index], entry["line"] | carried(index))
-                if "figures" not in entry:
-                    failed += 1
-                    continue
-                attempt = entry.get("attempt", attempt_of(parts[part_of[index]]))
-                work.add(entry["work"])
-                figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
-            elif (line := rejected(index)) is not None:
-                write_line(out, numbers[index], line | carried(index))
-    return Merged(figures, work, failed, sum(good != FAILED for good in weak.values()), replicas)
+                part = parts[part_of[index]]
+                entry = json.loads(mapped(part)[offset[index] : offset[index] + length[index]])
+                line = entry["line"]
+                if "figures" in entry:
+                    work.add(entry["work"])
+                    attempt = entry.get("attempt", attempt_of(part))
+                    figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
+            elif (line := rejected(index)) is None:
+                continue
+            # the place in the input stands behind the name
+            yield json_line({"custom_id": None, "index": None} | line | carried(index) | {"index": numbers[index]})
 
-
-def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
-    """Write one line of `results.jsonl`, with its place in the input behind its name."""
-    numbered = {"custom_id": None, "index": None} | line | {"index": number}
-    out.write(json_line(numbered))
+    write_lines(folder / "results.jsonl", lines())
+    unjudged, failed = sum(good != FAILED for good in weak.values()), sum(good == FAILED for good in weak.values())
+    return Merged(figures, work, failed, unjudged, replicas)
 
 
 def read(file: Path) -> dict[str, Any]:
     """A JSON file of the journal; a ValueError where it is damaged."""
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except ValueError as error:
         raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
-    return found
+    return content
 
 
 def without_rule(settings: dict[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def lines_of(path: Path) -> Iterator[str]:
     while True:
         with path.open("rb") as file:
             file.seek(offset)
-            some = file.readlines(READ_BYTES)
+            lines = file.readlines(READ_BYTES)
             offset = file.tell()
-        if not some:
+        if not lines:
             return
-        yield from (line.decode(errors="replace") for line in some)
+        yield from (line.decode(errors="replace") for line in lines)

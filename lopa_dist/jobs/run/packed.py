@@ -53,8 +53,8 @@ class RequestIds:
             return np.full(len(names), -1)
         ids, order = self.order
         wanted = np.array([name.encode() for name in names])
-        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        return np.where((ids[at] == wanted) & (wanted != b""), order[at], -1)
+        places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        return np.where((ids[places] == wanted) & (wanted != b""), order[places], -1)
 
 
 class Columns:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, TemplateSyntaxError, meta
@@ -85,21 +85,21 @@ class Encoder:
 
     def encode_all(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
         """Items as requests; the first has the index `first`. Many together are tokenized several times as fast."""
-        found: dict[int, Request | Rejection] = {}
+        requests: dict[int, Request | Rejection] = {}
         texts: dict[int, list[Text]] = {}
         for index, item in enumerate(items, first):
             try:
                 texts[index] = self.texts(item)
             except Refusal as refusal:
-                found[index] = rejected(index, item, refusal)
-        tokens = self.tokenized(text for some in texts.values() for text in some)
-        for index, some in texts.items():
+                requests[index] = rejected(index, item, refusal)
+        tokens = self.tokenized(chain.from_iterable(texts.values()))
+        for index, own in texts.items():
             item = items[index - first]
             try:
-                found[index] = (self.scored if item.continuations else self.request)(index, item, some, tokens)
+                requests[index] = (self.scored if item.continuations else self.request)(index, item, own, tokens)
             except Refusal as refusal:
-                found[index] = rejected(index, item, refusal)
-        return [found[index] for index in sorted(found)]
+                requests[index] = rejected(index, item, refusal)
+        return [requests[index] for index in sorted(requests)]
 
     def texts(self, item: Item) -> list[Text]:
         """The prompt of an item; or for each of its continuations, what it stands behind, and both together."""
@@ -107,29 +107,29 @@ class Encoder:
             raise Refusal(item.error)
         if not item.continuations:
             return [self.render(item)]
-        found = []
-        for one in item.continuations:
+        texts = []
+        for continuation in item.continuations:
             prompt, chat = "", self.wrap
-            if one.behind is not None:
-                asked = self.choose(one.behind)
-                prompt, chat = self.render(asked).text, self.is_chat(asked)
-            text = one.text_in_chat if chat else one.text
+            if continuation.behind is not None:
+                context = self.choose(continuation.behind)
+                prompt, chat = self.render(context).text, self.is_chat(context)
+            text = continuation.text_in_chat if chat else continuation.text
             if not text or encodable(text) != text:
                 raise Refusal(f"continuation {text!r}: must be a text of at least one character")
             special = bool(prompt) and not chat
             # spaces between the two belong to the continuation, as in lm-evaluation-harness
-            found += [Text(prompt.rstrip(), special), Text(prompt + text, special)]
-        return found
+            texts += [Text(prompt.rstrip(), special), Text(prompt + text, special)]
+        return texts
 
     def tokenized(self, texts: Iterable[Text]) -> dict[Text, list[int]]:
         """The tokens of texts."""
-        found: dict[Text, list[int]] = {}
+        tokens: dict[Text, list[int]] = {}
         distinct = dict.fromkeys(texts)
         for special in (False, True):
-            some = [text for text in distinct if text.special == special]
-            encodings = self.words.encode_batch_fast([text.text for text in some], add_special_tokens=special)
-            found.update(zip(some, (one.ids for one in encodings), strict=True))
-        return found
+            alike = [text for text in distinct if text.special == special]
+            encodings = self.words.encode_batch_fast([text.text for text in alike], add_special_tokens=special)
+            tokens.update(zip(alike, (encoding.ids for encoding in encodings), strict=True))
+        return tokens
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """An item's continuations as a request, checked against the model."""
@@ -151,7 +151,7 @@ class Encoder:
             else:
                 parts = [(whole[:cut], whole[cut:])]
             scored.append(tuple(Given.seeded(*part, seed) for part in parts))
-        count = sum(len(one.answer) for text in scored for one in text)
+        count = sum(len(part.answer) for text in scored for part in text)
         prompt = array("i", scored[0][0].prompt)
         return Request(index, prompt, count, self.key(item), scored=tuple(scored))
 
@@ -263,8 +263,8 @@ class Encoder:
         self.strange_prompts += 1
         if len(self.strange) < 3:
             pieces = self.tokenizer.convert_ids_to_tokens(ids)
-            at = next(i for i, token in enumerate(ids) if token in self.bytes)
-            begin = next((i for i in range(at, -1, -1) if pieces[i].startswith(SPACE)), at)
+            first = next(i for i, token in enumerate(ids) if token in self.bytes)
+            begin = next((i for i in range(first, -1, -1) if pieces[i].startswith(SPACE)), first)
             word = takewhile(
                 lambda i: i == begin or pieces[i][0] not in (SPACE, "<") or ids[i] in self.bytes, range(begin, len(ids))
             )
@@ -272,20 +272,20 @@ class Encoder:
 
     def warnings(self) -> list[str]:
         """What to say of the requests so far: words that a model of the package does not know, equal answers."""
-        found = []
+        messages = []
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
-            found.append(
+            messages.append(
                 f"prompts with words that model={self.config.model.path} does not know ({words}): "
                 f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
                 "examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes another model"
             )
         if self.greedy_samples:
-            found.append(
+            messages.append(
                 f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
                 "equal at temperature 0; set decode.temperature"
             )
-        return found
+        return messages
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""

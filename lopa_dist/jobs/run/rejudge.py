@@ -10,7 +10,7 @@ from typing import Any
 
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
-from lopa_dist.tasks.task import CannotJudge, Item, Score, Task
+from lopa_dist.tasks.task import CannotJudge, Item, Task
 
 OF_A_VERDICT = ("correct", "extracted", "unjudged")  # fields of a line
 
@@ -68,16 +68,16 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
 
 def judged_again(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
     """An entry of the journal with the verdict that its text has now."""
+    judged = {key: value for key, value in entry.items() if key != "unjudged"}
     line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}
-    kept = {key: value for key, value in entry.items() if key != "unjudged"}
-    score: Score | None = None
+    correct = None
     try:
-        score = task.score(item, line["text"])
+        if score := task.score(item, line["text"]):
+            correct = score.correct
+            line |= {"correct": correct, "extracted": score.extracted}
     except CannotJudge:
         raise
     except Exception as error:  # of the user's code
-        kept["unjudged"] = True
+        judged["unjudged"] = True
         line |= {"correct": None, "unjudged": f"{type(error).__name__}: {error}"[:500]}
-    if score is not None:
-        line |= {"correct": score.correct, "extracted": score.extracted}
-    return kept | {"line": line, "figures": entry["figures"] | {"correct": None if score is None else score.correct}}
+    return judged | {"line": line, "figures": entry["figures"] | {"correct": correct}}

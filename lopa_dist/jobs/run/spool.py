@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import Any, BinaryIO, TypeVar
 
-from lopa_dist.whole import named
+from lopa_dist.atomic import naming
 
 Value = TypeVar("Value")
 BLOCK = 256  # values that are written and read together: a block has each class's name once
@@ -54,7 +54,7 @@ class Spool(Sequence[Value]):
         """Add a value, which must not change afterwards."""
         self.last.append(value)
         if len(self.last) == BLOCK:
-            with named(Path(gettempdir(), "a job's requests")):
+            with naming(Path(gettempdir(), "a job's requests")):
                 Packer(self.file, self.kinds).dump(self.last)
                 self.file.flush()
             self.ends.append(self.file.tell())

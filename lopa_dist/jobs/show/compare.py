@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lopa_dist.atomic import naming
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
@@ -30,7 +31,6 @@ from lopa_dist.jobs.show.sweep import (
     settings_by_name,
     unfinished,
 )
-from lopa_dist.whole import named as naming
 
 FAILED = "not finished"
 SYMBOLS = {"branches": "k", "drafts": "m"}
@@ -197,9 +197,8 @@ def settings_distinguish(groups: Sequence[Group]) -> bool:
 
 def short_names(names: Sequence[str]) -> list[str]:
     """Names of a sweep's runs without the settings that all have."""
-    parts = [name.split(",") for name in names]
-    common = set.intersection(*map(set, parts))
-    return [",".join(part for part in of if part not in common) or name for name, of in zip(names, parts, strict=True)]
+    common = set.intersection(*(set(name.split(",")) for name in names))
+    return [",".join(part for part in name.split(",") if part not in common) or name for name in names]
 
 
 def growing(reports: Sequence[dict[str, Any]]) -> str | None:
@@ -220,15 +219,15 @@ def curves_of(groups: Sequence[Group]) -> dict[str, list[tuple[str, int]]]:
     reports = [group.report for group in groups]
     along, by_settings = growing(reports), settings_distinguish(groups)
     others = [key for key in differing(reports) if key != along]
-    found = []
+    points = []
     for index, name in enumerate(short_names([group.name for group in groups])):
         settings = settings_by_name(reports[index])
         value = None if along is None else settings[along]
         label = "" if along is None else f"{SYMBOLS.get(along, along)}={shown(value)}"
         curve = ", ".join(f"{key}={shown(settings.get(key))}" for key in others)
-        found.append((inf if value is None else value, label if by_settings else name, curve, index))
+        points.append((inf if value is None else value, label if by_settings else name, curve, index))
     curves: dict[str, list[tuple[str, int]]] = {}
-    for _, label, curve, index in sorted(found):
+    for _, label, curve, index in sorted(points):
         curves.setdefault(curve, []).append((label, index))
     return curves
 
@@ -279,5 +278,5 @@ def headline(reports: Sequence[dict[str, Any]]) -> str:
 def commands(folder: Path, groups: Sequence[Group]) -> list[tuple[str, str]]:
     """The number and folder of each run, and its command; without runs that Hydra did not start."""
     runs = [(number, run, group.report) for number, group in enumerate(groups, 1) for run in group.folders]
-    found = [(f"{number}. {run.relative_to(folder)}", command(run, report)) for number, run, report in runs]
-    return [(name, line) for name, line in found if line]
+    lines = [(f"{number}. {run.relative_to(folder)}", command(run, report)) for number, run, report in runs]
+    return [(name, line) for name, line in lines if line]

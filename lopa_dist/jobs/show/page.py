@@ -16,8 +16,8 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from numpy.typing import ArrayLike
 
+from lopa_dist.atomic import naming
 from lopa_dist.encodable import encodable
-from lopa_dist.whole import named
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("pages")),
@@ -31,7 +31,7 @@ TEMPLATES = Environment(
 def write_page(file: Path, template: str, **data: Any) -> Path:
     """Fill in a template of the folder `pages`; returns the file."""
     text = TEMPLATES.get_template(template).render(data)
-    with named(file):
+    with naming(file):
         file.write_text(encodable(text), encoding="utf-8")
     return file
 

@@ -30,12 +30,12 @@ class Paired:
 
 def verdicts(folders: Sequence[Path]) -> Verdicts:
     """What was judged in runs of the same problems, which may differ in the seed."""
-    found = defaultdict(list)
+    judged = defaultdict(list)
     for folder in folders:
         for line in results(folder):
             if line.get("correct") is not None:
-                found[line["custom_id"]].append(float(line["correct"]))
-    return {problem: fmean(values) for problem, values in found.items()}
+                judged[line["custom_id"]].append(float(line["correct"]))
+    return {problem: fmean(values) for problem, values in judged.items()}
 
 
 def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from lopa_dist import __version__
+from lopa_dist.atomic import write_lines
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.published import published
-from lopa_dist.whole import whole
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
@@ -24,9 +24,8 @@ UNJUDGED = "{} answers, because judging failed: no part of the accuracy; the sam
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """Write `report.json`, whole or not at all."""
-    with whole(folder / "report.json") as file:
-        file.write_text(json.dumps(report, indent=2) + "\n")
+    """Write `report.json`, which is complete or not there."""
+    write_lines(folder / "report.json", [json.dumps(report, indent=2), "\n"])
 
 
 def read_report(file: Path) -> dict[str, Any]:
@@ -61,9 +60,9 @@ def settings(report: dict[str, Any]) -> Config:
             seed=report["seed"],
         )
     except (TypeError, KeyError) as error:
-        made = report.get("versions", {}).get("lopa_dist", "another version")
+        version = report.get("versions", {}).get("lopa_dist", "another version")
         raise ValueError(
-            f"lopa_dist {__version__} does not know its settings ({error}): it was made with lopa_dist {made}; take "
+            f"lopa_dist {__version__} does not know its settings ({error}): it was made with lopa_dist {version}; take "
             "that one, or run it again"
         ) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -187,9 +187,9 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
         names = ["anchor", *map(str, range(1, len(wins)))]
         yield bars("Which branch won", "branch", names, [won / sum(wins) for won in wins], ".0%")
     if accepted := report.get("branch", {}).get("accepted_with"):
-        of = "branches beside the anchor, in the forwards of this run that had a choice"
+        axis = "branches beside the anchor, in the forwards of this run that had a choice"
         names = [str(j) for j in range(len(accepted))]
-        yield bars("Drafts accepted a forward, had only so many branches run", of, names, accepted, ".2f")
+        yield bars("Drafts accepted a forward, had only so many branches run", axis, names, accepted, ".2f")
     if "step_ms" in report:
         phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
         last = " in the last attempt" if report.get("attempts", 1) > 1 else ""
@@ -203,7 +203,7 @@ def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]
         verdict = "error" if line["finish_reason"] == "error" else VERDICTS[line.get("correct")]
         if len(kinds[verdict]) < OF_A_KIND:
             kinds[verdict].append(answer(line, verdict, questions.get(line["custom_id"], "")))
-    return [one for some in kinds.values() for one in some]
+    return list(chain.from_iterable(kinds.values()))
 
 
 def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:

@@ -56,10 +56,10 @@ def runs_below(folder: Path) -> list[RunState]:
         ValueError: there is none.
     """
     places = {Path(*file.parts[: -len(Path(mark).parts)]) for mark in MARKS for file in folder.rglob(mark)}
-    found = [state_of(place) for place in ([folder] if is_run(folder) else sorted(places)) if is_run(place)]
-    if not found:
+    runs = [state_of(place) for place in ([folder] if is_run(folder) else sorted(places)) if is_run(place)]
+    if not runs:
         raise ValueError(f"{folder}: no run in it; name the folder of a run, of an array's runs, or of a sweep")
-    return found
+    return runs
 
 
 def is_run(folder: Path) -> bool:

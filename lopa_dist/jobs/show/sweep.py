@@ -51,21 +51,21 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
     """Run folders without a report, by their names, with what was typed: jobs that failed, or still run."""
-    found = []
+    runs = []
     for file in sorted(folder.rglob(".hydra/overrides.yaml")):
         run = file.parent.parent
         parents = [parent for parent in (run, *run.parents) if parent == folder or folder in parent.parents]
         if not any((parent / "report.json").exists() for parent in parents):
             typed = dict(word.partition("=")[::2] for word in typed_words(run))
-            found.append((str(run.relative_to(folder)), typed))
-    return found
+            runs.append((str(run.relative_to(folder)), typed))
+    return runs
 
 
 def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
     """What a run's texts depend on, by name; names of decode settings go without their section."""
     sections = {"": "decode", "model.": "model", "task.": "task"}
-    found = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
-    return found | {"seed": report.get("seed")}
+    settings = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
+    return settings | {"seed": report.get("seed")}
 
 
 def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[Group]:
@@ -77,16 +77,16 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[G
     for name, report in named:
         key = json.dumps(settings_by_name(report) | {"seed": None}, sort_keys=True)
         points.setdefault(key, []).append((name, report))
-    found = []
+    groups = []
     for runs in points.values():
         seeds = [report.get("seed") for _, report in runs]
         if len(runs) > 1 and len(set(seeds)) == len(runs):
             names = [",".join(p for p in name.split(",") if not p.startswith("seed=")) for name, _ in runs]
             name = names[0] if len(set(names)) == 1 and names[0] else " + ".join(name for name, _ in runs)
-            found.append(Group(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
+            groups.append(Group(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
         else:
-            found += [Group(name, report, [folder / name]) for name, report in runs]
-    return sorted(found, key=lambda point: point.report["tpf"])
+            groups += [Group(name, report, [folder / name]) for name, report in runs]
+    return sorted(groups, key=lambda point: point.report["tpf"])
 
 
 def mean_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def find_baseline(groups: Sequence[Group], asked: str) -> Group:
     if len(named) == 1:
         return named[0]
     wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
-    found = [group for group in groups if wanted and wanted.items() <= in_words(group.report).items()]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(group.name for group in found or groups)
-    many = f"{len(found)} runs have these settings" if found else "no run is called so or has these settings"
+    matching = [group for group in groups if wanted and wanted.items() <= in_words(group.report).items()]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(group.name for group in matching or groups)
+    many = f"{len(matching)} runs have these settings" if matching else "no run is called so or has these settings"
     raise UserError(f"--baseline {asked}: {many}; there are {names}")
 
 

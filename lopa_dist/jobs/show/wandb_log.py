@@ -163,14 +163,14 @@ def abandon_service() -> None:
 
 def children(name: str) -> list[int]:
     """The running processes called `name` that this one started (Linux; none elsewhere)."""
-    found = []
+    processes = []
     for thread in Path("/proc/self/task").glob("*/children"):
         for process in thread.read_text().split():
             with contextlib.suppress(OSError):  # it has just ended
                 called, _, state = Path(f"/proc/{process}/stat").read_text().partition("(")[2].rpartition(")")
                 if called == name and not state.lstrip().startswith("Z"):
-                    found.append(int(process))
-    return found
+                    processes.append(int(process))
+    return processes
 
 
 def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
