@@ -25,7 +25,16 @@ from lopa_dist import __version__
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_files, check_keys, composition, plain, typed, with_own_model
+from lopa_dist.config import (
+    CONF,
+    Config,
+    check_files,
+    check_keys,
+    hydra_message,
+    omegaconf_message,
+    typed,
+    with_own_model,
+)
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
@@ -52,7 +61,7 @@ def mistakes(again: str = "start it again") -> Iterator[None]:
     try:
         yield
     except OmegaConfBaseException as error:
-        raise UserError(plain(error)) from error
+        raise UserError(omegaconf_message(error)) from error
     except OSError as error:
         raise UserError(no_room(error, again) or str(error)) from error
     except ValueError as error:
@@ -200,7 +209,7 @@ def main() -> None:
     except (RankError, UserError, LaunchError) as error:
         end(error)
     except HydraException as error:
-        sys.exit(f"lopa-dist: {composition(error)}")
+        sys.exit(f"lopa-dist: {hydra_message(error)}")
     except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError) and (full := no_room(cause, "start it again")):

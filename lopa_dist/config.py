@@ -351,7 +351,7 @@ def composed(overrides: list[str]) -> Config:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = OmegaConf.to_object(compose("config", overrides))
     except HydraException as error:
-        raise UserError(composition(error)) from error
+        raise UserError(hydra_message(error)) from error
     assert isinstance(config, Config)
     return config
 
@@ -364,7 +364,7 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def plain(error: OmegaConfBaseException) -> str:
+def omegaconf_message(error: OmegaConfBaseException) -> str:
     """OmegaConf's message with the key in front and no internals."""
     first = str(error).splitlines()[0]
     if gone := instead(str(error.full_key)):
@@ -372,11 +372,11 @@ def plain(error: OmegaConfBaseException) -> str:
     return f"{error.full_key}: {first}" if error.full_key else first
 
 
-def composition(error: HydraException) -> str:
+def hydra_message(error: HydraException) -> str:
     """What Hydra says of a command line that it cannot compose, without its internals."""
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        return plain(cause)
+        return omegaconf_message(cause)
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_files, check_keys, composed, plain, with_own_model
+from lopa_dist.config import check_files, check_keys, composed, omegaconf_message, with_own_model
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.rows import check
@@ -40,7 +40,7 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         own = [a for a in with_own_model(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
     except (ValueError, LaunchError, OmegaConfBaseException) as error:
-        reason = plain(error) if isinstance(error, OmegaConfBaseException) else str(error)
+        reason = omegaconf_message(error) if isinstance(error, OmegaConfBaseException) else str(error)
         sys.exit(f"lopa-dist: the job would be refused: {reason}")
 
 

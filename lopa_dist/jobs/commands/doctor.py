@@ -224,7 +224,7 @@ def collectives(machine: Machine) -> Finding:
             machine.group = Group(
                 world, Mesh(1, world.size), parallel.backend, JOIN_S, machine.device, Stop(machine.config.job.grace_s)
             )
-            findings.append(exchanged(machine.group, machine.device))
+            findings.append(exchange(machine.group, machine.device))
         except (RuntimeError, ValueError, TimeoutError) as error:
             findings.append(Finding(State.BROKEN, f"{error}"))
 
@@ -240,7 +240,7 @@ def collectives(machine: Machine) -> Finding:
     return findings[0]
 
 
-def exchanged(group: Group, device: torch.device) -> Finding:
+def exchange(group: Group, device: torch.device) -> Finding:
     """Gather and broadcast a few numbers between the ranks of a group."""
     comm, times = group.comm, []
     ranks = torch.arange(comm.size, dtype=torch.int32, device=device)
@@ -336,12 +336,12 @@ def weight_bytes(shape: ModelConfig, kind: str, element: int) -> int:
     return sum(weight.numel() * (1 if id(weight) in eight else element) for weight in model.parameters())
 
 
-def room(machine: Machine) -> Finding:
+def memory_needed(machine: Machine) -> Finding:
     """The memory that is free, against weights, K/V and rows of the sequences that are to run at once."""
     if machine.shape is None:
         return fine("not planned: it follows from the model's configuration, which is not here yet")
     config = resolve(machine.config, machine.shape, machine.device)
-    free = memory.free_bytes(machine.device) or available()
+    free = memory.free_bytes(machine.device) or available_memory()
     element = DTYPES[choose_dtype(config.model, machine.device)].itemsize
     weights = weight_bytes(machine.shape, config.model.quantization, element)
     left = free - weights
@@ -365,7 +365,7 @@ def room(machine: Machine) -> Finding:
     return fine(what)
 
 
-def available() -> int:
+def available_memory() -> int:
     """Return the bytes of this machine's memory that are free."""
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
     for line in lines:
@@ -446,7 +446,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "Slurm": slurm,
     "run folder": run_folder,
     "model": model,
-    "memory": room,
+    "memory": memory_needed,
     "tokenizer": tokenizer,
     "W&B": wandb,
     "sandbox": programs,
@@ -490,7 +490,7 @@ def doctor(overrides: list[str], console: Console) -> bool:
         line.add_column(overflow="fold")
         line.add_row(name, Text(finding.state.value, COLOURS[finding.state]), Text(finding.text))
         console.print(line)
-    count = everywhere(machine, states.count(State.BROKEN))
+    count = broken_everywhere(machine, states.count(State.BROKEN))
     if world.rank:
         return not count
     if count:
@@ -501,7 +501,7 @@ def doctor(overrides: list[str], console: Console) -> bool:
     return not count
 
 
-def everywhere(machine: Machine, count: int) -> int:
+def broken_everywhere(machine: Machine, count: int) -> int:
     """Return how many things are broken on all ranks; on this one alone if they are not joined."""
     if machine.group is None:
         return count

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.atomic import write_lines
-from lopa_dist.jobs.commands.status import rest
+from lopa_dist.jobs.commands.status import shards_in_words
 from lopa_dist.jobs.run.batch_output import Line, read_batch_lines, write_batch_output
 from lopa_dist.jobs.run.journal import difference
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.results import result_lines, results, write_errors
 from lopa_dist.jobs.show.metrics import mean, ratio, wilson
-from lopa_dist.jobs.show.report import is_rule, judged, read_report, write_report
-from lopa_dist.jobs.show.report import settings as config_of
+from lopa_dist.jobs.show.report import config_of, is_rule, judged, read_report, write_report
 from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import TotallingTask
@@ -46,7 +45,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"shard {shard} is in both {parts[shard]} and {part}: remove one of them")
         parts[shard] = part
     if len(parts) < total or any(report["requests"] < report["expected"] for report in reports.values()):
-        raise ValueError(f"{folder}: {'; '.join(rest(runs_below(folder)))}")
+        raise ValueError(f"{folder}: {'; '.join(shards_in_words(runs_below(folder)))}")
     for part, report in reports.items():
         if report["whole_input"] != first["whole_input"]:
             raise ValueError(

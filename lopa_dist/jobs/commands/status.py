@@ -41,7 +41,7 @@ def status(folders: Sequence[Path], console: Console) -> None:
             console.width = max(console.width, wide.maximum)
         console.print(table)
     for place, members in arrays.items():
-        for line in told_of_array(place, members) if place else told_of_runs(members):
+        for line in array_in_words(place, members) if place else runs_in_words(members):
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -67,7 +67,7 @@ def number(count: int | None) -> str:
     return "?" if count is None else f"{count:,}"
 
 
-def told_of_runs(runs: Sequence[RunState]) -> list[str]:
+def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     """Runs of whole inputs in words: what to type for those that were stopped."""
     stopped = [run for run in runs if run.state in ("stopped", "open")]
     complete = sum(run.state == "complete" for run in runs)
@@ -85,20 +85,20 @@ def unless_queued(runs: Sequence[RunState]) -> str:
     return ", unless squeue lists it," if any(run.record and run.record.submission for run in runs) else ""
 
 
-def told_of_array(folder: Path, runs: Sequence[RunState]) -> list[str]:
+def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
     """An array in words: how much is done, and what to type next."""
     done, errors = sum(run.done for run in runs), sum(run.errors for run in runs)
     known = [run.expected for run in runs if run.expected is not None]
     expected = f" of {sum(known):,}" if len(known) == runs[0].shard[1] else ""
     failed = f", {errors:,} of them with errors" if errors else ""
-    first, *others = rest(runs)
+    first, *others = shards_in_words(runs)
     lines = [f"{folder}: {first}; {done:,}{expected} requests are done{failed}", *others]
     if not others:
         lines.append(f"merged: {folder / 'results.jsonl'}" if merged(folder, runs) else f"lopa-dist merge {folder}")
     return lines
 
 
-def rest(runs: Sequence[RunState]) -> list[str]:
+def shards_in_words(runs: Sequence[RunState]) -> list[str]:
     """How many shards of an array are complete, and where some are not, which ones, with the command that runs them."""
     shards = runs[0].shard[1]
     complete = {run.shard[0] for run in runs if run.state == "complete"}
@@ -108,19 +108,19 @@ def rest(runs: Sequence[RunState]) -> list[str]:
     stopped = {run.shard[0] for run in runs} - complete - running - waiting
     lines = [f"{len(complete)} of {shards} shards are complete"]
     if running:
-        lines.append(some(running, "runs", "run"))
+        lines.append(in_words(running, "runs", "run"))
     kinds = (
         (absent, "is missing", "are missing"),
         (waiting, "has not begun", "have not begun"),
         (stopped, "was stopped", "were stopped"),
     )
-    if parts := [some(*kind) for kind in kinds if kind[0]]:
+    if parts := [in_words(*kind) for kind in kinds if kind[0]]:
         again = shards_again(runs, sorted([*absent, *waiting, *stopped]))
         lines.append(f"{' and '.join(parts)}; run the rest{unless_queued(runs)} with:\n{again}")
     return lines
 
 
-def some(shards: Collection[int], one: str, more: str) -> str:
+def in_words(shards: Collection[int], one: str, more: str) -> str:
     """What is so of some shards, in words."""
     return f"shard {spans([*shards])} {one}" if len(shards) == 1 else f"shards {spans([*shards])} {more}"
 

@@ -113,7 +113,7 @@ def questions(folder: Path) -> Iterator[tuple[int, str, str]]:
         yield first + step * number, item.custom_id, question(item)
 
 
-def asked(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
+def lines_with_questions(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Yield each line of the results with the name and the question of its item; names differ if the input changed."""
     items = questions(folder)
     index, name, text = -1, "", ""
@@ -126,7 +126,7 @@ def asked(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
 def why_without_prompts(folder: Path) -> str:
     """Return why a table has no prompts; empty where it has."""
     try:
-        if any(line["custom_id"] != name for line, name, _ in asked(folder)):
+        if any(line["custom_id"] != name for line, name, _ in lines_with_questions(folder)):
             return "\nwithout prompts: the input has changed since the run"
     except (ValueError, OSError) as error:
         return f"\nwithout prompts: {error}"
@@ -135,7 +135,11 @@ def why_without_prompts(folder: Path) -> str:
 
 def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
     """The results of a run, each by the names of the columns; columns of the input keep their names where they can."""
-    lines = asked(folder) if prompts else ((line, "", "") for _, line in result_lines(folder / "results.jsonl"))
+    lines = (
+        lines_with_questions(folder)
+        if prompts
+        else ((line, "", "") for _, line in result_lines(folder / "results.jsonl"))
+    )
     for line, _, prompt in lines:
         sample = line.get("sample")
         row: dict[str, Any] = {"id": line["custom_id"]}

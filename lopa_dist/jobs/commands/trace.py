@@ -24,7 +24,7 @@ from lopa_dist.jobs.run.results import answer_of, result_lines
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
-from lopa_dist.jobs.show.report import read_report, settings
+from lopa_dist.jobs.show.report import config_of, read_report
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
 
@@ -130,7 +130,7 @@ def trace(folder: Path, which: str) -> Trace:
         raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
     report = read_report(file)
     try:
-        config = settings(report)
+        config = config_of(report)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     line = result(folder, which)

@@ -34,7 +34,7 @@ from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.rejudge import judged_by
+from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.results import (
     NOT_NUMBERS,
     Pieces,
@@ -152,7 +152,7 @@ class Job:
         self.pieces = Pieces(self.builder.tokenizer)
         crashes = self.attempt.crashes
         self.suspects = self.input.set_aside(crashes, self.config.job.crashes)
-        self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data, crashes)
+        self.requests = self.input.remaining(self.attempt.done, self.config.engine, self.group.mesh.data, crashes)
 
     def run(self) -> dict[str, Any]:
         """Generate, write, report; the report on rank 0."""
@@ -317,7 +317,7 @@ class Job:
                     line["reasoning"] = answer.reasoning
                 if self.attempt.changes:
                     line["retried_with"] = self.attempt.changes
-                if (rule := judged_by(self.attempt.settings, answer.item)) is not None:
+                if (rule := verdict_rule(self.attempt.settings, answer.item)) is not None:
                     entry |= {"judged_by": rule}
                 if verdict.failure:
                     entry |= {"unjudged": True}
@@ -378,7 +378,7 @@ class Job:
         inputs, task = self.input, self.config.task
 
         def rule(index: int) -> str | None:
-            return judged_by(self.attempt.settings, inputs.items[index]) if task.score else None
+            return verdict_rule(self.attempt.settings, inputs.items[index]) if task.score else None
 
         last = task.shard + task.shards * len(inputs)
         numbers = range(task.shard, last, task.shards)  # places in the whole input, of which this job may have a share

@@ -20,7 +20,7 @@ from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.results import error_line
 from lopa_dist.jobs.run.spool import Chosen, Spool
 from lopa_dist.jobs.setup.resolve import sequences_of_replica
-from lopa_dist.jobs.show.run_page import asked
+from lopa_dist.jobs.show.run_page import questions_of
 from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
@@ -66,7 +66,7 @@ class JobInput:
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
         items = iter(items)
         while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
-            self.questions = self.questions or asked(some)
+            self.questions = self.questions or questions_of(some)
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
                 messages: list[dict[str, str]] | None = None if item.messages is None else []
                 self.items.append(replace(item, prompt=None, messages=messages, prefix="", continuations=()))
@@ -93,7 +93,7 @@ class JobInput:
             )
         return int((counts > 0).sum()) - len(self.aside)
 
-    def left(
+    def remaining(
         self, done: bytearray, engine: EngineConfig, replicas: int, crashes: bytes | bytearray = b""
     ) -> Sequence[Request]:
         """The requests without those that are done, in the order in which they should begin.

@@ -178,7 +178,7 @@ class Journal:
             unjudged: whether an answer without a verdict is done, too: where its text is judged again by itself.
         """
         done, failed = bytearray(len(ids)), set[int]()
-        for index, entry, where in self.found(ids):
+        for index, entry, where in self.entries_of(ids):
             if index < 0 or ("unjudged" in entry and not unjudged):
                 continue
             if "figures" in entry:
@@ -189,7 +189,7 @@ class Journal:
                 done[index] = 1
         return done, len(failed)
 
-    def found(self, ids: RequestIds) -> Iterator[tuple[int, dict[str, Any], Location]]:
+    def entries_of(self, ids: RequestIds) -> Iterator[tuple[int, dict[str, Any], Location]]:
         """All complete entries, each with the index of its request, or -1, and where it stands."""
         entries = self.entries()
         while some := list(islice(entries, 256)):  # ids are found faster together
@@ -259,7 +259,7 @@ def merge(
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
     replicas, weak = [], dict[int, int]()  # of entries that a better one replaces, how good they are
-    for index, entry, where in journal.found(ids):
+    for index, entry, where in journal.entries_of(ids):
         if "statistics" in entry:
             replicas.append(entry | {"attempt": attempt_of(where.part)})
         if index < 0:

@@ -89,7 +89,7 @@ class Columns:
         found[: len(column)] = column
         return found
 
-    def given(self, name: str) -> NDArray[np.float64]:
+    def known(self, name: str) -> NDArray[np.float64]:
         """A column without nan."""
         column = self[name]
         return column[~np.isnan(column)]

@@ -15,7 +15,7 @@ from lopa_dist.tasks.task import CannotJudge, Item, Task
 OF_A_VERDICT = ("correct", "extracted", "unjudged")  # fields of a line
 
 
-def judged_by(settings: Mapping[str, Any], item: Item) -> str | None:
+def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
     """What tells whether a verdict still counts: a hash of the rule and of what it is given besides the text.
 
     Args:
@@ -41,17 +41,17 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
         CannotJudge: the rule returns what is no verdict.
     """
     has_verdict = bytearray(len(job_input))
-    for index, entry, _ in journal.found(job_input.ids):
+    for index, entry, _ in journal.entries_of(job_input.ids):
         if index >= 0 and "figures" in entry and "unjudged" not in entry:
-            has_verdict[index] |= entry.get("judged_by") == judged_by(settings, job_input.items[index])
+            has_verdict[index] |= entry.get("judged_by") == verdict_rule(settings, job_input.items[index])
 
     def new_entries() -> Iterator[dict[str, Any]]:
-        for index, entry, where in journal.found(job_input.ids):
+        for index, entry, where in journal.entries_of(job_input.ids):
             if index < 0 or "figures" not in entry or has_verdict[index]:
                 continue
             has_verdict[index] = 1
             item = job_input.items[index]
-            again = judged_again(entry, item, task) | {"judged_by": judged_by(settings, item)}
+            again = with_new_verdict(entry, item, task) | {"judged_by": verdict_rule(settings, item)}
             if again.get("unjudged") and entry.get("unjudged") and again["judged_by"] == entry.get("judged_by"):
                 continue  # as before
             yield again | {"attempt": entry.get("attempt", attempt_of(where.part))}
@@ -66,7 +66,7 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
     return count
 
 
-def judged_again(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
+def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
     """An entry of the journal with the verdict that its text has now."""
     judged = {key: value for key, value in entry.items() if key != "unjudged"}
     line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}

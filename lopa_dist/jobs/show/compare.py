@@ -21,9 +21,9 @@ from lopa_dist.jobs.commands.explain import shown
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.report import accuracy_interval, judged
-from lopa_dist.jobs.show.run_page import asked_again, command, write_run_page
-from lopa_dist.jobs.show.sweep import (
-    Group,
+from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
+from lopa_dist.jobs.show.seed_groups import (
+    SeedGroup,
     differences,
     find_baseline,
     grouped,
@@ -82,7 +82,7 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         draw_pareto(folder / "pareto.pdf", complete, list(curves), named_points=not by_settings)
     if len(groups) == 1:
         report = groups[0].report
-        page = write_run_page(groups[0].folders[0], report, asked_again(report))
+        page = write_run_page(groups[0].folders[0], report, questions_again(report))
     else:
         page = write_page(
             folder / "comparison.html",
@@ -107,7 +107,7 @@ def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
-def cells_of(group: Group, pair: Paired | None, keys: Sequence[str]) -> Cells:
+def cells_of(group: SeedGroup, pair: Paired | None, keys: Sequence[str]) -> Cells:
     """A point's row.
 
     Args:
@@ -169,7 +169,7 @@ def print_table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     lost: Sequence[Sequence[str]],
-    groups: Sequence[Group],
+    groups: Sequence[SeedGroup],
     keys: Sequence[str],
 ) -> None:
     """Print the columns that fit: a number of requests that all runs have stands in the title."""
@@ -189,7 +189,7 @@ def print_table(
     console.print(printed)
 
 
-def settings_distinguish(groups: Sequence[Group]) -> bool:
+def settings_distinguish(groups: Sequence[SeedGroup]) -> bool:
     """Whether the runs' settings differ, and their names only repeat them: a name that a person gave says more."""
     settings = {json.dumps(settings_by_name(group.report), sort_keys=True) for group in groups}
     return len(settings) == len(groups) and all("=" in group.name for group in groups)
@@ -214,7 +214,7 @@ def growing(reports: Sequence[dict[str, Any]]) -> str | None:
     return "branches" if "branches" in numbers else max(numbers, key=numbers.__getitem__, default=None)
 
 
-def curves_of(groups: Sequence[Group]) -> dict[str, list[tuple[str, int]]]:
+def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
     """Runs by all settings but one, which grows along each curve (`growing`): the label and the index of each."""
     reports = [group.report for group in groups]
     along, by_settings = growing(reports), settings_distinguish(groups)
@@ -233,7 +233,7 @@ def curves_of(groups: Sequence[Group]) -> dict[str, list[tuple[str, int]]]:
 
 
 def charts_of(
-    groups: Sequence[Group],
+    groups: Sequence[SeedGroup],
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     curves: dict[str, list[tuple[str, int]]],
@@ -275,7 +275,7 @@ def headline(reports: Sequence[dict[str, Any]]) -> str:
     return words
 
 
-def commands(folder: Path, groups: Sequence[Group]) -> list[tuple[str, str]]:
+def commands(folder: Path, groups: Sequence[SeedGroup]) -> list[tuple[str, str]]:
     """The number and folder of each run, and its command; without runs that Hydra did not start."""
     runs = [(number, run, group.report) for number, group in enumerate(groups, 1) for run in group.folders]
     lines = [(f"{number}. {run.relative_to(folder)}", command(run, report)) for number, run, report in runs]

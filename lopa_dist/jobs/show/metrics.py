@@ -88,17 +88,17 @@ def build_report(
     report: dict[str, Any] = {"schema": 1, "requests": len(figures) + errors, "errors": errors}
     if unjudged:
         report["unjudged"] = unjudged
-    correct = figures.given("correct")
+    correct = figures.known("correct")
     if len(correct):
         report |= {"accuracy": mean(correct), "judged": len(correct)}
     for name in sorted(name for name in figures.columns if name.startswith(ALSO)):
-        report[f"accuracy_{name.removeprefix(ALSO)}"] = mean(figures.given(name))
+        report[f"accuracy_{name.removeprefix(ALSO)}"] = mean(figures.known(name))
     if len(correct):
         report["accuracy_95"] = [*wilson(mean(correct), len(correct))]
     if groups := reliability(figures):
         report["reliability"] = groups
-    if len(answers := figures.given("tries.tries")):
-        tries = {name: int(figures.given(f"tries.{name}").sum()) for name in TRIES}
+    if len(answers := figures.known("tries.tries")):
+        tries = {name: int(figures.known(f"tries.{name}").sum()) for name in TRIES}
         report["tries"] = tries | {"answers": len(answers)}
     report |= {
         "completion_tokens": int(tokens.sum()),

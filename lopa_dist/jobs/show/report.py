@@ -45,7 +45,7 @@ def typed_words(folder: Path) -> list[str]:
     return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
 
-def settings(report: dict[str, Any]) -> Config:
+def config_of(report: dict[str, Any]) -> Config:
     """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one.
 
     Raises:

@@ -17,9 +17,9 @@ from lopa_dist.jobs.show.report import (
     UNCONFINED,
     accuracy_interval,
     attempts_sentence,
+    config_of,
     drafts_sentence,
     figures,
-    settings,
     typed_words,
 )
 from lopa_dist.tasks.registry import make_task
@@ -72,7 +72,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
     )
 
 
-def asked(items: Iterable[Item]) -> dict[str, str]:
+def questions_of(items: Iterable[Item]) -> dict[str, str]:
     """By custom_id, the questions that a page may show; without few-shot examples, which all requests share."""
     return {item.custom_id: short(question(item)) for item in islice(items, LOOKED_AT)}
 
@@ -82,10 +82,10 @@ def question(item: Item) -> str:
     return (item.messages[-1]["content"] if item.messages else item.prompt or "").removeprefix(item.prefix)
 
 
-def asked_again(report: dict[str, Any]) -> dict[str, str]:
+def questions_again(report: dict[str, Any]) -> dict[str, str]:
     """The questions of a finished run, read from its input once more; none where that is gone."""
     try:
-        return asked(items_again(report))
+        return questions_of(items_again(report))
     except (ValueError, OSError):
         return {}
 
@@ -100,7 +100,7 @@ def items_again(report: dict[str, Any]) -> Iterable[Item]:
     task = report["task"]
     if task["input"] == "-":
         raise ValueError("standard input cannot be read again")
-    items = make_task(settings(report).task).items()
+    items = make_task(config_of(report).task).items()
     # merged shards are no shard
     return islice(items, task["shard"], None, task["shards"]) if "shard" in task else items
 
@@ -223,7 +223,7 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
 
 def setting_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Each setting of a run with its value, its default and its meaning."""
-    config = settings(report)
+    config = config_of(report)
     return [
         (setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning)
         for setting in settings_of()

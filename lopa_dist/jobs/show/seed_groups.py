@@ -18,7 +18,7 @@ NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """A point of a comparison: a run, or runs that differ in their seed alone.
 
     Attributes:
@@ -68,7 +68,7 @@ def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
     return settings | {"seed": report.get("seed")}
 
 
-def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[Group]:
+def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[SeedGroup]:
     """Runs whose settings differ in nothing but the seed as one point each, the slowest first.
 
     A point's accuracy is the mean, but its confidence interval is a single run's: another seed asks no new problem.
@@ -83,9 +83,9 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[G
         if len(runs) > 1 and len(set(seeds)) == len(runs):
             names = [",".join(p for p in name.split(",") if not p.startswith("seed=")) for name, _ in runs]
             name = names[0] if len(set(names)) == 1 and names[0] else " + ".join(name for name, _ in runs)
-            groups.append(Group(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
+            groups.append(SeedGroup(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
         else:
-            groups += [Group(name, report, [folder / name]) for name, report in runs]
+            groups += [SeedGroup(name, report, [folder / name]) for name, report in runs]
     return sorted(groups, key=lambda point: point.report["tpf"])
 
 
@@ -104,7 +104,7 @@ def mean_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return first | means | {"tokens_per_s": first["tokens_per_s"] | {"job": job}} | seeds
 
 
-def find_baseline(groups: Sequence[Group], asked: str) -> Group:
+def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
     """The point that is called `asked`, or the only one with these settings, as in ``decode.drafts=0,tau_conf=0.9``.
 
     Raises:
@@ -127,7 +127,7 @@ def in_words(report: dict[str, Any]) -> dict[str, str]:
     return {key: shown(value) for key, value in settings_by_name(report).items()}
 
 
-def differences(groups: Sequence[Group], baseline: Group) -> list[Paired | None]:
+def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired | None]:
     """Each point compared with the baseline on the same problems; None for the baseline and where nothing is judged."""
     of: Verdicts = verdicts(baseline.folders)
     return [None if group is baseline else compared(verdicts(group.folders), of) for group in groups]
