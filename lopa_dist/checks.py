@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import field, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from lopa_dist.removed import instead
@@ -14,6 +15,12 @@ T = TypeVar("T")
 
 class UserError(ValueError):
     """A mistake that a person can mend: shown as one line, without a traceback."""
+
+
+def did_you_mean(word: str, known: Sequence[str], number: int = 1) -> str:
+    """Return ``; did you mean X?`` with the nearest of the known words, or a full stop."""
+    near = get_close_matches(word, known, number)
+    return f"; did you mean {', '.join(near)}?" if near else "."
 
 
 def option(default: T, meaning: str, choices: Sequence[Any] = (), least: int | None = None) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import json
 import logging
@@ -23,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist import __version__
 from lopa_dist.atomic import no_room
-from lopa_dist.checks import UserError
+from lopa_dist.checks import UserError, did_you_mean
 from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import (
     CONF,
@@ -171,16 +170,13 @@ def hint(arguments: list[str]) -> str:
 
 
 def check_command(arguments: list[str]) -> None:
-    """Meet a misspelt command with a UserError: nothing else that may come first is a bare word."""
+    """Raise a UserError for a misspelt command: a bare word in front can be nothing else."""
     word = arguments[0] if arguments else ""
     if word and "=" not in word and not word.startswith(("-", "~")):
         if gone := instead(word):
             raise UserError(f"{word}: is gone; {gone}")
-        near = difflib.get_close_matches(word, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise UserError(
-            f"{word}: no such command{hint} Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job"
-        )
+        commands = f"Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job"
+        raise UserError(f"{word}: no such command{did_you_mean(word, COMMANDS)} {commands}")
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def report(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
-    from lopa_dist.jobs.commands.table import write_table
+    from lopa_dist.jobs.show.table import write_table
 
     file = options.out or str(options.run / "results.csv")
     count, columns, missing = write_table(options.run, file)

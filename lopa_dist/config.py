@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lopa_dist.checks import UserError, check_options, number, option, require, require_seconds
+from lopa_dist.checks import UserError, check_options, did_you_mean, number, option, require, require_seconds
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
@@ -382,14 +383,13 @@ def hydra_message(error: HydraException) -> str:
         return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        near = get_close_matches(name, error.options, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
+        hint = did_you_mean(name, error.options)
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
     return str(error).strip()
 
 
 def typed(key: str, value: Any) -> str:
-    """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
+    """A setting as one types it into a shell: for Hydra, a value with ``=``, brackets or spaces has quotes."""
     text = quoted(str(value))
     if text == str(value):
         return f"{key}={text}"
@@ -398,8 +398,8 @@ def typed(key: str, value: Any) -> str:
 
 
 def check_keys(overrides: list[str]) -> None:
-    """Meet a misspelt key with a UserError that has the nearest right one, before Hydra composes anything."""
-    known = leaves(OmegaConf.structured(Config))
+    """Raise a UserError for a misspelt key, with the nearest right one, before Hydra composes anything."""
+    known = [key for key, *_ in keys_of()]
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
@@ -415,8 +415,8 @@ def check_keys(overrides: list[str]) -> None:
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]
-            sections = {k.split(".")[0] for k in known} | groups
-            names = [k for k in known if k.startswith(section + ".")] or sorted(sections)
+            names = [k for k in known if k.startswith(f"{section}.")]
+            names = names or sorted({k.split(".")[0] for k in known} | groups)
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
 
 
@@ -428,12 +428,10 @@ def with_own_model(arguments: list[str]) -> list[str]:
     return [*arguments[:at], "model=local", *arguments[at:]]
 
 
-def leaves(config: Any, prefix: str = "") -> list[str]:
-    """Dotted names of all keys."""
-    names = []
-    for key in config:
-        names.append(f"{prefix}{key}")
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none():
-            names += leaves(node, f"{prefix}{key}.")
-    return names
+def keys_of(section: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
+    """Yield the dotted name of each setting and section below a section, the dataclass that has it, and its field."""
+    for entry in fields(section):
+        key = prefix + entry.name
+        yield key, section, entry
+        if is_dataclass(entry.default_factory):
+            yield from keys_of(entry.default_factory, f"{key}.")

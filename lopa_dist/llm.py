@@ -61,7 +61,7 @@ class SamplingParams:
     tries: int = TRIES  # answers at most, until one is of this format
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
-        """Raise a ValueError that says what there is, where an argument is called otherwise."""
+        """Raise a ValueError with the known names for an argument that has another one."""
         known = [entry.name for entry in fields(cls)]
         for name in given.keys() - known:
             near = get_close_matches(name, known, 1)
@@ -380,7 +380,7 @@ class LLM:
 
 
 def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
-    """Return what tells a call's requests from others."""
+    """Return a hash of a call's requests."""
     asked = [
         (list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps, r.stop) for r in requests
     ]
@@ -389,7 +389,7 @@ def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
 
 
 def hash_of_given(given: Sequence[Given]) -> str:
-    """Return what tells a call's prompts and continuations from others'."""
+    """Return a hash of a call's prompts and continuations."""
     return hashlib.sha256(repr([text.key for text in given]).encode()).hexdigest()[:24]
 
 
@@ -415,31 +415,26 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
         raise ValueError("sampling: give SamplingParams(temperature=..., ...), or a list with one for each prompt")
     items = []
     for index, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
+        name = f"prompts[{index}]"
         if isinstance(prompt, Mapping) and "role" in prompt:
-            raise ValueError(
-                f"prompts[{index}] is a single message: a chat is a list of them, and prompts one of chats"
-            )
-        if not isinstance(prompt, str) and not (
-            isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
-        ):
-            raise ValueError(
-                f"prompts[{index}] is of type {type(prompt).__name__}: a prompt is a text, or a chat as a list of "
-                '{"role": "...", "content": "..."}'
-            )
+            raise ValueError(f"{name} is a single message: a chat is a list of them, and prompts one of chats")
+        is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
+        if not isinstance(prompt, str) and not is_chat:
+            form = 'a prompt is a text, or a chat as a list of {"role": "...", "content": "..."}'
+            raise ValueError(f"{name} is of type {type(prompt).__name__}: {form}")
         given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
         given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
         given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
         try:
             request = read_request(given)
         except BadLine as error:
-            raise ValueError(f"prompts[{index}]: {error}") from error
+            raise ValueError(f"{name}: {error}") from error
         if request["response_format"] is not None:
             request["response_format"] = replace(request["response_format"], tries=asked.tries)
-        name, count = f"line-{index + 1}", request.pop("samples")
-        items += [
-            Item(name if count == 1 else f"{name}#{sample}", origin=Origin(index + 1, name, sample=sample), **request)
-            for sample in range(count)
-        ]
+        line, count = f"line-{index + 1}", request.pop("samples")
+        for sample in range(count):
+            origin = Origin(index + 1, line, sample=sample)
+            items.append(Item(line if count == 1 else f"{line}#{sample}", origin=origin, **request))
     return items
 
 
@@ -465,7 +460,7 @@ def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Leave the caller's answers to signals as they were."""
+    """Restore the caller's signal handlers at the end."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield

@@ -18,12 +18,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, check_keys, leaves, quoted, short
+from lopa_dist.config import Config, TaskConfig, check_keys, keys_of, quoted, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run.job import Job
@@ -588,7 +587,7 @@ def test_a_setting_that_is_gone_says_what_to_write_instead(override: str, messag
 
 
 def test_what_replaces_a_setting_is_a_setting() -> None:
-    known = leaves(OmegaConf.structured(Config))
+    known = [key for key, *_ in keys_of()]
     for gone, instead in REMOVED.items():
         key, _, value = gone.partition("=")
         if "." not in key:  # a preset

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.config import Config, ModelOptions, TaskConfig, composed, leaves
+from lopa_dist.config import Config, ModelOptions, TaskConfig, composed, keys_of
 from lopa_dist.jobs.commands.shards import merge_shards, settings
 from lopa_dist.jobs.run.attempt import journal_settings
 from lopa_dist.jobs.run.job import run
@@ -107,7 +106,7 @@ SCHEDULE = {
 }  # fmt: skip
 KEYS = [
     key
-    for key in leaves(OmegaConf.structured(Config))
+    for key in [key for key, *_ in keys_of()]
     if (not key.startswith(NO_EFFECT) and key not in RESOLVED | REQUESTS | SCHEDULE and "." in key) or key == "seed"
 ]
 

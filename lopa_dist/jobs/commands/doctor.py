@@ -37,6 +37,7 @@ from rich.text import Text
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, check_keys, composed, with_own_model
 from lopa_dist.engine import memory
+from lopa_dist.engine.kernel_choice import widths_of
 from lopa_dist.jobs.commands.explain import in_cache, shape_of
 from lopa_dist.jobs.run.prompts import check_template
 from lopa_dist.jobs.setup.device import choose_dtype, cores
@@ -66,11 +67,11 @@ GIB = 2**30
 
 
 class State(Enum):
-    """What a check found, in the word that is shown."""
+    """What a check found: the word that is shown, and its colour."""
 
-    FINE = "fine"
-    SLOW = "slow because"
-    BROKEN = "broken"
+    FINE = "fine", "green"
+    SLOW = "slow because", "yellow"
+    BROKEN = "broken", "bold red"
 
 
 class Finding(NamedTuple):
@@ -116,15 +117,9 @@ class Machine:
         """The model's configuration; None where its files are not on this machine yet."""
         return shape_of(self.config)
 
-    @property
-    def folder(self) -> Path | None:
-        """Where the model's tokenizer is, if it is on this machine."""
-        path = self.config.model.path
-        return find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
-
 
 def python(machine: Machine) -> Finding:
-    """The interpreter; older ones cannot be installed into."""
+    """The version and the path of the interpreter."""
     return fine(f"{platform.python_version()}, {sys.executable}")
 
 
@@ -186,12 +181,10 @@ def kernels(machine: Machine) -> Finding:
     shape = machine.shape
     widths = Widths(1024, 2048, 16, 4, 64, 16)
     if shape is not None:
-        sizes = shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads, shape.head_dim
-        widths = Widths(*sizes, max(1, 64 // (shape.heads // shape.kv_heads)))
+        widths = widths_of(shape, max(1, 64 // (shape.heads // shape.kv_heads)))
     dtype = DTYPES[choose_dtype(machine.config.model, machine.device)]
-    wanted = tuple(
-        name for name in KERNELS if name != "fp8" or torch.cuda.get_device_capability(machine.device) >= (8, 9)
-    )
+    fp8 = torch.cuda.get_device_capability(machine.device) >= (8, 9)
+    wanted = tuple(name for name in KERNELS if name != "fp8" or fp8)
     failing = faults(widths, dtype, machine.device, wanted)
     if not failing:
         return fine(f"{len(wanted)} compile here and agree with torch")
@@ -210,7 +203,7 @@ def ranks(machine: Machine) -> Finding:
 
 
 def collectives(machine: Machine) -> Finding:
-    """What ranks send each other arrives, and how long it takes."""
+    """Whether ranks receive what others send, and how long that takes."""
     world = detect()
     if world.size == 1:
         return fine("one process has none")
@@ -266,11 +259,11 @@ def slurm(machine: Machine) -> Finding:
         if shutil.which("sbatch") is None:
             return fine("not here; a job starts without it")
         return fine("sbatch is here; this is not a Slurm job, so other nodes may differ")
-    nodes = os.environ.get("SLURM_JOB_NODELIST", "?")
+    where = f"job {job} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
     given = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     if given == "1":
-        return slow(f"job {job} on {nodes} has one core a task: --cpus-per-task=8 feeds a GPU and judges programs")
-    return fine(f"job {job} on {nodes}, {given} cores a task")
+        return slow(f"{where} has one core a task: --cpus-per-task=8 feeds a GPU and judges programs")
+    return fine(f"{where}, {given} cores a task")
 
 
 def run_folder(machine: Machine) -> Finding:
@@ -344,21 +337,19 @@ def memory_needed(machine: Machine) -> Finding:
     free = memory.free_bytes(machine.device) or available_memory()
     element = DTYPES[choose_dtype(config.model, machine.device)].itemsize
     weights = weight_bytes(machine.shape, config.model.quantization, element)
-    left = free - weights
     what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
-    if left <= 0:
+    if free <= weights:
         return broken(what, "take a GPU with more, model.quantization, model.dtype=bf16 or parallel.tensor")
     each, asked = PROMPT + config.decode.max_new_tokens, config.engine.max_sequences
     needs = np.full(asked, each if config.decode.stores_kv else 0)
-    longest = each + config.decode.block_size
-    options = config.engine.max_rows, config.engine.kv_tokens, longest
+    longest, engine = each + config.decode.block_size, config.engine
     try:
-        plan = memory.plan(machine.shape, element, left, needs, asked, *options)
-    except memory.TooLarge:
-        return broken(
-            f"{what}, too little is left for one sequence of {each} tokens",
-            "shorten decode.max_new_tokens, or model.quantization",
+        plan = memory.plan(
+            machine.shape, element, free - weights, needs, asked, engine.max_rows, engine.kv_tokens, longest
         )
+    except memory.TooLarge:
+        what += f", too little is left for one sequence of {each} tokens"
+        return broken(what, "shorten decode.max_new_tokens, or model.quantization")
     what += f", {plan.bytes / GIB:.1f} for {plan.sequences} sequences of {each} tokens"
     if plan.sequences < asked:
         return slow(f"{what}, not engine.max_sequences={asked}")
@@ -376,10 +367,11 @@ def available_memory() -> int:
 
 def tokenizer(machine: Machine) -> Finding:
     """A message, through template and tokenizer."""
-    if machine.folder is None:
+    path, mode = machine.config.model.path, machine.config.model.chat_template
+    folder = find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
+    if folder is None:
         return fine("comes with the model")
-    words = load_tokenizer(machine.folder)
-    mode = machine.config.model.chat_template
+    words = load_tokenizer(folder)
     if not words.chat_template:
         if mode == "always":
             return broken("model.chat_template=always, but the tokenizer has none", "model.chat_template=never")
@@ -430,9 +422,8 @@ def programs(machine: Machine) -> Finding:
     except ValueError as error:
         if needs and task.allow_code_execution:
             return broken("programs cannot be run", str(error))
-        return fine(
-            f"not needed here; humaneval and mbpp would need it: {str(error).split(': ', 1)[-1].split('. ')[0]}"
-        )
+        reason = str(error).split(": ", 1)[-1].split(". ")[0]
+        return fine(f"not needed here; humaneval and mbpp would need it: {reason}")
     return fine("programs run with limits alone (unconfined)" if unconfined else "bubblewrap confines programs")
 
 
@@ -486,18 +477,17 @@ def doctor(overrides: list[str], console: Console) -> bool:
             console.print(Text(f"rank {world.rank} on {socket.gethostname()}:"))
         line = Table.grid(padding=(0, 2))
         line.add_column(width=max(map(len, CHECKS)), no_wrap=True)
-        line.add_column(width=max(len(state.value) for state in State), no_wrap=True)
+        line.add_column(width=max(len(state.value[0]) for state in State), no_wrap=True)
         line.add_column(overflow="fold")
-        line.add_row(name, Text(finding.state.value, COLOURS[finding.state]), Text(finding.text))
+        line.add_row(name, Text(*finding.state.value), Text(finding.text))
         console.print(line)
     count = broken_everywhere(machine, states.count(State.BROKEN))
-    if world.rank:
-        return not count
     if count:
-        console.print(Text(f"A job would not run here: {count} {'thing is' if count == 1 else 'things are'} broken."))
+        verdict = f"not run here: {count} {'thing is' if count == 1 else 'things are'} broken"
     else:
-        slower = ", slower than it could" if State.SLOW in states else ""
-        console.print(Text(f"A job would run here{slower}."))
+        verdict = f"run here{', slower than it could' if State.SLOW in states else ''}"
+    if not world.rank:
+        console.print(Text(f"A job would {verdict}."))
     return not count
 
 
@@ -509,6 +499,3 @@ def broken_everywhere(machine: Machine, count: int) -> int:
         return machine.group.store.sum({"broken": count})["broken"]
     except (RuntimeError, TimeoutError):
         return count + 1  # another rank is lost
-
-
-COLOURS = {State.FINE: "green", State.SLOW: "yellow", State.BROKEN: "bold red"}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -17,89 +15,16 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from lopa_dist.checks import UserError, written
-from lopa_dist.config import AUTO_CHOICES, CONF, Config, DecodeOptions, check_keys, composed, with_own_model
-from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.checks import UserError, did_you_mean
+from lopa_dist.config import CONF, Config, check_keys, composed, with_own_model
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import Resolved, by_device, by_model, resolve_decode
+from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find, local
 from lopa_dist.parallel.launcher import World
-
-KINDS = {
-    "IntOrAuto": "an integer, auto",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true, false",
-    "None": "null",
-    "list[str]": "a list",
-    "dict[str, Any]": "names and values",
-}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A key of the configuration, as its dataclass describes it."""
-
-    key: str
-    default: Any
-    meaning: str
-    allowed: str  # its choices, or what kind of value it takes
-    details: str  # what its section's docstring says of it besides; often nothing
-
-
-def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
-    """Every key below a section, in the order of its fields."""
-    for entry in fields(section):
-        key = prefix + entry.name
-        make = entry.default_factory
-        default = entry.default if make is MISSING else make()
-        if is_dataclass(default):
-            yield from settings_of(type(default), f"{key}.")
-        else:
-            meaning = documented_field(entry, section).metadata["meaning"]
-            yield Setting(key, default, meaning, allowed(entry, section), details(entry.name, section))
-
-
-def documented_field(entry: Field[Any], section: Any) -> Field[Any]:
-    """The field that says what a setting means: `DecodeOptions` only widens some of `DecodeConfig`."""
-    return DecodeConfig.__dataclass_fields__[entry.name] if section is DecodeOptions else entry
-
-
-def allowed(entry: Field[Any], section: Any) -> str:
-    """What values a setting takes, in words."""
-    choices = documented_field(entry, section).metadata.get("choices")
-    if choices:
-        more = ("auto",) if section is DecodeOptions and entry.name in AUTO_CHOICES else ()
-        return ", ".join([*more, *map(written, choices)])
-    kinds = [kind.strip() for kind in str(entry.type).split("|")]
-    words = [KINDS[kind] for kind in kinds if kind in KINDS]
-    if "str" in kinds:
-        words.insert(len(words) - ("None" in kinds), "auto" if "int" in kinds else "a text")
-    words = ", ".join(words).split(", ")
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def details(name: str, section: Any) -> str:
-    """The paragraphs of a section's description that begin with a setting's name, and what is listed below them."""
-    its_own, inside = [], False
-    for paragraph in description(section).split("\n\n"):
-        inside = paragraph.startswith(f"`{name}`") or (inside and paragraph.startswith("- "))
-        its_own += [paragraph] if inside else []
-    return "\n\n".join(its_own)
-
-
-def description(section: Any) -> str:
-    """What a section's docstring says, without its list of errors."""
-    documented = DecodeConfig if section is DecodeOptions else section
-    return inspect.cleandoc(str(documented.__doc__)).split("\n\nRaises:")[0]
-
-
-def shown(value: Any) -> str:
-    """A value as one writes it on the command line."""
-    return yaml.safe_dump(value, default_flow_style=True).splitlines()[0]
 
 
 def sources(overrides: list[str]) -> dict[str, str]:
@@ -196,9 +121,9 @@ def explain(arguments: list[str]) -> str:
     known = [setting.key for setting in settings_of()]
     for key in wanted:
         if not any(name == key or name.startswith(f"{key}.") for name in known):
-            near = difflib.get_close_matches(key, known, n=3)
-            sections = dict.fromkeys(name.split(".")[0] for name in known)
-            hint = f"; did you mean {', '.join(near)}?" if near else f". Sections: {', '.join(sections)}"
+            hint = did_you_mean(key, known, 3)
+            if hint == ".":
+                hint += f" Sections: {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}"
             raise UserError(f"{key}: no such key{hint}")
     parts = []
     for setting, value, origin in explanations(with_own_model(overrides)):

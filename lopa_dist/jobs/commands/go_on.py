@@ -55,7 +55,7 @@ def shards_again(runs: Sequence[RunState], numbers: Sequence[int]) -> str:
 
 
 def words(run: RunState) -> list[str]:
-    """What was typed, without what is one run's own."""
+    """The settings that were typed, without those of a single run (`ITS_OWN`)."""
     return [word for word in typed_words(run.folder) if word.lstrip("+").partition("=")[0] not in ITS_OWN]
 
 
@@ -65,7 +65,7 @@ def direct(record: AttemptRecord) -> str:
 
 
 def batch(record: AttemptRecord, options: str = "") -> str:
-    """How Slurm's batch script starts one; empty where it did not, or is not there."""
+    """The command that submits the job with the batch script; empty if the script did not start it, or is gone."""
     asked = record.submission
     if asked is None or record.launcher == "python" or not (Path(record.folder) / SCRIPT).exists():
         return ""
@@ -78,7 +78,7 @@ def batch(record: AttemptRecord, options: str = "") -> str:
 
 
 def enter(record: AttemptRecord) -> str:
-    """The change to the folder from which the paths among the settings count; empty in it."""
+    """``cd`` to the folder that relative paths refer to; empty if this is the current one."""
     return "" if Path(record.folder) == Path.cwd() else f"cd {shlex.quote(record.folder)} && "
 
 

@@ -52,19 +52,11 @@ def missing(runs: Sequence[RunState]) -> list[int]:
 
 def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, ...]]:
     """A row for each run, and one for each shard of which there is none."""
-    rows = [
-        (
-            f"{run.folder}", run.state, number(run.done), number(run.open), number(run.errors),
-            f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-",
-        )
-        for run in runs
-    ]  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        counts = ["?" if count is None else f"{count:,}" for count in (run.done, run.open, run.errors)]
+        rows.append((f"{run.folder}", run.state, *counts, f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-"))
     return [*rows, *((f"{runs[0].folder.parent}: shard {shard}", "missing", "0", "?", "-", "-") for shard in absent)]
-
-
-def number(count: int | None) -> str:
-    """A count for the table."""
-    return "?" if count is None else f"{count:,}"
 
 
 def runs_in_words(runs: Sequence[RunState]) -> list[str]:
@@ -73,11 +65,8 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     complete = sum(run.state == "complete" for run in runs)
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
     lines += [f"{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}" for run in stopped]
-    waiting = [run for run in runs if run.state == "not begun"]
-    return [
-        *lines,
-        *(f"{run.folder} has not begun: if squeue does not list it, {LOGS} in it says why" for run in waiting),
-    ]
+    waiting = [run.folder for run in runs if run.state == "not begun"]
+    return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:
@@ -100,33 +89,32 @@ def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
 
 def shards_in_words(runs: Sequence[RunState]) -> list[str]:
     """How many shards of an array are complete, and where some are not, which ones, with the command that runs them."""
-    shards = runs[0].shard[1]
-    complete = {run.shard[0] for run in runs if run.state == "complete"}
-    running = {run.shard[0] for run in runs if run.state == "running"} - complete
-    absent = missing(runs)
-    waiting = {run.shard[0] for run in runs if run.state == "not begun"} - complete - running
-    stopped = {run.shard[0] for run in runs} - complete - running - waiting
-    lines = [f"{len(complete)} of {shards} shards are complete"]
-    if running:
-        lines.append(in_words(running, "runs", "run"))
+    shards, left = runs[0].shard[1], set(range(runs[0].shard[1]))
+    by_state: dict[str, set[int]] = {}
+    for states in (("complete",), ("running",), ("not begun",), ("stopped", "open")):  # of several runs, the first
+        by_state[states[0]] = left & {run.shard[0] for run in runs if run.state in states}
+        left -= by_state[states[0]]
+    lines = [f"{len(by_state['complete'])} of {shards} shards are complete"]
+    if by_state["running"]:
+        lines.append(in_words(by_state["running"], "runs", "run"))
     kinds = (
-        (absent, "is missing", "are missing"),
-        (waiting, "has not begun", "have not begun"),
-        (stopped, "was stopped", "were stopped"),
+        (left, "is missing", "are missing"),
+        (by_state["not begun"], "has not begun", "have not begun"),
+        (by_state["stopped"], "was stopped", "were stopped"),
     )
     if parts := [in_words(*kind) for kind in kinds if kind[0]]:
-        again = shards_again(runs, sorted([*absent, *waiting, *stopped]))
+        again = shards_again(runs, sorted(left | by_state["not begun"] | by_state["stopped"]))
         lines.append(f"{' and '.join(parts)}; run the rest{unless_queued(runs)} with:\n{again}")
     return lines
 
 
 def in_words(shards: Collection[int], one: str, more: str) -> str:
-    """What is so of some shards, in words."""
+    """Shards as the subject of a sentence whose end is `one` or `more`: ``shards 1,3-5 are missing``."""
     return f"shard {spans([*shards])} {one}" if len(shards) == 1 else f"shards {spans([*shards])} {more}"
 
 
 def merged(folder: Path, runs: Sequence[RunState]) -> bool:
-    """Whether the shards' results were joined since they were made."""
+    """Whether the merged results are newer than those of the shards."""
     report = folder / "report.json"
     if not report.exists() or read_report(report).get("shards") != len(runs):
         return False

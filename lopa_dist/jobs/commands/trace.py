@@ -193,7 +193,7 @@ def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 
 
 def show(trace: Trace, console: Console) -> None:
-    """Print a trace: one line a step with what it filled in colour, and the whole in order of filling."""
+    """Print a trace: a line a step, with what the step filled in colour."""
     console.print(Text(f"request {trace.custom_id}\n", style="bold"))
     console.print(Text(trace.prompt.strip(), style="dim"))
     legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
@@ -210,8 +210,7 @@ def show(trace: Trace, console: Console) -> None:
         ran = "the anchor alone" if step.branches == 1 else f"{step.branches} branches"
         won = "" if step.branches == 1 else ", the anchor won" if step.winner == 0 else f", lookahead {step.winner} won"
         drafted = f", {step.accepted} of {step.drafts} drafts accepted" if step.drafts else ""
-        head = f"step {number}: {ran}{won}{drafted}, {len(step.filled)} filled"
-        console.print(Text(head, style="bold"))
+        console.print(Text(f"step {number}: {ran}{won}{drafted}, {len(step.filled)} filled", style="bold"))
         if step.rejected:
             position, text = step.rejected
             instead = trace.texts[position].strip()
@@ -220,13 +219,10 @@ def show(trace: Trace, console: Console) -> None:
             console.print(Text(f"  rejected: {text.strip()!r}; {why}", style="dim"))
         line = Text()
         for position in range(step.end):
-            kind = step.filled.get(position)
-            if kind:
+            if kind := step.filled.get(position):
                 line.append(trace.texts[position], f"black on {COLOURS[kind]}")
-            elif position in seen:
-                line.append(trace.texts[position])
             else:
-                line.append("·", "dim")
+                line.append(*((trace.texts[position],) if position in seen else ("·", "dim")))
         seen |= step.filled
         console.print(line)
     steps, filled = len(trace.steps), len(seen)

@@ -151,5 +151,5 @@ def pack_flags(flags: bytearray) -> str:
 
 
 def unpack_flags(text: str) -> bytearray:
-    """Return the flags that `pack_flags` made a text of."""
+    """Return the flags in a text from `pack_flags`."""
     return bytearray(zlib.decompress(base64.b64decode(text)))

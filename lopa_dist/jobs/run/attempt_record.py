@@ -62,8 +62,8 @@ class AttemptRecord:
     @classmethod
     def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
         """The record of an attempt of this process."""
-        surroundings = world.launcher, world.size, str(Path.cwd()), Submission.read()
-        return cls(number, expected, rejected, done, errors, *surroundings)
+        folder, submission = str(Path.cwd()), Submission.read()
+        return cls(number, expected, rejected, done, errors, world.launcher, world.size, folder, submission)
 
     def write(self, journal: Path) -> None:
         """Write it into the folder of a journal."""

@@ -42,7 +42,7 @@ class Begun(AbstractContextManager["Begun"]):
         self.file = self.path.open("w", encoding="ascii")
 
     def note(self, *names: str | None, ended: bool = False) -> None:
-        """Write down what begins or ends now; not synced, because it need not survive the machine."""
+        """Write down what begins or ends now, without a sync: this need not survive the machine."""
         self.file.writelines(f"{'-' if ended else ''}{name}\n" for name in names)
         self.file.flush()
 

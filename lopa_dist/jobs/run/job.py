@@ -14,6 +14,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
@@ -92,11 +94,10 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         # how many there are matters to the mesh only where they are few
         first = list(islice(items, world.size * config.engine.max_sequences))
         parallel = config.parallel
-        axes = parallel.data, parallel.branch, parallel.tensor
         if scored_masks(task) and parallel.branch not in ("auto", 1):
             raise ValueError(f"parallel.branch={parallel.branch}: texts are scored without branches; leave it out")
         branches = 1 if scored_masks(task) else config.decode.max_branches
-        mesh = choose_mesh(*axes, world.size, len(first), branches)
+        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, len(first), branches)
     except Exception as error:
         announce_before_joining(world, error, config.parallel.timeout_s)
         raise
@@ -432,11 +433,6 @@ def generation_s(figures: Columns, replicas: Sequence[dict[str, Any]]) -> float:
         figures: of the finished requests.
         replicas: the entries that replicas wrote at their ends.
     """
-    seconds: dict[int, float] = {}  # by attempt
-    entries = chain(
-        zip(figures["attempt"].tolist(), figures["at"].tolist(), strict=True),
-        ((replica["attempt"], replica["at"]) for replica in replicas),
-    )
-    for attempt, at in entries:
-        seconds[attempt] = max(seconds.get(attempt, 0.0), at)
-    return sum(seconds.values())
+    attempts = np.append(figures["attempt"], [replica["attempt"] for replica in replicas])
+    seconds = np.append(figures["at"], [replica["at"] for replica in replicas])
+    return sum(float(seconds[attempts == attempt].max()) for attempt in set(attempts.tolist()))

@@ -16,7 +16,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ def request_id(
     reference: Any = None,
     response_format: ResponseFormat | None = None,
 ) -> str:
-    """What makes a finished request the same one: its name, and all that its text and its verdict depend on but the
-    settings. `reference` is what the text is judged by.
+    """The id of a request: a hash of its name and of all that its text and its verdict depend on, except the settings.
+
+    `reference` is what the text is judged by.
     """
     parts: list[Any] = [custom_id, request.max_new_tokens, request.key]
     if request.sampling is not None:
@@ -116,7 +117,7 @@ class Journal:
         return []
 
     def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
-        """The attempt from which on failures count, as those before are run again; 0: all count.
+        """The first attempt whose failures count: earlier ones are run again. 0: all count.
 
         Args:
             asked: whether `attempt` is to run again what has failed before. A launcher that restarts it asks once more:
@@ -167,7 +168,7 @@ class Journal:
                         yield entry, location
 
     def done(self, ids: RequestIds, since: int = 0, unjudged: bool = False) -> tuple[bytearray, int]:
-        """1 for each request whose id has an entry, 0 for the others (and for rejected ones); how many ended in errors.
+        """Return a flag for each request, 1 if an entry has its id, and how many requests ended in errors.
 
         An answer that could not be judged is not done: another attempt may be able to. Nor is an error of an attempt
         before `since`.
@@ -220,13 +221,13 @@ class Writer:
                 raise FileNotFoundError(errno.ENOENT, "the run folder was removed while the job ran")
 
     def close(self) -> None:
-        """No more entries."""
+        """Close the file."""
         self.file.close()
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What the journal's entries come to."""
+    """All entries of a journal together."""
 
     figures: Columns  # of the finished requests, in input order
     work: Work  # of these requests together
@@ -330,9 +331,6 @@ def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> li
 
 
 def free_name(folder: Path) -> Path:
-    """`folder.old`, or the first of `folder.old.2` ... that is free."""
-    number, name = 1, folder.with_name(folder.name + ".old")
-    while name.exists():
-        number += 1
-        name = folder.with_name(f"{folder.name}.old.{number}")
-    return name
+    """`folder.old`, or the first of `folder.old.2`, `folder.old.3`, ... that is free."""
+    names = (folder.with_name(f"{folder.name}.old{f'.{number}' if number > 1 else ''}") for number in count(1))
+    return next(name for name in names if not name.exists())

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lopa_dist.checks import UserError
-from lopa_dist.jobs.commands.table import to_be_written, write_table
 from lopa_dist.jobs.show.report import figures
 from lopa_dist.jobs.show.run_page import setting_rows
+from lopa_dist.jobs.show.table import to_be_written, write_table
 from lopa_dist.remote import exists, put
 
 log = logging.getLogger("lopa_dist")

@@ -22,7 +22,6 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
 
-SPACE = "\u2581"  # how the tokenizers of the package write it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 OF_EVERY_TEMPLATE = ("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
 
@@ -74,7 +73,7 @@ class Encoder:
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
-        """Of an item that has both forms, the one that fits: messages if prompts are to be wrapped in the template."""
+        """An item in one form; of both, messages if prompts are wrapped in the chat template, else the prompt."""
         if item.prompt is None or item.messages is None:
             return item
         return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
@@ -133,7 +132,8 @@ class Encoder:
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """An item's continuations as a request, checked against the model."""
-        most, seed = self.model.max_positions, self.config.seed
+        most, seed, begin = self.model.max_positions, self.config.seed, self.tokenizer.bos_token_id
+        first = self.model.eos_ids[0] if begin is None else int(begin)  # what a document without a prompt begins with
         scored: list[tuple[Given, ...]] = []
         for before, both in zip(texts[::2], texts[1::2], strict=True):
             whole = tokens[both]
@@ -142,7 +142,7 @@ class Encoder:
             # both are tokenized together, where a token may reach over their border
             cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
             if not before.text:
-                parts = list(windows(whole, self.first_token, most - 1))
+                parts = list(windows(whole, first, most - 1))
             elif not cut and (self.model.shift or self.config.decode.causal):
                 raise Refusal("no token is before the continuation, and this model predicts from one")
             elif len(whole) > most:
@@ -155,18 +155,12 @@ class Encoder:
         prompt = array("i", scored[0][0].prompt)
         return Request(index, prompt, count, self.key(item), scored=tuple(scored))
 
-    @property
-    def first_token(self) -> int:
-        """What a document without a prompt stands behind."""
-        begin = self.tokenizer.bos_token_id
-        return self.model.eos_ids[0] if begin is None else int(begin)
-
     def is_chat(self, item: Item) -> bool:
         """Whether the item goes through the chat template: a text that is to go on to another one does not."""
         return item.messages is not None or (self.wrap and item.suffix is None)
 
     def render(self, item: Item) -> Text:
-        """The text that the model is to go on from; a chat template writes its special tokens itself."""
+        """The text that the model continues; a chat template writes its special tokens itself."""
         if item.error:
             raise Refusal(item.error)
         chat = self.is_chat(item)
@@ -262,13 +256,10 @@ class Encoder:
         """Count a prompt with words that the model does not know."""
         self.strange_prompts += 1
         if len(self.strange) < 3:
-            pieces = self.tokenizer.convert_ids_to_tokens(ids)
-            first = next(i for i, token in enumerate(ids) if token in self.bytes)
-            begin = next((i for i in range(first, -1, -1) if pieces[i].startswith(SPACE)), first)
-            word = takewhile(
-                lambda i: i == begin or pieces[i][0] not in (SPACE, "<") or ids[i] in self.bytes, range(begin, len(ids))
-            )
-            self.strange.append(str(self.tokenizer.decode([ids[i] for i in word])).strip())
+            words = str(self.tokenizer.decode(ids, skip_special_tokens=True)).split()
+            tokens = (self.words.encode(f" {word}", add_special_tokens=False).ids for word in words)
+            unknown = (word for word, own in zip(words, tokens, strict=True) if not self.bytes.isdisjoint(own))
+            self.strange.append(next(unknown, "white space"))
 
     def warnings(self) -> list[str]:
         """What to say of the requests so far: words that a model of the package does not know, equal answers."""
@@ -306,7 +297,7 @@ class Encoder:
 
 
 def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:
-    """The rejection of an item, with the number of its line if it has one; what is wrong with a line says it itself."""
+    """The rejection of an item, with the number of its line; an error of the line itself already has it."""
     return Rejection(index, f"line {item.origin.line}: {refusal}" if item.origin and not item.error else f"{refusal}")
 
 

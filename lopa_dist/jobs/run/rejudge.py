@@ -16,7 +16,7 @@ OF_A_VERDICT = ("correct", "extracted", "unjudged")  # fields of a line
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
-    """What tells whether a verdict still counts: a hash of the rule and of what it is given besides the text.
+    """A hash of the rule and of what it is given besides the text: a verdict counts as long as this is the same.
 
     Args:
         settings: of the journal.

@@ -146,7 +146,7 @@ def invalid(generation: Generation, item: Item) -> str:
 
 
 def likelihood_of(likelihood: Likelihood, parts: Sequence[Given]) -> dict[str, Any]:
-    """How likely a text is, as a line tells it."""
+    """A text's likelihood, for a line of results."""
     line: dict[str, Any] = {"loglikelihood": likelihood.loglikelihood, "greedy": likelihood.greedy}
     line |= {"error": likelihood.error} if likelihood.error else {}
     return line | {"tokens": sum(len(part.answer) for part in parts)}
@@ -166,7 +166,7 @@ def error_line(item: Item, message: str) -> dict[str, Any]:
 
 
 def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a `results.jsonl`, as they are and read.
+    """The lines of a `results.jsonl`, each as text and parsed.
 
     Raises:
         ValueError: one is damaged.

@@ -19,7 +19,7 @@ from lopa_dist.tasks.task import Item
 
 
 class Repeated(Sequence[Request]):
-    """Requests, and, by negative numbers, other tries of some."""
+    """Requests by their numbers; further tries of them have negative numbers."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests

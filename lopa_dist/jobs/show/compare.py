@@ -17,7 +17,7 @@ from rich.table import Table
 
 from lopa_dist.atomic import naming
 from lopa_dist.encodable import encodable
-from lopa_dist.jobs.commands.explain import shown
+from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.report import accuracy_interval, judged
@@ -254,9 +254,9 @@ def charts_of(
             if speed and "accuracy" in report:
                 tooltip = ", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
                 low, high = accuracy_interval(report)
+                accuracy, name = 100 * report["accuracy"], str(index + 1)
                 label, curve = places[index]
-                name, percent = str(index + 1), (100 * report["accuracy"], 100 * low, 100 * high)
-                points.append(Point(name, f"{name}. {tooltip}", speed, *percent, label, curve))
+                points.append(Point(name, f"{name}. {tooltip}", speed, accuracy, 100 * low, 100 * high, label, curve))
         if points:
             charts.append(Scatter(title, points, sign))
     return charts

@@ -169,10 +169,10 @@ def reliability(figures: Columns) -> list[dict[str, float]]:
 
 
 def mean(values: Any) -> float:
-    """The mean, 0 of nothing."""
+    """The mean; 0 if there are no values."""
     return float(np.mean(values)) if len(values) else 0.0
 
 
 def ratio(a: float, b: float) -> float:
-    """A / b, 0 where b is 0."""
+    """The quotient ``a / b``; 0 if b is 0."""
     return float(a / b) if b else 0.0

@@ -72,7 +72,7 @@ def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
 
 @dataclass(frozen=True)
 class Point:
-    """What a run is in a scatter chart."""
+    """A run in a scatter chart."""
 
     name: str  # short: it stands beside the point on a page
     tooltip: str

@@ -29,7 +29,7 @@ class Paired:
 
 
 def verdicts(folders: Sequence[Path]) -> Verdicts:
-    """What was judged in runs of the same problems, which may differ in the seed."""
+    """The verdicts of runs that differ in the seed alone."""
     judged = defaultdict(list)
     for folder in folders:
         for line in results(folder):

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lopa_dist.checks import UserError
-from lopa_dist.jobs.commands.explain import shown
+from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import read_report, typed_words
 

@@ -99,18 +99,16 @@ class WandbLog:
         change = {name: amount - self.before.get(name, 0) for name, amount in reached.items()}
         if not change["steps"]:
             return
-        steps, forwards = change["steps"], change["forwards"]
+        steps, filled = change["steps"], change["filled"]
         entry = {f"step_ms/{phase}": 1000 * change[phase] / steps for phase in PHASES}
-        entry["filled_per_forward"] = change["filled"] / forwards
-        entry["filled_per_s"] = change["filled"] / max(1e-9, now - self.last)
+        entry["filled_per_forward"] = filled / change["forwards"]
+        entry["filled_per_s"] = filled / max(1e-9, now - self.last)
         entry["sequences_in_flight"] = change["forwards"] / steps
         wins = {name: amount for name, amount in change.items() if name.startswith("wins/")}
-        choices = sum(wins.values())
-        if choices:
+        if choices := sum(wins.values()):
             entry |= {name: amount / choices for name, amount in wins.items()}
             entry["lookahead_win_share"] = 1 - wins.get("wins/anchor", 0) / choices
-        drafted = change.get("drafted", 0)
-        if drafted:
+        if drafted := change["drafted"]:
             entry["drafts/accepted_per_forward"] = change["accepted"] / drafted
         entry |= {name: amount / steps for name, amount in change.items() if name.startswith("comm_bytes/")}
         entry |= confidences(engine.winner and engine.winner.scores)
@@ -174,7 +172,7 @@ def children(name: str) -> list[int]:
 
 
 def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
-    """All that grows, by name."""
+    """Counters that only grow, by name."""
     return {
         "steps": statistics.steps,
         "forwards": statistics.forwards,
@@ -189,12 +187,9 @@ def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
 
 def confidences(scores: torch.Tensor | None) -> dict[str, float]:
     """Mean score of the anchors and of the best branches in the last step, where there was a choice."""
-    if scores is None or scores.shape[1] < 2:
-        return {}
-    ran = scores[torch.isfinite(scores).sum(1) > 1]
-    if not len(ran):
-        return {}
-    return {"confidence/anchor": float(ran[:, 0].mean()), "confidence/best": float(ran.amax(1).mean())}
+    if scores is not None and len(chosen := scores[torch.isfinite(scores).sum(1) > 1]):
+        return {"confidence/anchor": float(chosen[:, 0].mean()), "confidence/best": float(chosen.amax(1).mean())}
+    return {}
 
 
 def memory_gib() -> float:
