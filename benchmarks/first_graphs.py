@@ -79,12 +79,13 @@ class Graphs:
     def records(self, ready: Prepared) -> Tensor:
         """Return the records of one more run of the head, over the hidden states that are there."""
         batch = ready.batch
-        size = bucket(len(batch.head_rows)) or len(batch.head_rows)
+        count = len(batch.head_slots)
+        size = bucket(count) or count
         heads = self.runner.heads
         heads[size] = heads.get(size) or Head(size, self.runner)
-        heads[size].load(batch)
+        heads[size].load(batch.predictions)
         self.runner.replay(heads[size].replay, partial(heads[size].run, self.runner), size, HEAD)
-        return heads[size].records[: len(batch.head_rows)].clone()
+        return heads[size].records[:count].clone()
 
     def captured(self, *replays: Replay) -> bool:
         """Whether all are graphs by now; on a CPU none can be."""

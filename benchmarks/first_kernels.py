@@ -231,10 +231,10 @@ def product(device: torch.device, shape: ModelConfig, rows: int, kind: str, down
     bound = BOUND[x.dtype]
     if kind.startswith("fp8"):
         eight, scale = quantize_fp8(weight)
-        bits, of_rows = quantize_rows(x)
+        quantized = quantize_rows(x)
         fast = kind == "fp8 fast"
         found = fp8_linear(x, eight, scale, fast=fast)
-        real, exact = bits.double() * of_rows[:, None], eight.double() * scale[:, None]
+        real, exact = quantized.eight.double() * quantized.scale[:, None], eight.double() * scale[:, None]
         bound = FAST_BOUND if fast else bound
     elif kind == "int8":
         eight, scale = quantize_int8(weight)

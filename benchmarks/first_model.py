@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from lopa_dist.engine.runners import FUSED, Runners
 from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.rows.forward_batch import Predictions
 
 BOUND = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of a layer: rounding, which adds up; a fault is of the order of 1
 LEAST_EQUAL = 0.8  # of tokens: with weights that are noise, the two likeliest are often close
@@ -64,8 +66,8 @@ def ours(model: Transformer, tokens: Tensor, options: EngineConfig) -> Forward:
     runner.attention = Watched(runner.attention, kept)
     every = torch.arange(rows, device=tokens.device)
     batch = replace(
-        windows(1, rows, 0, shape.mask_id, tokens.device), tokens=tokens, head_rows=every, head_slots=every,
-        head_sequence=0 * every.cpu().numpy(), columns=rows, where=0 * every,
+        windows(1, rows, 0, shape.mask_id, tokens.device), tokens=tokens,
+        predict=lambda: Predictions(every, None), head_slots=every, head_sequence=np.zeros(rows, int), columns=rows,
     )  # fmt: skip
     records = runner.forward(runner.prepare(batch))[0]
     return Forward(kept, records[:, 0], records[:, 1].contiguous().view(torch.float32))

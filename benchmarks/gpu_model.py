@@ -41,7 +41,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
-from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
 PARTS = ("step", "whole", "eager")
 PREFIXES, WINDOWS, BRANCHES = (256, 1024, 2048), (32, 64, 96), (1, 2, 4, 8)
@@ -136,9 +136,10 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
         hi=np.full(total, window), depth=np.zeros(total, int), tail=None, begin=rows * 0, stop=rows, prefill=None,
         tokens=torch.full((total,), mask_id, device=device),
         positions=prefix + torch.arange(window, device=device).repeat(count),
-        head_rows=head, head_slots=torch.arange(len(head), device=device),
-        head_sequence=np.zeros(len(head), int), head_keys=None, local_branches=1, columns=len(head),
-        where=torch.zeros_like(head), width=window, of_commit=None, drafts=None,
+        head_slots=torch.arange(len(head), device=device),
+        head_sequence=np.zeros(len(head), int), predict=lambda: Predictions(head, None, head), local_branches=1,
+        columns=len(head),
+        width=window, of_commit=None, drafts=None,
     )  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def measure_step(bench: Bench, model: Transformer, config: ModelConfig, precisio
     with torch.inference_mode():
         runner.forward(runner.prepare(batch))
         size = bucket(len(batch.tokens)) or 0
-        body, head = runner.bodies[size], runner.heads[bucket(len(batch.head_rows)) or 0]
+        body, head = runner.bodies[size], runner.heads[bucket(len(batch.head_slots)) or 0]
         body_replay = partial(body.replay, partial(body.run, runner), bench.device, runner.memory)
         head_replay = partial(head.replay, partial(head.run, runner), bench.device, runner.memory)
 

@@ -64,7 +64,7 @@ def verify(state: State, records: Records) -> Winner:
 
 def chains(state: State) -> Tensor:
     """Return the drafts of each branch, ``[S, K, m]`` tokens."""
-    return state.chain[1].view(state.slots, state.config.max_branches, -1)
+    return state.chain_token.view(state.slots, state.config.max_branches, -1)
 
 
 def of_winner(records: Records, branch: Tensor) -> Records:

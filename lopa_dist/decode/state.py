@@ -126,7 +126,7 @@ class Admitted(NamedTuple):
     suffix: Sequence[int] = ()  # tokens behind the answer, where rows see them
 
 
-BY_SLOT = ("canvas", "key", "eos", "settling", "chain_context", "written")  # tensors that begin with S
+BY_SLOT = ("canvas", "key", "eos", "settling", "written")  # tensors that begin with S
 
 
 @dataclass
@@ -143,8 +143,9 @@ class State:
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one; with `tau_edit`, in a settled block
     settling: Tensor  # [S] forwards in a row that found no mask in the window (tau_edit)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
-    chain: Tensor  # [2, S, K x m] positions and tokens of each branch's drafts, in the order of their verification
-    chain_context: Tensor  # [S, K x m] the token before each draft's position, given the drafts before it (`tree`)
+    # [3, S, K x m] of each branch's drafts, in the order of their verification: position, token, and the context that
+    # predicts it: the token before its position, given the drafts before it (`tree`), or without the shift a mask
+    chain: Tensor
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
     boundary: Records  # [S] the record of position `committed`, from the forward that committed the row before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
@@ -160,6 +161,7 @@ class State:
         self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
+        self.chain_position, self.chain_token, self.chain_context = self.chain
         # [S, K] each: choices in a branch's path, the branch that verifies the last one, its token, drafts behind it
         self.path_depth, self.path_parent, self.path_token, self.path_drafts = self.paths
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
@@ -203,8 +205,7 @@ class State:
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             settling=long(slots),
             edits=long(2, slots, k, e),
-            chain=long(2, slots, config.max_chain),
-            chain_context=long(slots, config.max_chain),
+            chain=long(3, slots, config.max_chain),
             paths=long(4, slots, k),
             boundary=Records(long(config.record_size, slots).int()),
             sampled=np.zeros(slots, bool),
@@ -212,6 +213,7 @@ class State:
         state.committed.fill_(-1)
         state.done.fill_(1)
         state.edit_position.fill_(-1)
+        state.chain_context.fill_(vocabulary.mask_id)
         return state
 
     def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:

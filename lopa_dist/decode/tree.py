@@ -52,7 +52,7 @@ def by_agreement(state: State, records: Records) -> Winner:
     number = arange(m, state.canvas.device)
     assert records.drafts is not None
     position, draft, predicted, sure = (
-        x.view(slots, branches, m) for x in (*state.chain, records.drafts.token, records.drafts.probability)
+        x.view(slots, branches, m) for x in (*state.chain[:2], records.drafts.token, records.drafts.probability)
     )
     depth = state.path_depth
     valid = (number < state.path_drafts[..., None]) & ~sure.isnan()  # rows of drafts may overflow
@@ -145,7 +145,7 @@ def spawn_tree(state: State, records: Records, rank: Tensor, made: Tensor, count
     # every branch has rows for the same number of drafts: if fewer are left, drafts of its own path fill the gap
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
-    state.chain.copy_(made.gather(2, order.expand(2, -1, -1)))
+    state.chain[:2] = made.gather(2, order.expand(2, -1, -1))
     torch.clamp(count[:, None] - depth, 0, m, out=state.path_drafts)
     deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.path_drafts, 0)
     state.drafts.copy_(deepest.amax(1))
@@ -279,7 +279,7 @@ def contexts(state: State) -> Tensor:
     `chain` has further entries behind the drafts. Their results are not used, but their rows run, so each must be a
     token.
     """
-    m, (position, token) = state.config.drafts, state.chain.view(2, state.slots, state.config.max_branches, -1)
+    m, (position, token) = state.config.drafts, state.chain[:2].view(2, state.slots, state.config.max_branches, -1)
     before, number = position - 1, arange(m, position.device)[:, None]
     written = state.canvas.gather(1, (before + state.origin).clamp_(min=0).flatten(1))
     if state.config.branches:

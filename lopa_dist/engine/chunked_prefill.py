@@ -15,7 +15,7 @@ from lopa_dist.engine.kv_pool import KVPool, PrefixEntry
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.runner import Runner
 from lopa_dist.ragged import padded, to_device
-from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 from lopa_dist.rows.prefill import Prefill
 
 
@@ -79,7 +79,7 @@ class ChunkedPrefill:
             first=prefill.first, hi=0 * rows if causal else np.minimum((rows // size + 1) * size, count),
             depth=0 * rows, tail=None, begin=start, stop=start,
             prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
-            head_rows=nothing, head_slots=nothing, head_sequence=none, head_keys=None, local_branches=1, columns=0,
-            where=nothing, width=size, of_commit=None, drafts=None,
+            predict=lambda: Predictions(nothing, None), head_slots=nothing, head_sequence=none, local_branches=1,
+            columns=0, width=size, of_commit=None, drafts=None,
             seen=first + rows + 1 if causal else None, place=first + rows if causal else None,
         )  # fmt: skip

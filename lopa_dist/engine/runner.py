@@ -18,7 +18,7 @@ from lopa_dist.kernels.dispatch import by_torch, on_device
 from lopa_dist.kernels.record_head import record_head, record_size
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -124,16 +124,13 @@ class Runner:
         if not len(batch.rows):
             return records.view(shape)
 
-        def attend(layer: int, q: Tensor) -> Tensor:
-            return self.attention.attend(q, pool.keys[layer], pool.values[layer], prepared.plan)
-
-        rows, last = batch.head_rows, self.last_rows(batch)
+        rows, last = batch.predictions.rows, self.last_rows(batch)
         wanted = rows.clamp(min=0)
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
         wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
         cache = Cache(pool.keys, pool.values, pool.scratch, prepared.of_drafts, prepared.kv_slots)
-        hidden = self.network(batch.tokens, batch.positions, None, cache, attend, wanted)
+        hidden = self.network(batch.tokens, batch.positions, None, cache, self.attend(prepared), wanted)
         head = hidden[: len(rows)]
         if last is not None:
             self.prefix_hidden[last[1]] = hidden[len(rows) : len(rows) + last.shape[1]]
@@ -141,6 +138,11 @@ class Runner:
             head = torch.where((rows < 0)[:, None], self.prefix_hidden[rows.clamp(max=-1)], head)
         self.write_records(prepared, head, records)
         return records.view(shape)
+
+    def attend(self, prepared: Prepared) -> Attend:
+        """Return the attention of a forward."""
+        pool, plan = self.pool, prepared.plan
+        return lambda layer, q: self.attention.attend(q, pool.keys[layer], pool.values[layer], plan)
 
     def last_rows(self, batch: ForwardBatch) -> Tensor | None:
         """Return the last rows of the shared prefixes that this forward computes, and their slots in `prefix_hidden`.
@@ -154,8 +156,9 @@ class Runner:
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
         """Write the records of the head rows' hidden states ``[H, d]``, each by its request's sampling."""
         batch, weight, mask_id = prepared.batch, self.model.head_weight, self.model.config.mask_id
+        all_keys = batch.predictions.keys
         for sampling, rows in self.by_sampling(prepared):
-            keys = None if batch.head_keys is None else batch.head_keys[rows]
+            keys = None if all_keys is None else all_keys[rows]
             records[batch.head_slots[rows]] = record_head(
                 hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.runner_up
             )

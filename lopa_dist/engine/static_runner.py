@@ -29,10 +29,10 @@ from lopa_dist.kernels.meta_attention import MetaPlan, Workspace
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, Kept, Split, Tiles, capacity, matrix_rows, tile
-from lopa_dist.models.fused import Cache, FusedTransformer
-from lopa_dist.models.transformer import Transformer
+from lopa_dist.models.fused import Attend, Cache, FusedTransformer
+from lopa_dist.models.transformer import Transformer, rope_of
 from lopa_dist.ragged import Ints, padded
-from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
 log = logging.getLogger("lopa_dist")
 
@@ -161,12 +161,10 @@ class Body:
         """Compute the hidden states into `hidden`."""
         pool = runner.pool
 
-        def attend(layer: int, q: Tensor) -> Tensor:
-            # in place of q: a tile reads only the rows that it writes, and rows in no tile need no clearing
-            return attend_tiles(q, pool.keys[layer], pool.values[layer], self.plan, q)
-
+        attend = runner.attend_by(self.plan)
         cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts, self.kv_slots)
-        self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend))
+        cos, sin = (table.index_select(0, self.positions) for table in runner.rotations)
+        self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend, rope=(cos, sin)))
 
 
 class Head:
@@ -180,12 +178,13 @@ class Head:
         self.records = torch.zeros(size, runner.record_size, dtype=torch.int32, device=device)
         self.replay = Replay()
 
-    def load(self, batch: ForwardBatch) -> None:
+    def load(self, predictions: Predictions) -> None:
         """Put the step's inputs in place; rows behind them hold old ones, and their records are not read."""
-        self.which[: len(batch.head_rows)] = batch.head_rows
-        self.rows.fill_(len(batch.head_rows))
-        if self.keys is not None and batch.head_keys is not None:
-            self.keys[: len(batch.head_keys)] = batch.head_keys
+        count = len(predictions.rows)
+        self.which[:count] = predictions.rows
+        self.rows.fill_(count)
+        if self.keys is not None and predictions.keys is not None:
+            self.keys[:count] = predictions.keys
 
     def run(self, runner: StaticRunner) -> None:
         """Compute the records into `records`."""
@@ -238,6 +237,8 @@ class StaticRunner(Runner):
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt has at most two
         self.low = sequences * 2  # stacks with cached tokens: the rest of a prompt, and all branches
         config = model.config
+        # cosines and sines by position: looking them up takes two launches, computing them a dozen
+        self.rotations = rope_of(config, torch.arange(longest, device=self.device), model.head_weight.dtype)
         self.stacked = stacked
         self.kept_tiles = Kept()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
@@ -321,8 +322,10 @@ class StaticRunner(Runner):
         return Prepared(batch, slots, segments, tiles, of_drafts, self.kv_slots(batch, slots))
 
     def run(self, prepared: Prepared) -> Tensor:
-        """As `Runner.forward`."""
+        """As `Runner.forward`: with graphs, or if it is above the ladder, with what the wanted rows alone need."""
         batch = prepared.batch
+        if bucket(len(batch.tokens)) is None and not self.network.real_rows_only:
+            return super().run(prepared)
         if len(batch.rows):  # first of all: the device has nothing to do until then
             self.body(prepared)
         records = torch.zeros(
@@ -332,8 +335,8 @@ class StaticRunner(Runner):
             if (last := self.last_rows(batch)) is not None:
                 self.prefix_hidden[last[1]] = self.hidden[last[0]]
             if self.request_sampling or self.sampling.filtered:
-                self.write_records(prepared, self.hidden[batch.head_rows], records)
-            elif len(batch.head_rows):
+                self.write_records(prepared, self.hidden[batch.predictions.rows], records)
+            elif len(batch.head_slots):
                 records[batch.head_slots] = self.head(batch)
         return records.view(batch.local_branches, batch.columns, self.record_size)
 
@@ -351,10 +354,10 @@ class StaticRunner(Runner):
 
     def head(self, batch: ForwardBatch) -> Tensor:
         """Return the records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
-        count = len(batch.head_rows)
+        count = len(batch.head_slots)
         size = bucket(count)
         head = self.heads.get(size or 0) or Head(size or count, self)
-        head.load(batch)
+        head.load(batch.predictions)
         if size is None:
             head.run(self)
         else:
@@ -379,6 +382,18 @@ class StaticRunner(Runner):
             self.memory = torch.cuda.graph_pool_handle()  # the old one may still count as being captured into
             log.warning("the %s runs without CUDA graphs, slower, from the one of %d rows on: %s", kind, size, error)
             graph(function, self.device, self.memory)
+
+    def attend(self, prepared: Prepared) -> Attend:
+        """Return the attention of a forward without a graph."""
+        plan = self.attention_plan(len(prepared.batch.tokens))
+        plan.fill(prepared.plan)
+        return self.attend_by(plan)
+
+    def attend_by(self, plan: MetaPlan) -> Attend:
+        """Return the attention that a table of tiles describes."""
+        pool = self.pool
+        # in place of q: a tile reads only the rows that it writes, and rows in no tile need no clearing
+        return lambda layer, q: attend_tiles(q, pool.keys[layer], pool.values[layer], plan, q)
 
     def attention_plan(self, size: int) -> MetaPlan:
         """Return a table for any batch of `size` rows."""

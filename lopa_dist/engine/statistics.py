@@ -23,9 +23,9 @@ class Mark(Protocol):
         """Return the milliseconds from this moment to another, when both are past."""
 
 
-def device_mark(device: torch.device) -> Mark:
-    """Return the moment when a GPU has done all that was queued so far."""
-    event = torch.cuda.Event(enable_timing=True)
+def device_mark(device: torch.device, again: Any = None) -> Any:
+    """Return the moment when a GPU has done all that was queued so far: a new `Mark`, or `again`, which is past."""
+    event = again or torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
 
@@ -37,7 +37,7 @@ class Statistics(Work):
     the device's work would count for whichever phase happens to wait for it.
     """
 
-    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
+    def __init__(self, mark: Callable[[Mark | None], Mark] | None = None) -> None:
         super().__init__()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.seconds_counted = dict(self.seconds)  # until the end of the last step that was counted
@@ -48,13 +48,14 @@ class Statistics(Work):
         self.records = 0  # predictions x branches of all ranks, summed over steps: what the all-gathers carried
         self._last = time.perf_counter()
         self._mark = mark
+        self._past: list[Mark] = []  # to be used again: making one takes longer than recording it
         self._begin: Mark | None = None  # when the host last waited for the device
         self._laps: list[tuple[str, float, Mark]] = []  # since then: phase, seconds of the host, end
 
     def start(self) -> None:
         """Begin timing a step."""
         self._last = time.perf_counter()
-        self._begin, self._laps = self._mark and self._mark(), []
+        self._begin, self._laps = self._mark and self._mark(None), []
 
     def lap(self, phase: str, waited: bool = False) -> None:
         """Count the time since the last call as `phase`.
@@ -69,14 +70,15 @@ class Statistics(Work):
         if self._mark is None or self._begin is None:
             return
         if not waited:
-            self._laps.append((phase, spent, self._mark()))
+            self._laps.append((phase, spent, self._mark(self._past.pop() if self._past else None)))
             return
         for earlier, launching, end in self._laps:
             later = self._begin.elapsed_time(end) / 1000 - launching
             self.seconds[earlier] += later
             self.seconds[phase] -= later
+            self._past.append(self._begin)
             self._begin = end
-        self._begin, self._laps = self._mark(), []
+        self._begin, self._laps = self._mark(self._begin), []
 
     def step(
         self,

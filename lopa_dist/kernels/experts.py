@@ -79,8 +79,8 @@ def on_gpu(x: Tensor, weight: Tensor, ends: Tensor, scale: Tensor | None) -> Ten
     if scale is None:
         return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
     if weight.dtype == FP8:
-        rows, row_scale = quantize_rows(x)
-        return grouped_fp8_product(rows, row_scale, weight, scale, ends).to(x.dtype)
+        rows = quantize_rows(x)
+        return grouped_fp8_product(rows.eight, rows.scale, weight, scale, ends).to(x.dtype)
     if fused(x, "experts"):
         from lopa_dist.kernels import experts_triton
 

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -215,14 +215,17 @@ def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterat
 
 
 def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """A norm behind a residual sum, and the sum."""
+    """A norm behind a residual sum, and the sum; and behind an embedding."""
     from lopa_dist.kernels import rows_triton
 
     x, residual = (normal(ROWS, widths.hidden, seed=s, dtype=dtype, device=device) for s in (5, 6))
     weight = normal(widths.hidden, seed=7, dtype=dtype, device=device)
     with by_torch(frozenset({"norm"})):
         wanted = rows.add_rms_norm(x, residual, weight, 1e-6)
+        tokens = torch.arange(ROWS, device=device) * 5 % ROWS
+        embedded = rows.embed_rms_norm(tokens, x, weight, 1e-6)
     yield from zip(rows_triton.add_rms_norm(x, residual, weight, 1e-6), wanted, strict=True)
+    yield from zip(rows_triton.embed_rms_norm(tokens, x, weight, 1e-6), embedded, strict=True)
 
 
 def swiglu(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -277,16 +280,25 @@ def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterato
 
 
 def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Rows in eight bits, multiplied with their scales again: a number that is rounded the other way is 1/16 off."""
+    """Rows in eight bits, of given numbers and of what a norm and SwiGLU make of them."""
     from lopa_dist.kernels import rows_triton
 
-    x = normal(ROWS, widths.hidden, seed=12, dtype=dtype, device=device)
     # the interpreter cuts off where it should round to eight bits
-    eight, scale = rows_triton.quantize_rows(x, FP8 if x.is_cuda else torch.float32)
-    found, wanted = (eight.to(FP8), scale), quantize_rows_plain(x)
-    yield scale, wanted[1]
-    exact = x.double()
-    for eight, scale in (found, wanted):
+    cast = FP8 if device.type == "cuda" else torch.float32
+    x, residual = (normal(ROWS, widths.hidden, seed=seed, dtype=dtype, device=device) for seed in (12, 15))
+    weight = normal(widths.hidden, seed=16, dtype=dtype, device=device)
+    gate_up = normal(ROWS, 2 * widths.intermediate, seed=17, dtype=dtype, device=device)
+    yield from eight_bits(rows_triton.quantize_rows(x, cast), x)
+    *normed, _ = rows_triton.add_rms_norm_fp8(x, residual, weight, 1e-6, cast)
+    yield from eight_bits(normed, rows_triton.add_rms_norm(x, residual, weight, 1e-6)[0])
+    yield from eight_bits(rows_triton.swiglu_fp8(gate_up, cast), rows_triton.swiglu(gate_up))
+
+
+def eight_bits(found: Sequence[Tensor], x: Tensor) -> Iterator[Comparison]:
+    """Compare eight bits and scales with torch's, and both with x: a number rounded the other way is 1/16 off."""
+    exact, wanted = x.double(), quantize_rows_plain(x)
+    yield found[1], wanted[1]
+    for eight, scale in ((found[0].to(FP8), found[1]), wanted):
         off = (eight.double() * scale[:, None] - exact).abs() / (exact.abs() / 16 + scale[:, None] / 512)
         yield (off > 1.01).double() + 1, torch.ones_like(off)
 

@@ -12,6 +12,7 @@ accuracy, and takes longer than the whole weights would.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -48,13 +49,33 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Activations ``[M, K]`` as fp8 and scales ``[M]`` fp32; NaN is the scale of a row with NaN or infinity."""
+@dataclass
+class QuantizedRows:
+    """Activations in fp8, of which products with fp8 weights are made."""
+
+    eight: Tensor  # [M, K] fp8
+    scale: Tensor  # [M] fp32; NaN for a row with NaN or infinity
+    dtype: torch.dtype  # of the numbers that they stand for
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.eight.device
+
+    def __len__(self) -> int:
+        return len(self.eight)
+
+    def __getitem__(self, rows: slice) -> QuantizedRows:
+        return QuantizedRows(self.eight[rows], self.scale[rows], self.dtype)
+
+
+def quantize_rows(x: Tensor) -> QuantizedRows:
+    """Activations ``[M, K]`` in fp8."""
     if fused(x, "fp8"):
         from lopa_dist.kernels import rows_triton
 
-        return rows_triton.quantize_rows(x)
-    return quantize_rows_plain(x)
+        return QuantizedRows(*rows_triton.quantize_rows(x), x.dtype)
+    return QuantizedRows(*quantize_rows_plain(x), x.dtype)
 
 
 def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,11 +85,13 @@ def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * (greatest.reciprocal() * FP8_MAX)[:, None]).to(FP8), scale
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast: bool = False) -> Tensor:
+def fp8_linear(
+    x: Tensor | QuantizedRows, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast: bool = False
+) -> Tensor:
     """``x @ weight.T + bias`` in fp8, summed in fp32.
 
     Args:
-        x: ``[M, K]``; quantised here, row by row.
+        x: ``[M, K]``; quantised here, row by row, unless it is already.
         weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16, see `check_fp8`.
         scale: ``[N]`` of `quantize_fp8`.
         bias: ``[N]`` or null.
@@ -80,13 +103,13 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
     Raises:
         ValueError: a GPU without fp8, or sizes that its product cannot have.
     """
-    if x.is_cuda:
+    if x.device.type == "cuda":
         check_fp8(x.device, weight.shape)
-    rows, row_scale = quantize_rows(x)
-    if x.is_cuda:
-        return fp8_product(rows, row_scale, weight, scale, bias, fast).to(x.dtype)
-    product = F.linear(rows.float(), weight.float()) * row_scale[:, None] * scale
-    return (product if bias is None else product + bias.float()).to(x.dtype)
+    rows = quantize_rows(x) if isinstance(x, Tensor) else x
+    if rows.device.type == "cuda":
+        return fp8_product(rows.eight, rows.scale, weight, scale, bias, fast).to(rows.dtype)
+    product = F.linear(rows.eight.float(), weight.float()) * rows.scale[:, None] * scale
+    return (product if bias is None else product + bias.float()).to(rows.dtype)
 
 
 def fp8_product(

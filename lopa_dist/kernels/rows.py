@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
+from lopa_dist.kernels.quantized import QuantizedRows, quantize_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -29,6 +30,27 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(total, weight, eps), total
 
 
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[QuantizedRows, Tensor]:
+    """As `add_rms_norm`, for a product in fp8: what is normalised is quantised at once, to the bits of two steps."""
+    if fused(x, "norm") and fused(x, "fp8"):
+        from lopa_dist.kernels import rows_triton
+
+        eight, scale, total = rows_triton.add_rms_norm_fp8(x, residual, weight, eps)
+        return QuantizedRows(eight, scale, x.dtype), total
+    normed, total = add_rms_norm(x, residual, weight, eps)
+    return quantize_rows(normed), total
+
+
+def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The tokens' embeddings, normalised and as they are, ``[R, d]`` both, from ``tokens [R], embedding [V, d]``."""
+    if fused(embedding, "norm"):
+        from lopa_dist.kernels import rows_triton
+
+        return rows_triton.embed_rms_norm(tokens, embedding, weight, eps)
+    x = F.embedding(tokens, embedding)
+    return rms_norm(x, weight, eps), x
+
+
 def swiglu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of one projection's ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``.
 
@@ -40,3 +62,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
         return rows_triton.swiglu(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate, inplace=True).mul_(up)
+
+
+def swiglu_fp8(gate_up: Tensor) -> QuantizedRows:
+    """As `swiglu`, for a product in fp8: its result is quantised at once, to the bits of two steps."""
+    if fused(gate_up, "swiglu") and fused(gate_up, "fp8"):
+        from lopa_dist.kernels import rows_triton
+
+        return QuantizedRows(*rows_triton.swiglu_fp8(gate_up), gate_up.dtype)
+    return quantize_rows(swiglu(gate_up))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,10 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
-Found = TypeVar("Found")
+Made = TypeVar("Made")
 FIELDS = 10  # of a tile in the table
-MOST_KEPT, MOST_KEPT_ROWS = 256, 1024  # tables that are kept, of forwards with at most this many rows: larger ones vary
+MOST_ROWS = 1024  # of a forward whose table is kept: larger ones vary
+MOST_ROWS_KEPT = 2**18  # of all forwards whose tables are kept, about 40 bytes each
 # Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
 # 64 rows, do without Hopper's wide matrix instructions. Reckoned, not measured.
 ROW_COST = {128: 1.0, 64: 1.08, 32: 1.6, 16: 3.0}
@@ -114,7 +115,7 @@ def tile(
     Raises:
         ValueError: own K/V that do not lie in packed order.
     """
-    if kept is None or len(segments.hi) > MOST_KEPT_ROWS or segments.seen is not None:
+    if kept is None or len(segments.hi) > MOST_ROWS or segments.seen is not None:
         return tiles_of(segments, tile_rows, split, *stacks(segments, stacked))
     depth, until = segments.drafts or (None, None)
     rows = as_bytes(segments.start, segments.rows, segments.hi, depth)
@@ -124,7 +125,7 @@ def tile(
         made = tiles_of(segments, tile_rows, split, *stacks(segments, stacked), kept, rows)
         return made if until is None else replace(made, until=None)
 
-    found = kept.find(kept.tiles, rows + view, make)
+    found = kept.tiles.find(rows + view, len(segments.hi), make)
     return found if until is None else replace(found, until=until)
 
 
@@ -133,22 +134,31 @@ def as_bytes(*arrays: Ints | None) -> tuple[bytes, ...]:
     return tuple([b"" if array is None else array.tobytes() for array in arrays])
 
 
+class ByKey(Generic[Made]):
+    """What was made for earlier forwards. When they have more than `MOST_ROWS_KEPT` rows, all is dropped."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[bytes, ...], Made] = {}
+        self.rows = 0
+
+    def find(self, key: tuple[bytes, ...], rows: int, make: Callable[[], Made]) -> Made:
+        """Return what there is for a key; if there is nothing, it is made now, for a forward of `rows` rows."""
+        found = self.made.get(key)
+        if found is None:
+            if self.rows + rows > MOST_ROWS_KEPT:
+                self.made.clear()
+                self.rows = 0
+            self.rows += rows
+            found = self.made[key] = make()
+        return found
+
+
 class Kept:
     """Cuts and tiles of earlier forwards. Steps of few sequences often have their rows again, or all of it."""
 
     def __init__(self) -> None:
-        self.cuts: dict[tuple[bytes, ...], Cut] = {}
-        self.tiles: dict[tuple[bytes, ...], Tiles] = {}
-
-    @staticmethod
-    def find(where: dict[tuple[bytes, ...], Found], key: tuple[bytes, ...], make: Callable[[], Found]) -> Found:
-        """Return what is kept under a key, made now if it is not there."""
-        found = where.get(key)
-        if found is None:
-            if len(where) >= MOST_KEPT:
-                where.clear()
-            found = where[key] = make()
-        return found
+        self.cuts: ByKey[Cut] = ByKey()
+        self.tiles: ByKey[Tiles] = ByKey()
 
 
 def tiles_of(
@@ -174,7 +184,8 @@ def tiles_of(
     if kept is None:
         made = cut(segments, order, first, tile_rows)
     else:
-        made = kept.find(kept.cuts, (*rows, first.tobytes()), lambda: cut(segments, order, first, tile_rows))
+        key = (*rows, first.tobytes())
+        made = kept.cuts.find(key, len(segments.hi), lambda: cut(segments, order, first, tile_rows))
     seen = np.full(len(segments.hi), UNBOUNDED, np.int32) if segments.seen is None else segments.seen.astype(np.int32)
 
     # parts of their columns

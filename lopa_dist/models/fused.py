@@ -12,13 +12,14 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lopa_dist.kernels.quantized import QuantizedRows
 from lopa_dist.kernels.rope import rope_and_store
-from lopa_dist.kernels.rows import add_rms_norm, rms_norm, swiglu
+from lopa_dist.kernels.rows import add_rms_norm, add_rms_norm_fp8, embed_rms_norm, swiglu, swiglu_fp8
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of
@@ -27,6 +28,7 @@ from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
+Activations: TypeAlias = Tensor | QuantizedRows
 Attend = Callable[[int, Tensor], Tensor]
 """``(layer, q [R, H, D]) -> [R, H, D]``; K/V of the rows are in the cache already."""
 
@@ -83,6 +85,7 @@ class FusedTransformer:
         cache: Cache,
         attend: Attend,
         wanted: Tensor | None = None,
+        rope: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, ``[R, d]``; of `wanted` ``[H]`` alone where they are given.
 
@@ -96,15 +99,16 @@ class FusedTransformer:
             cache: where K/V of the rows go.
             attend: what the rows see.
             wanted: numbers of rows.
+            rope: cosines and sines of the positions, ``[R, 1, D]`` each; None: they are computed here (`rope_of`).
         """
         eps = self.config.rms_eps
-        cos, sin = rope_of(self.config, positions, self.embedding.dtype)
+        cos, sin = rope or rope_of(self.config, positions, self.embedding.dtype)
         query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
         stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device) if rows is None else rows
         if self.mask_rows is not None:
             self.mask_rows.begin(self.drafting(tokens, cache))
-        x = F.embedding(tokens, self.embedding)
-        normed = rms_norm(x, self.norms[0], eps)
+        normed: Activations
+        normed, x = embed_rms_norm(tokens, self.embedding, self.norms[0], eps)
         for number, layer in enumerate(self.layers):
             keys, values = cache.keys[number], cache.values[number]
             qkv = self.project(layer.qkv, normed, rows)
@@ -126,9 +130,19 @@ class FusedTransformer:
                 attended, x = attended[wanted], x[wanted]
                 if self.mask_rows is not None:
                     self.mask_rows.begin(self.drafting(tokens, cache)[wanted])
-            normed, x = add_rms_norm(self.project(layer.out, attended, rows), x, layer.after, eps)
-            normed, x = add_rms_norm(self.feed_forward(layer, normed, rows), x, self.norms[number + 1], eps)
+            gate_up = layer.gate_up if layer.experts is None else None
+            normed, x = self.add_norm(self.project(layer.out, attended, rows), x, layer.after, gate_up)
+            following = self.layers[number + 1].qkv if layer is not self.layers[-1] else None
+            normed, x = self.add_norm(self.feed_forward(layer, normed, rows), x, self.norms[number + 1], following)
+        assert isinstance(normed, Tensor)
         return normed
+
+    def add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, into: nn.Module | None
+    ) -> tuple[Activations, Tensor]:
+        """Return the norm of a residual sum, in what `into`, the product that takes it, multiplies; and the sum."""
+        norm = add_rms_norm_fp8 if takes_fp8(into) else add_rms_norm
+        return norm(x, residual, weight, self.config.rms_eps)
 
     def drafting(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return which rows draft, ``[R]`` bool: masks; or, where they draft in blocks, rows whose K/V are not kept."""
@@ -136,26 +150,33 @@ class FusedTransformer:
             return cache.slots >= cache.scratch
         return tokens == self.config.mask_id
 
-    def feed_forward(self, layer: FusedLayer, x: Tensor, rows: Tensor | None) -> Tensor:
+    def feed_forward(self, layer: FusedLayer, x: Activations, rows: Tensor | None) -> Tensor:
         """SwiGLU feed-forward of ``[R, d]``, or its rows' experts."""
         if rows is None and x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.part(layer, x, begin) for begin in range(0, len(x), CPU_ROWS)])
         if layer.experts is not None:
             return layer.experts(x)
-        return self.project(layer.down, swiglu(self.project(layer.gate_up, x, rows)), rows)
+        gate = swiglu_fp8 if takes_fp8(layer.down) else swiglu
+        return self.project(layer.down, gate(self.project(layer.gate_up, x, rows)), rows)
 
-    def part(self, layer: FusedLayer, x: Tensor, begin: int) -> Tensor:
+    def part(self, layer: FusedLayer, x: Activations, begin: int) -> Tensor:
         """Feed-forward of the `CPU_ROWS` rows from `begin` on."""
         rows = slice(begin, begin + CPU_ROWS)
         with nullcontext() if self.mask_rows is None else self.mask_rows.only(rows):
             return self.feed_forward(layer, x[rows], None)
 
-    def project(self, linear: nn.Module, x: Tensor, rows: Tensor | None) -> Tensor:
+    def project(self, linear: nn.Module, x: Activations, rows: Tensor | None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` says how many do, anything."""
         if self.real_rows_only:
             assert isinstance(linear, nn.Linear)
+            assert isinstance(x, Tensor)
             assert rows is not None
             product = vgemm(x, linear.weight, rows, linear.bias)
             adapter = adapter_of(linear)
             return product if adapter is None else adapter.add(x, product)
         return linear(x, rows) if isinstance(linear, QuantizedLinear) else linear(x)
+
+
+def takes_fp8(linear: nn.Module | None) -> bool:
+    """Whether a projection's input may come as `QuantizedRows`."""
+    return isinstance(linear, QuantizedLinear) and linear.takes_fp8

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from lopa_dist.kernels.quantized import FP8, check_fp8, fp8_linear, int8_linear, quantize_fp8, quantize_int8
+from lopa_dist.kernels.quantized import (
+    FP8,
+    QuantizedRows,
+    check_fp8,
+    fp8_linear,
+    int8_linear,
+    quantize_fp8,
+    quantize_int8,
+)
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of, attach_joined
 from lopa_dist.models.transformer import Layer, Transformer
@@ -46,9 +54,15 @@ class QuantizedLinear(nn.Module):
         made.adapter = adapter_of(linear)
         return made
 
-    def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+    @property
+    def takes_fp8(self) -> bool:
+        """Whether it multiplies nothing but its input in fp8, so that the input may come as `QuantizedRows`."""
+        return self.kind == "fp8" and self.adapter is None
+
+    def forward(self, x: Tensor | QuantizedRows, rows: Tensor | None = None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` ``[1]`` says how many do, anything."""
         if self.kind == "int8":
+            assert isinstance(x, Tensor)
             return int8_linear(x, self.weight, self.scale, self.bias, rows)
         return fp8_linear(x, self.weight, self.scale, self.bias, self.fast)
 

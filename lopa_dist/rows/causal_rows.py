@@ -34,7 +34,7 @@ from torch import Tensor
 
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, padded, ragged_arange, together
-from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch
+from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch, Predictions
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 
 
@@ -218,16 +218,17 @@ def layout(
     if copied is not None:
         tokens.index_copy_(0, on["copies"], copied)
     if len(of_path):
-        tokens.index_copy_(0, on["drafted"], state.chain[1].view(-1).index_select(0, on["of_chain"]))
+        tokens.index_copy_(0, on["drafted"], state.chain_token.view(-1).index_select(0, on["of_chain"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
+    predictions = Predictions(on["head_rows"], keys)
     return ForwardBatch(
         sequence=sequence, branch=branch, start=start, rows=rows,
         shared=shared, first=first - host.prompt[sequence], hi=hi, depth=np.zeros(total, np.int64), tail=None,
         begin=host.complete - 1, stop=host.complete + host.drafts, prefill=prefill if segments.chains else None,
-        tokens=tokens, positions=on["positions"], head_rows=on["head_rows"],
-        head_slots=on["slots"], head_sequence=head_sequence, head_keys=keys, local_branches=1,
-        columns=common + -(-state.config.branches // ranks) * width, where=on["tokens"], width=depths, of_commit=None,
+        tokens=tokens, positions=on["positions"], predict=lambda: predictions,
+        head_slots=on["slots"], head_sequence=head_sequence, local_branches=1,
+        columns=common + -(-state.config.branches // ranks) * width, width=depths, of_commit=None,
         drafts=None,
         seen=seen, place=np.where(np.arange(total) < groups_at, place, -1),
         causal=CausalRows(

@@ -28,14 +28,13 @@ predictions are not used, and real drafts see the tokens there like any others.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 from lopa_dist.rows.forward_batch import DraftRows
-from lopa_dist.rows.structure import RowsBehind, Structure, block_begins
+from lopa_dist.rows.structure import DraftOrigins, RowsBehind, Structure, block_begins
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -58,7 +57,7 @@ def draft_rows(config: DecodeConfig, host: HostState) -> RowsBehind:
 
 
 def add_indices(state: State, host: HostState, structure: Structure) -> None:
-    """Set `Structure.sees_from`, and what the device needs to fill in rows of drafts, unless no branch has any.
+    """Set `Structure.drafts`, and what the device needs to fill in rows of drafts, unless no branch has any.
 
     A rank whose branches have none needs it, too: it unpacks the records of all ranks.
 
@@ -81,24 +80,42 @@ def add_indices(state: State, host: HostState, structure: Structure) -> None:
 
     # a prediction that no draft can change needs no row
     complete = host.complete % config.block_size  # [S] from `block_begins`
-    structure.sees_from = structure.begin
+    sees_from = structure.begin
     if config.window_attention == "block_causal":
-        structure.sees_from = np.maximum(structure.begin, complete)
+        sees_from = np.maximum(structure.begin, complete)
         block_end = (complete + config.block_size)[sequence].repeat(structure.rows)
         later = structure.row_position[: len(block_end)] >= block_end
         structure.until[later & (structure.depth == 0)] = 1
     elif config.prompt_attention != "joint":
-        structure.sees_from = np.maximum(structure.begin, -block_begins(config, host))
+        sees_from = np.maximum(structure.begin, -block_begins(config, host))
 
     cell = (sequence * config.max_chain + branch * m)[segment] + depth - 1
+    plane = state.chain_token.numel()
+    shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
+    structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, sees_from)
     structure.indices |= {
-        "chain_cell": np.append(cell, cell + 1),  # [2 D] in `State.chain`, of token rows, then of verification rows
+        # in `State.chain`, of token rows, then of verification rows: [2 D] tokens, [2 D] positions
+        "chain_cell": np.concatenate([plane + cell, 2 * plane + cell + 1, cell, cell + 1]),
         "draft_row": np.append(token_row, check_row),  # [2 D]
-        "draft_sequence": np.tile(sequence[segment], 2),  # [2 D]
-        "draft_segment": segment,  # [D]
         "draft_depth": depth,  # [D]
         "until": structure.until,  # [R] without the masks that drafts replace
         "draft_cell": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),  # `DraftRows.cell`
+    }
+
+
+def drafts_now(origins: DraftOrigins, host: HostState, block_begin: Ints, row_minus_position: Ints) -> dict[str, Ints]:
+    """Return what `place_drafts` needs that depends on where the windows are.
+
+    Args:
+        origins: of the forward's structure.
+        host: of this step.
+        block_begin: ``[S]`` from `block_begins`.
+        row_minus_position: ``[G]`` of the rows of each segment's window.
+    """
+    return {
+        "draft_offset": host.prompt[origins.sequence] - origins.shift,  # [2 D] a row's position minus its draft's
+        "mask_offset": row_minus_position[origins.segment],  # [D] the mask's row minus the draft's position
+        "sees_from": origins.sees_from + block_begin,
     }
 
 
@@ -107,19 +124,12 @@ def place_drafts(state: State, index: dict[str, Tensor], tokens: Tensor, positio
 
     Args:
         state: of this step.
-        index: of `Structure.indices` and `layout`, on the device.
+        index: of `Structure.indices` and `drafts_now`, on the device.
         tokens, positions: ``[R']`` of all rows; changed in place.
     """
-    shift, count = int(state.vocabulary.shift), len(index["draft_depth"])
-    position, token = state.chain.flatten(1).index_select(1, index["chain_cell"])  # [2 D]
-    if shift:
-        context = state.chain_context.view(-1).index_select(0, index["chain_cell"][count:])
-    else:
-        context = torch.full_like(token[count:], state.vocabulary.mask_id)
-    tokens.index_copy_(0, index["draft_row"], torch.cat([token[:count], context]))
-    place = position + state.prompt.index_select(0, index["draft_sequence"])
-    place[count:] -= shift
-    positions.index_copy_(0, index["draft_row"], place.clamp_(min=0))
-    masks = index["row_minus_position"].index_select(0, index["draft_segment"]) + position[:count]
-    until = index["until"].index_copy(0, masks, index["draft_depth"])
+    row, depth = index["draft_row"], index["draft_depth"]
+    token, position = state.chain.view(-1).index_select(0, index["chain_cell"]).view(2, -1)  # [2 D] each
+    tokens.index_copy_(0, row, token)
+    positions.index_copy_(0, row, (position + index["draft_offset"]).clamp_(min=0))
+    until = index["until"].index_copy(0, position[: len(depth)] + index["mask_offset"], depth)
     return DraftRows(until, index["draft_cell"], index["sees_from"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,6 +21,15 @@ class DraftRows:
     until: Tensor  # [R] the depth from which on rows of a segment do not see this row of it
     cell: Tensor  # [n] of each verification record: (m - 1) x sequence + the draft's number in its branch
     sees_from: Tensor  # [S] position of the first row that sees drafts; those before predict the same without drafts
+
+
+@dataclass
+class Predictions:
+    """Which rows predict, and what."""
+
+    rows: Tensor  # [H] rows whose prediction is wanted; negative: stored hidden states (`SharedPrefixes`)
+    keys: Tensor | None  # [H] keys of the random numbers; None if none are drawn
+    where: Tensor | None = None  # [h] of each wanted position: W x sequence + offset in `State.window`
 
 
 @dataclass
@@ -61,19 +72,22 @@ class ForwardBatch:
     prefill: Prefill | None  # None if there are only windows
     tokens: Tensor  # [R'] ids, R' = `padded` (R)
     positions: Tensor  # [R'] absolute
-    head_rows: Tensor  # [H] rows whose prediction is wanted; negative: stored hidden states (`SharedPrefixes`)
+    predict: Callable[[], Predictions]  # makes `predictions`
     head_slots: Tensor  # [H] where in the record buffer the prediction goes
     head_sequence: Ints  # [H] sequence whose position is predicted
-    head_keys: Tensor | None  # [H] keys of the random numbers; None if none are drawn
     local_branches: int  # records are a [local_branches, columns] buffer
     columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
-    where: Tensor  # [masked] of each: W x sequence + offset in `State.window`
     width: int  # W, of the dense records
     of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
     drafts: DraftRows | None  # the rows that verify drafts; None if there are none
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
     causal: CausalRows | None = None  # where predictions belong, of a causal model
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """Which rows predict: worked out when it is asked for, as a GPU's layers run, which do not need it."""
+        return self.predict()
 
     def of_drafts(self) -> Tensor | None:
         """Return which packed rows belong to drafts or are padding, ``[R']`` bool; None if there are no drafts.

@@ -7,6 +7,7 @@ What depends on token values (ids, masked positions, edits) stays on the device 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +17,8 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State, wanted_count
 from lopa_dist.ragged import to_device, together
-from lopa_dist.rows.draft_rows import add_indices, draft_rows, place_drafts
-from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.rows.draft_rows import add_indices, draft_rows, drafts_now, place_drafts
+from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import RowsBehind, Structure, block_begins, make_structure
 
@@ -67,44 +68,58 @@ def layout(
     moved = {
         "cells": structure.row_position + (block_begin + cell)[at],
         "positions": structure.row_position + (block_begin + host.prompt)[at],
-        "row_minus_position": structure.start - first,
     }
-    if structure.sees_from is not None:
-        moved["sees_from"] = structure.sees_from + block_begin
+    row_minus_position = structure.start - first  # [G]
+    if structure.has_edits:
+        moved["row_minus_position"] = row_minus_position
+    if structure.drafts is not None:
+        moved |= drafts_now(structure.drafts, host, block_begin, row_minus_position)
     index = structure.on_device | together(device, **moved)
-    cells, positions = index["cells"], index["positions"]
-    padded = len(cells) - 1
-    tokens = state.canvas.view(-1).index_select(0, cells)
-    edited, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] positions, tokens
-    row = edited + index["row_minus_position"][:, None]
-    row = torch.where(edited >= 0, row, padded)
-    tokens.scatter_(0, row.view(-1), token.view(-1))
+    tokens, positions = state.canvas.view(-1).index_select(0, index["cells"]), index["positions"]
+    padded = len(structure.row_position) - 1
+    if structure.has_edits:
+        edited, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] positions, tokens
+        row = edited + index["row_minus_position"][:, None]
+        row = torch.where(edited >= 0, row, padded)
+        tokens.scatter_(0, row.view(-1), token.view(-1))
     tokens, positions = tokens[:padded], positions[:padded]
+    drafts = None if structure.drafts is None else place_drafts(state, index, tokens, positions)
+    return ForwardBatch(
+        sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
+        first=first, hi=structure.hi, depth=structure.depth, tail=tail, begin=begin,
+        stop=stop, prefill=structure.prefill, tokens=tokens, positions=positions,
+        predict=partial(predict, state, structure, index, positions),
+        head_slots=index["head_slot"], head_sequence=structure.head_sequence,
+        local_branches=-(-state.config.max_branches // ranks), columns=structure.columns,
+        width=structure.width, of_commit=index.get("of_commit"), drafts=drafts,
+    )  # fmt: skip
+
+
+def predict(state: State, structure: Structure, index: dict[str, Tensor], positions: Tensor) -> Predictions:
+    """Return which rows predict, and what.
+
+    Args:
+        state, structure: of the forward.
+        index: of `Structure.indices` and `layout`, on the device.
+        positions: ``[R']``.
+    """
     # `nonzero_static` needs a fixed size: with fewer than the host counted, the rest is a cell that nobody reads
     nowhere = state.slots * structure.width
     wanted = state.wanted(structure.width).view(-1)
     where = torch.nonzero_static(wanted, size=structure.wanted, fill_value=nowhere)[:, 0]
     found = where.index_select(0, index["number"])
-    head_rows = (index["row_minus_cell"] + found).clamp_(max=padded - 1)  # in range for `nowhere`, too
-    drafts = None if structure.sees_from is None else place_drafts(state, index, tokens, positions)
+    rows = (index["row_minus_cell"] + found).clamp_(max=len(positions) - 1)  # in range for `nowhere`, too
     rows_behind = index["rows_behind"]
     if len(rows_behind):
-        head_rows = torch.cat([head_rows, rows_behind])
+        rows = torch.cat([rows, rows_behind])
     keys = None
     if state.sampled.any():
-        of_head = to_device(structure.head_sequence, device)
+        of_head = to_device(structure.head_sequence, positions.device)
         of_window, of_behind = of_head[: len(found)], of_head[len(found) :]
         predicted = positions[rows_behind] - state.prompt[of_behind] + int(state.vocabulary.shift)
         predicted = torch.cat([state.complete[of_window] + found % structure.width, predicted])
         keys = state.noise_keys(of_head, predicted)
-    return ForwardBatch(
-        sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
-        first=first, hi=structure.hi, depth=structure.depth, tail=tail, begin=begin,
-        stop=stop, prefill=structure.prefill, tokens=tokens, positions=positions,
-        head_rows=head_rows, head_slots=index["head_slot"], head_sequence=structure.head_sequence, head_keys=keys,
-        local_branches=-(-state.config.max_branches // ranks), columns=structure.columns, where=where,
-        width=structure.width, of_commit=index.get("of_commit"), drafts=drafts,
-    )  # fmt: skip
+    return Predictions(rows, keys, where)
 
 
 def find_structure(
@@ -170,7 +185,9 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
     cells = state.slots * batch.width
     dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `layout`
-    dense.index_copy_(2, batch.where, parts[:, :, : len(batch.where)])
+    where = batch.predictions.where
+    assert where is not None
+    dense.index_copy_(2, where, parts[:, :, : len(where)])
     packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
     if batch.of_commit is not None:
         first = packed[..., 0]
@@ -192,7 +209,7 @@ def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, parts: Tens
         parts: ``[size, K, columns]`` all records; those of verification rows come last.
     """
     m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
-    position = state.chain[0].view(slots, -1, m)  # [S, K, m]
+    position = state.chain_position.view(slots, -1, m)  # [S, K, m]
     offset = (position - state.complete[:, None, None]).clamp(0, width - 1)  # in range also if a branch has no draft
     size = len(packed)
     drafts = packed.gather(3, offset.expand(size, -1, -1, -1))

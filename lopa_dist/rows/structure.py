@@ -39,6 +39,16 @@ class RowsBehind:
 
 
 @dataclass
+class DraftOrigins:
+    """From where the rows of drafts are counted: what `draft_rows.drafts_now` adds the windows' places to."""
+
+    segment: Ints  # [D] of each token row, and of the verification row that belongs to it
+    sequence: Ints  # [2 D] of token rows, then of verification rows
+    shift: Ints  # [2 D] a draft's position minus that of its row
+    sees_from: Ints  # [S] as in `DraftRows`, from `block_begins`
+
+
+@dataclass
 class Structure:
     """The rows of one forward on one rank.
 
@@ -74,7 +84,12 @@ class Structure:
     # and, where drafts have rows, those of `draft_rows.add_indices`
     indices: dict[str, Ints]
     on_device: dict[str, Tensor] = field(default_factory=dict)  # the same
-    sees_from: Ints | None = None  # [S] as in `DraftRows`, from `block_begins`; None: no draft has rows of its own
+    drafts: DraftOrigins | None = None  # None: no draft has rows of its own
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether there is a segment of a branch beside the anchor, which may differ from it."""
+        return bool(self.branch.max(initial=0) > 0)
 
 
 def block_begins(config: DecodeConfig, host: HostState) -> Ints:

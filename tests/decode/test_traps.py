@@ -345,7 +345,7 @@ def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
         host = state.to_host()
         host.masked[0] += error
         batch = layout(state, host)
-        assert int(batch.head_rows.max()) < len(batch.tokens)
+        assert int(batch.predictions.rows.max()) < len(batch.tokens)
         gathered = torch.ones(1, batch.local_branches, batch.columns, config.record_size, dtype=torch.int32)
         winner = verify(state, unpack(state, batch, gathered))
         advance(state, winner)

@@ -34,7 +34,9 @@ from tests.engine.test_loop import BASE, random_requests
 
 TWO_FORMS = ("rows", "rope", "record_head", "virtual_gemm", "quantized")  # of `lopa_dist.kernels`
 LAUNCHED = (
-    "rows_triton.add_rms_norm_kernel", "rope_triton.rope_and_store_kernel", "rows_triton.swiglu_kernel",
+    "rows_triton.add_rms_norm_kernel", "rows_triton.embed_rms_norm_kernel", "rows_triton.add_rms_norm_fp8_kernel",
+    "rows_triton.swiglu_fp8_kernel", "rows_triton.quantize_rows_kernel", "rope_triton.rope_and_store_kernel",
+    "rows_triton.swiglu_kernel",
     "record_head_triton.tile_sums_kernel", "record_head_triton.share_sums_kernel", "meta_kernels.attend_kernel",
     "meta_kernels.merge_kernel", "virtual_gemm_triton.vgemm_kernel",
 )  # fmt: skip
@@ -189,8 +191,8 @@ def test_batches_of_one_bucket_launch_the_same(
     assert same["Body"] > 5
     assert same["Head"] > 5
     expected = {
-        "add_rms_norm_kernel", "rope_and_store_kernel", "swiglu_kernel", "tile_sums_kernel", "share_sums_kernel",
-        "attend_kernel",
+        "embed_rms_norm_kernel", "add_rms_norm_kernel", "rope_and_store_kernel", "swiglu_kernel", "tile_sums_kernel",
+        "share_sums_kernel", "attend_kernel",
     }  # fmt: skip
     expected |= {"vgemm_kernel" if options.get("reproducible") else "merge_kernel"}
     if knobs.get("context") == "vanilla":  # a tile that sees nothing cached is not cut
@@ -198,13 +200,19 @@ def test_batches_of_one_bucket_launch_the_same(
     assert recorder.kernels() >= expected
 
 
-def test_quantised_products_launch_the_same(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kernels"),
+    [("int8", {"vgemm_kernel"}), ("fp8", {"add_rms_norm_fp8_kernel", "swiglu_fp8_kernel", "quantize_rows_kernel"})],
+)
+def test_quantised_products_launch_the_same(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, kind: str, kernels: set[str]
+) -> None:
     model = copy.deepcopy(small_model)
-    quantize(model, "int8")
+    quantize(model, kind)
     recorder = Recorder(monkeypatch)
     generate(model, BASE)
     assert recorder.compared()["Body"] > 5
-    assert "vgemm_kernel" in recorder.kernels()
+    assert recorder.kernels() >= kernels
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import in_order
-from lopa_dist.engine.static_runner import Body, StaticRunner, split_for
+from lopa_dist.engine.static_runner import StaticRunner, split_for
 from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models import fused
-from lopa_dist.models.fused import Attend, Cache, FusedTransformer
+from lopa_dist.models.fused import Attend, Cache, FusedLayer, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, ragged_arange
@@ -52,10 +52,22 @@ class NanPadding(FusedTransformer):
         vars(self).update(vars(network))
         self.embedding = F.pad(network.embedding, (0, 0, 0, 1), value=torch.nan)
 
-    def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: Cache, attend: Attend) -> Tensor:
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        rows: Tensor | None,
+        cache: Cache,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        rope: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        if rows is None or rope is None:  # a step above the ladder has no rows that do not count
+            return super().__call__(tokens, positions, rows, cache, attend, wanted)
         padding = torch.arange(len(tokens)) >= rows
         tokens, positions = tokens.masked_fill(padding, len(self.embedding) - 1), positions.masked_fill(padding, 500)
-        return super().__call__(tokens, positions, rows, cache, attend)
+        cos, sin = (one.masked_fill(padding[:, None, None], torch.nan) for one in rope)
+        return super().__call__(tokens, positions, rows, cache, attend, rope=(cos, sin))
 
 
 def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
@@ -395,18 +407,22 @@ def test_steps_above_the_ladder_run_their_own_rows_without_a_graph(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(static_runner, "bucket", lambda rows: bucket(rows) if rows <= 32 else None)
-    made: list[int] = []
-    body = Body.__init__
+    rows: list[int] = []
+    feed_forward = FusedTransformer.feed_forward
 
-    def noted(self: Body, size: int, runner: StaticRunner) -> None:
-        made.append(size)
-        body(self, size, runner)
+    def noted(self: FusedTransformer, layer: FusedLayer, x: Tensor, count: Tensor | None) -> Tensor:
+        rows.append(len(x))
+        return feed_forward(self, layer, x, count)
 
-    monkeypatch.setattr(Body, "__init__", noted)
+    monkeypatch.setattr(FusedTransformer, "feed_forward", noted)
     requests = random_requests(11, 6, BASE.max_new_tokens)
     engine, found = static_run(small_model, BASE, requests)
+    layers = small_model.config.layers
+    forwards = [(rows[i], rows[i + layers - 1]) for i in range(0, len(rows), layers)]
+    assert any(first > 32 and first % 32 for first, _ in forwards), "as many as there are"
+    assert any(last < first for first, last in forwards if first > 32), "in the last layer the wanted ones"
+    assert all(last == first for first, last in forwards if first <= 32)
     assert found == texts(small_model, BASE, requests)
-    assert any(size > 32 and size % 32 for size in made), "as many as there are"
     assert isinstance(engine.batch.runner, StaticRunner)
     assert max(engine.batch.runner.bodies, default=0) <= 32
 

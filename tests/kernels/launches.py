@@ -48,7 +48,10 @@ def step(rows: int, scratch: int, slots: int) -> None:
     for wide in (torch.bfloat16, torch.float32):
         table = zeros(rows, 64, dtype=wide)
         rope_triton.rope_and_store(zeros(rows, 8 * 64), table, table, keys, values, scratch, real, None, 1e-6)
+    rows_triton.add_rms_norm_fp8(zeros(rows, 256), zeros(rows, 256), zeros(256), 1e-6)
+    rows_triton.embed_rms_norm(zeros(rows, dtype=torch.long), zeros(30, 256), zeros(256), 1e-6)
     rows_triton.swiglu(zeros(rows, 2 * 512))
+    rows_triton.swiglu_fp8(zeros(rows, 2 * 512))
     rows_triton.quantize_rows(zeros(rows, 256))
     virtual_gemm_triton.vgemm(zeros(rows, 256), zeros(512, 256), real)
     int8, scale = zeros(512, 256, dtype=torch.int8), zeros(512, dtype=torch.float32)

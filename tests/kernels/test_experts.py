@@ -147,7 +147,8 @@ def test_the_librarys_fp8_product_takes_the_groups_as_they_are() -> None:
     groups = grouped(CHOICES[:50], COUNT)
     x = torch.randn(len(groups.choice), 32).bfloat16()
     weight, scale = torch.empty(COUNT, 48, 32).to(FP8), torch.ones(COUNT, 48)
-    given = (*quantize_rows(x), weight, scale, groups.ends)
+    rows = quantize_rows(x)
+    given = (rows.eight, rows.scale, weight, scale, groups.ends)
     device = "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else "meta"
     out = grouped_fp8_product(*(part.to(device) for part in given))
     assert (out.shape, out.dtype) == ((len(x), 48), torch.bfloat16)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.rope import rope_and_store, rope_table
-from lopa_dist.kernels.rows import add_rms_norm, swiglu
+from lopa_dist.kernels.rows import add_rms_norm, embed_rms_norm, swiglu
 from tests.kernels.cross_compile import Variant, compile_all
 from tests.kernels.forms import plain
 
@@ -63,6 +63,19 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
     unrounded = x.float() + residual.float()
     unrounded = (unrounded * torch.rsqrt(unrounded.square().mean(1, keepdim=True) + 1e-6)).half()
     assert (normed != unrounded).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "size"), [(1, 192), (17, 48)])
+def test_embedding_and_norm(dtype: torch.dtype, rows: int, size: int) -> None:
+    from lopa_dist.kernels import rows_triton
+
+    embedding, weight = random(30, size, dtype=dtype), random(size, dtype=dtype, seed=2)
+    tokens = torch.arange(rows, device=DEVICE) * 7 % 30
+    normed, embedded = rows_triton.embed_rms_norm(tokens, embedding, weight, 1e-5)
+    wanted, looked_up = plain(embed_rms_norm, tokens, embedding, weight, 1e-5)
+    assert close(normed, wanted)
+    assert torch.equal(embedded, looked_up)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -185,6 +198,10 @@ def variants(arch: int) -> list[Variant]:
         types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
         sizes = {"SIZE": size, "BLOCK": 4096}
         kernel = "lopa_dist.kernels.rows_triton:add_rms_norm_kernel"
+        found.append(Variant(kernel, types, sizes, names, arch, {"num_warps": 8}))
+        names = ("tokens", "embedding", "weight", "normed", "embedded")
+        types = dict.fromkeys(names, "*bf16") | {"tokens": "*i64", "eps": "fp32"}
+        kernel = "lopa_dist.kernels.rows_triton:embed_rms_norm_kernel"
         found.append(Variant(kernel, types, sizes, names, arch, {"num_warps": 8}))
     for size in (18944, 12288):
         names = ("gate_up", "out")

@@ -111,6 +111,32 @@ def test_rows_to_fp8(dtype: torch.dtype, rows: int, size: int) -> None:
         assert (eight.view(torch.uint8) == wanted.view(torch.uint8)).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "size"), [(1, 48), (17, 300), (5, 9000)])
+def test_what_is_quantised_at_once_has_the_bits_of_two_steps(dtype: torch.dtype, rows: int, size: int) -> None:
+    from lopa_dist.kernels import rows_triton
+
+    generator = torch.Generator().manual_seed(0)
+    x, residual, gate_up, weight = (
+        torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+        for shape in ((rows, size), (rows, size), (rows, 2 * size), (size,))
+    )
+    if rows > 3:
+        x[1], residual[1], gate_up[1] = 0, 0, 0
+        x[2, 7], gate_up[2, size - 1] = torch.inf, torch.nan
+    normed, total = rows_triton.add_rms_norm(x, residual, weight, 1e-6)
+    eight, scale, summed = rows_triton.add_rms_norm_fp8(x, residual, weight, 1e-6, torch.float32)
+    assert torch.equal(summed, total)
+    of_gate = rows_triton.swiglu_fp8(gate_up, torch.float32)
+    for found, wanted in (
+        ((eight, scale), rows_triton.quantize_rows(normed, torch.float32)),
+        (of_gate, rows_triton.quantize_rows(rows_triton.swiglu(gate_up), torch.float32)),
+    ):
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one.nan_to_num(nan=-7), other.nan_to_num(nan=-7))
+        assert found[1].isnan().tolist() == [rows > 3 and row == 2 for row in range(rows)]
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_broken_row_breaks_alone(bad: float) -> None:
     from lopa_dist.kernels import rows_triton
@@ -125,7 +151,7 @@ def test_a_broken_row_breaks_alone(bad: float) -> None:
     assert torch.equal(found[others], whole[others])
     scales = rows_triton.quantize_rows(x.to(DEVICE))[1].cpu()
     assert scales.isnan().tolist() == [False, False, True, False, False, False]
-    assert torch.equal(scales[others], quantize_rows(x)[1][others])
+    assert torch.equal(scales[others], quantize_rows(x).scale[others])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -182,7 +208,8 @@ def test_the_gpus_product_is_called_as_torch_wants_it(rows: int, bias: bool, dty
     x, weight = torch.randn(rows, 256, generator=generator).to(dtype), torch.randn(48, 256, generator=generator)
     eight, scale = quantize_fp8(weight)
     added = torch.randn(48, generator=generator).to(dtype) if bias else None
-    given = (*quantize_rows(x), eight, scale, added)
+    rows = quantize_rows(x)
+    given = (rows.eight, rows.scale, eight, scale, added)
     try:
         found = quantized.fp8_product(*given)
     except (NotImplementedError, RuntimeError) as error:
@@ -206,6 +233,13 @@ def test_cross_compiled() -> None:
         Variant(kernel, types, {"SIZE": size, "BLOCK": block}, tuple(types), 90, {"num_warps": warps})
         for size, block, warps in ((3584, 4096, 4), (18944, 32768, 16))
     ]
+    types = {"gate_up": "*bf16", "eight": "*fp8e4nv", "scale": "*fp32"}
+    kernel = "lopa_dist.kernels.rows_triton:swiglu_fp8_kernel"
+    variants.append(Variant(kernel, types, {"SIZE": 18944, "BLOCK": 8192}, tuple(types), 90, {"num_warps": 16}))
+    names = ("x", "residual", "weight", "eight", "scale", "total")
+    types = dict.fromkeys(names, "*bf16") | {"eight": "*fp8e4nv", "scale": "*fp32", "eps": "fp32"}
+    kernel = "lopa_dist.kernels.rows_triton:add_rms_norm_fp8_kernel"
+    variants.append(Variant(kernel, types, {"SIZE": 3584, "BLOCK": 4096}, names, 90, {"num_warps": 8}))
     for one, compiled in zip(variants, compile_all(variants), strict=True):
         print(one.constexprs, compiled.registers, compiled.stack, compiled.shared)
         assert compiled.stack == 0

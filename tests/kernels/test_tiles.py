@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.gpu_attention import real
 from lopa_dist.kernels import tiles as tiles_file
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import MOST_KEPT, Kept, Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Kept, Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
 from lopa_dist.kernels.tiles import cut as cut_rows
 from tests.kernels.mixes import Mix, mixes, seen_slots, subset
 
@@ -75,9 +75,11 @@ def test_a_forward_that_comes_again_is_not_cut_again(monkeypatch: pytest.MonkeyP
     longer = tile(same(164), 16, Split(8, 16), True, kept)
     assert len(cuts) == 1, "the rows are the same"
     assert longer.table[:, 3].sum() > first.table[:, 3].sum()
-    for rows in range(1, MOST_KEPT + 5):
+    monkeypatch.setattr(tiles_file, "MOST_ROWS_KEPT", 100)
+    for rows in range(1, 30):
         tile(windows(1, 1, rows, [9]), 16, None, True, kept)
-    assert len(kept.tiles) <= MOST_KEPT
+        assert kept.tiles.rows <= 100
+        assert sum(len(made.hi) for made in kept.tiles.made.values()) <= 100
     with pytest.raises(ValueError, match="own_base"):
         tile(replace(same(100), own_base=same(100).own_base + np.array([0, 1, 2])), 16, None, True, kept)
 

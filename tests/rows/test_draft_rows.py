@@ -64,8 +64,9 @@ def drafted(draw: st.DrawFn, among: Sequence[str] = CONTEXTS) -> tuple[State, in
                 state.edits[:, slot, branch, i] = torch.tensor([position, token])
             for i in range(m):  # with no drafts, those of earlier steps
                 position = positions[(depth + i) % count] if positions else draw(st.integers(0, end - 1))
-                state.chain[:, slot, branch * m + i] = torch.tensor([position, 300 + position])
-    state.chain_context.copy_(contexts(state))
+                state.chain[:2, slot, branch * m + i] = torch.tensor([position, 300 + position])
+    if state.vocabulary.shift:
+        state.chain_context.copy_(contexts(state))
     return state, draw(st.sampled_from([1, 2]))
 
 
@@ -78,7 +79,7 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
     t = int(drafts_with_rows(config, host)[slot])
     start, rows = int(batch.start[g]), int(batch.rows[g]) - 2 * t
     begin_chain, left = branch * config.drafts, int(state.paths[3, slot, branch])
-    mine = state.chain[:, slot, begin_chain : begin_chain + left].T.tolist()
+    mine = state.chain[:2, slot, begin_chain : begin_chain + left].T.tolist()
     edits = {p: token for p, token in state.edits[:, slot, branch].T.tolist() if p >= 0}
 
     def token_at(position: int) -> int:
@@ -134,5 +135,5 @@ def test_rows_hold_and_see_what_the_definition_says(case: tuple[State, int]) -> 
         if batch.drafts is not None:
             for g in np.nonzero(batch.branch >= 0)[0].tolist():
                 check_segment(state, host, batch, g)
-            assert len(batch.head_rows) == len(batch.head_slots) == len(batch.head_sequence)
+            assert len(batch.predictions.rows) == len(batch.head_slots) == len(batch.head_sequence)
             assert len(set(batch.head_slots.tolist())) == len(batch.head_slots), "two predictions for one place"

@@ -58,10 +58,10 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
         rows_after = rows_of_branch(state.config, host, after[0].begin, after[0].stop)
     assert (rows_after - rows_before == (host.branches > 0)).all()
     running = np.flatnonzero(host.branches > 0)
-    wanted = len(before[0].where)
+    wanted = len(before[0].predictions.where)
     for rank, (one, two) in enumerate(zip(before, after, strict=True)):
         assert two.columns == one.columns + len(running)
-        slots = dict(zip(two.head_rows.tolist(), two.head_slots.tolist(), strict=True))
+        slots = dict(zip(two.predictions.rows.tolist(), two.head_slots.tolist(), strict=True))
         for g in range(len(one.rows)):
             slot, branch = int(one.sequence[g]), int(one.branch[g])
             if branch < 0:

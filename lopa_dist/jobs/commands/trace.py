@@ -112,7 +112,7 @@ class Recorder:
 
         m, counts = int(config.drafts), state.paths[3, 0].tolist()
         self._paths = [tokens(edits) for edits in state.edits[:, 0].unbind(1)]
-        self._chains = [tokens(state.chain[:, 0, j * m : j * m + count]) for j, count in enumerate(counts)]
+        self._chains = [tokens(state.chain[:2, 0, j * m : j * m + count]) for j, count in enumerate(counts)]
 
 
 def trace(folder: Path, which: str) -> Trace:
