@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
@@ -17,8 +17,9 @@ from typing import Any
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.likelihood import SAMPLES, Scorer
-from lopa_dist.engine.request import Generation, Given, Likelihood, Request
+from lopa_dist.engine.likelihood import SAMPLES
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Generation, Likelihood, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.results import answer_of, logprob
@@ -41,7 +42,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
 
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
-AT_ONCE = 64  # continuations that are scored before a rank looks for a stop
+AT_ONCE = 64  # continuations that a rank takes and scores together
 MEETINGS = count()  # of this process with the other ranks, of all `LLM` objects together
 
 
@@ -221,7 +222,16 @@ class LLM:
             for warning in warnings:
                 log.warning(warning)
         with self.joined(config, len(items), config.decode.max_branches) as group:
-            return self.answers(config, items, requests, group, progress)
+            config = resolve(config, builder.shape, builder.device)
+            group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests, items)})
+            builder.load(self.world.rank == 0, group.tensor)
+            sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
+            engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
+
+            def values(generation: Generation) -> list[Any]:
+                return list(vars(self.output(generation, items[generation.request.index])).values())
+
+            return [Output(*found) for found in self.collected(engine, items, requests, group, progress, values)]
 
     def score(
         self,
@@ -253,9 +263,21 @@ class LLM:
         encoder = Encoder(config, builder.shape, builder.tokenizer)
         pairs = zip(items, continuations, strict=True)
         items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
-        given = [request.scored[0][0] for request in encoded(encoder, items)]
-        with self.joined(config, max(len(given), self.world.size), 1) as group:
-            return self.likelihoods(config, given, samples, group)
+        requests = encoded(encoder, items)
+        everywhere = replace(config, parallel=replace(config.parallel, data="auto", branch=1))
+        with self.joined(everywhere, max(len(requests), self.world.size), 1) as group:
+            group.store.agree(
+                "call", work(config, builder) | {"samples": samples, "the prompts": hash_of(requests, items)}
+            )
+            builder.load(self.world.rank == 0, group.tensor)
+            options = replace(config.engine, max_sequences=AT_ONCE)
+            engine = builder.scoring_engine(config.decode, options, samples, group)
+
+            def values(generation: Generation) -> list[Any]:
+                assert generation.likelihoods is not None
+                return list(generation.likelihoods[0])
+
+            return [Likelihood(*found) for found in self.collected(engine, items, requests, group, False, values)]
 
     @contextmanager
     def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
@@ -291,64 +313,51 @@ class LLM:
         preset = [] if decode is None else [f"decode='{decode}'"]
         return composed([*self.settings, *preset, *given]) if preset or given else self.config
 
-    def answers(
-        self, config: Config, items: Sequence[Item], requests: Sequence[Request], group: Group, progress: bool
-    ) -> list[Output]:
-        """What all replicas of a group generate, on every rank."""
-        builder, leader = self.builder, group.world.rank == 0
-        config = resolve(config, builder.shape, builder.device)
-        group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests, items)})
-        builder.load(leader, group.tensor)
-        sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
-        engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
+    def collected(
+        self,
+        engine: Engine,
+        items: Sequence[Item],
+        requests: Sequence[Request],
+        group: Group,
+        progress: bool,
+        values: Callable[[Generation], list[Any]],
+    ) -> list[list[Any]]:
+        """What `values` makes of each finished request, in their order: what all replicas have finished, on every rank.
+
+        Args:
+            engine: of this rank.
+            items: what the requests were made of.
+            requests: the same on all ranks.
+            group: the ranks of the call.
+            progress: show a bar where this is a terminal or a notebook.
+            values: returns what JSON can hold.
+
+        Raises:
+            Stopped: a rank was asked to stop.
+        """
         group.ready()
         tried = Repeated(requests)
         engine.prepare(tried)
         group.prepared()
-        generations = Tries(engine, items, builder.tokenizer).generate(
-            tried, partial(group.queue.take, total=len(requests))
-        )
-        own: dict[int, Output] = {}
-        shown = "auto" if progress and leader else "never"
-        with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:
-            for generation in generations:
+        tries = Tries(engine, items, self.builder.tokenizer)
+        own: dict[int, list[Any]] = {}
+        shown = "auto" if progress and group.world.rank == 0 else "never"
+        with ProgressDisplay(shown, len(items), engine.statistics, self.config.logging.every_s) as display:
+            for generation in tries.generate(tried, partial(group.queue.take, total=len(requests))):
                 if group.is_leader:
-                    index = generation.request.index
-                    own[index] = output = self.output(generation, items[index])
-                    display.update(group.progress.add(done=1, tokens=len(output.tokens), forwards=output.forwards))
+                    own[generation.request.index] = values(generation)
+                    amounts = {"tokens": len(generation.tokens), "forwards": generation.forwards}
+                    display.update(group.progress.add(done=1, **amounts))
             if group.is_leader:
                 display.update(group.progress.add())
         group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
         if group.stop.asked:
             raise Stopped(f"stopped by {group.stop.signal}")
         if group.world.size > 1:
-            text = json.dumps([[index, asdict(output)] for index, output in own.items()]) if group.is_leader else None
+            text = json.dumps(list(own.items())) if group.is_leader else None
             texts = group.store.gather(text, group.data_rank, group.mesh.data)
-            own = {index: Output(**output) for text in texts for index, output in json.loads(text)}
-        return [own[index] for index in range(len(items))]
-
-    def likelihoods(self, config: Config, given: Sequence[Given], samples: int, group: Group) -> list[Likelihood]:
-        """What all ranks of a group score, of which each has a share, on every rank."""
-        builder, tensor = self.builder, group.mesh.tensor
-        group.store.agree("call", work(config, builder) | {"samples": samples, "the prompts": hash_of_given(given)})
-        scorer = Scorer(builder.load(group.world.rank == 0, group.tensor), config.decode, samples, tensor=group.tensor)
-        group.ready()
-        share, shares = group.world.rank // tensor, group.world.size // tensor
-        own: list[Likelihood] = []
-        mine = given[share::shares]
-        for begin in range(0, len(mine), AT_ONCE):
-            if tensor == 1 and group.stop.asked:  # tensor ranks hear of it at different moments, and go on to the end
-                break
-            group.failures.check()
-            own += scorer.score(mine[begin : begin + AT_ONCE])
-        group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
-        if group.stop.asked:
-            raise Stopped(f"stopped by {group.stop.signal}")
-        if shares == 1:
-            return own
-        texts = group.store.gather(json.dumps(own) if group.tensor_rank == 0 else None, share, shares)
-        several = [[Likelihood(*one) for one in json.loads(text)] for text in texts]
-        return [several[index % shares][index // shares] for index in range(len(given))]
+            own = {index: found for text in texts for index, found in json.loads(text)}
+        return [own[index] for index in range(len(requests))]
 
     def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""
@@ -382,15 +391,11 @@ class LLM:
 def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
     """Return a hash of a call's requests."""
     asked = [
-        (list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps, r.stop) for r in requests
+        (list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps, r.stop, r.scored)
+        for r in requests
     ]
     formats = [item.response_format for item in items]
     return hashlib.sha256(repr((asked, formats)).encode()).hexdigest()[:24]
-
-
-def hash_of_given(given: Sequence[Given]) -> str:
-    """Return a hash of a call's prompts and continuations."""
-    return hashlib.sha256(repr([text.key for text in given]).encode()).hexdigest()[:24]
 
 
 def model_settings(model: str) -> list[str]:
