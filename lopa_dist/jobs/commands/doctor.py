@@ -40,8 +40,9 @@ from lopa_dist.engine import memory
 from lopa_dist.engine.kernel_choice import widths_of
 from lopa_dist.jobs.commands.explain import in_cache, shape_of
 from lopa_dist.jobs.run.prompts import check_template
-from lopa_dist.jobs.setup.device import choose_dtype, cores
+from lopa_dist.jobs.setup.device import choose_dtype, cores, gpu
 from lopa_dist.jobs.setup.resolve import resolve
+from lopa_dist.jobs.show.wandb_log import chosen_mode
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
 from lopa_dist.kernels.preflight import Widths, faults
 from lopa_dist.kernels.row_bits import FAULT, same_bits
@@ -109,8 +110,7 @@ class Machine:
         name = self.config.model.device
         if not torch.cuda.is_available() or name == "cpu":
             return torch.device("cpu")
-        own = detect().local_rank % torch.cuda.device_count()
-        return torch.device(name if ":" in name else f"cuda:{own}")
+        return gpu(name, detect())
 
     @cached_property
     def shape(self) -> ModelConfig | None:
@@ -391,10 +391,10 @@ def tokenizer(machine: Machine) -> Finding:
 
 def wandb(machine: Machine) -> Finding:
     """Where figures of runs go."""
-    mode, key = machine.config.logging.wandb.mode, os.environ.get("WANDB_API_KEY")
+    mode, key = chosen_mode(machine.config), os.environ.get("WANDB_API_KEY")
     if mode == "disabled":
         return fine("off (logging.wandb.mode=disabled)")
-    if mode == "offline" or (mode == "auto" and not key):
+    if mode == "offline":
         return fine(f"offline, into the run folder{'' if key else ' (WANDB_API_KEY is not set)'}; wandb sync sends it")
     if not key and not logged_in():
         return broken("logging.wandb.mode=online, but there is no key", "wandb login, or logging.wandb.mode=offline")

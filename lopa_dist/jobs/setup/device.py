@@ -19,12 +19,16 @@ def choose_device(config: Config, world: World) -> torch.device:
     if name.startswith("cuda"):
         if not torch.cuda.is_available():
             raise ValueError(f"model.device={name}: this torch sees no GPU; use cpu")
-        own = world.local_rank % torch.cuda.device_count()
-        device = torch.device(name if ":" in name else f"cuda:{own}")
+        device = gpu(name, world)
         torch.cuda.set_device(device)
         return device
     torch.set_num_threads(threads(config, world)[0])
     return torch.device(name)
+
+
+def gpu(name: str, world: World) -> torch.device:
+    """The GPU that a rank computes on, where `model.device` is ``cuda``, ``cuda:N`` or ``auto``."""
+    return torch.device(name if ":" in name else f"cuda:{world.local_rank % torch.cuda.device_count()}")
 
 
 def threads(config: Config, world: World) -> tuple[int, str]:

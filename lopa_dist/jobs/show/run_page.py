@@ -85,13 +85,13 @@ def question(item: Item) -> str:
 def questions_again(report: dict[str, Any]) -> dict[str, str]:
     """The questions of a finished run, read from its input once more; none where that is gone."""
     try:
-        return questions_of(items_again(report))
+        return questions_of(item for _, item in items_again(report))
     except (ValueError, OSError):
         return {}
 
 
-def items_again(report: dict[str, Any]) -> Iterable[Item]:
-    """The items of a finished run, read from its input once more.
+def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:
+    """The items of a finished run and their places in the whole input, which is read once more.
 
     Raises:
         ValueError: the input cannot be read again.
@@ -100,9 +100,8 @@ def items_again(report: dict[str, Any]) -> Iterable[Item]:
     task = report["task"]
     if task["input"] == "-":
         raise ValueError("standard input cannot be read again")
-    items = make_task(config_of(report).task).items()
-    # merged shards are no shard
-    return islice(items, task["shard"], None, task["shards"]) if "shard" in task else items
+    first, step = (task["shard"], task["shards"]) if "shard" in task else (0, 1)  # merged shards are no shard
+    return islice(enumerate(make_task(config_of(report).task).items()), first, None, step)
 
 
 def short(text: str) -> str:

@@ -17,6 +17,7 @@ from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.report import read_report
 from lopa_dist.jobs.show.run_page import items_again, question
 from lopa_dist.remote import is_remote, put
+from lopa_dist.tasks.task import Item
 
 AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
@@ -100,33 +101,24 @@ def write_parquet(file: Path, table_rows: Iterator[dict[str, Any]], kinds: dict[
             writer.write_table(pyarrow.Table.from_pylist(some, writer.schema))
 
 
-def questions(folder: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield the place, the name and the question of each item of a run, read from its input once more.
+def lines_and_items(folder: Path) -> Iterator[tuple[dict[str, Any], Item | None]]:
+    """Yield each line of a run's results with what its input, read once more, has there: None if that is shorter now.
 
     Raises:
-        ValueError, OSError: it cannot be read again.
+        ValueError, OSError: the input cannot be read again.
     """
-    report = read_report(folder / "report.json")
-    first, step = (report["task"].get(key, default) for key, default in (("shard", 0), ("shards", 1)))
-    step = step if "shard" in report["task"] else 1
-    for number, item in enumerate(items_again(report)):
-        yield first + step * number, item.custom_id, question(item)
-
-
-def lines_with_questions(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Yield each line of the results with the name and the question of its item; names differ if the input changed."""
-    items = questions(folder)
-    index, name, text = -1, "", ""
+    items = items_again(read_report(folder / "report.json"))
+    index, item = -1, None
     for _, line in result_lines(folder / "results.jsonl"):
         while index < line["index"]:
-            index, name, text = next(items, (line["index"], "", ""))
-        yield line, name, text
+            index, item = next(items, (line["index"], None))
+        yield line, item
 
 
 def why_without_prompts(folder: Path) -> str:
     """Return why a table has no prompts; empty where it has."""
     try:
-        if any(line["custom_id"] != name for line, name, _ in lines_with_questions(folder)):
+        if any(item is None or line["custom_id"] != item.custom_id for line, item in lines_and_items(folder)):
             return "\nwithout prompts: the input has changed since the run"
     except (ValueError, OSError) as error:
         return f"\nwithout prompts: {error}"
@@ -135,18 +127,14 @@ def why_without_prompts(folder: Path) -> str:
 
 def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
     """The results of a run, each by the names of the columns; columns of the input keep their names where they can."""
-    lines = (
-        lines_with_questions(folder)
-        if prompts
-        else ((line, "", "") for _, line in result_lines(folder / "results.jsonl"))
-    )
-    for line, _, prompt in lines:
+    lines = lines_and_items(folder) if prompts else ((line, None) for _, line in result_lines(folder / "results.jsonl"))
+    for line, item in lines:
         sample = line.get("sample")
         row: dict[str, Any] = {"id": line["custom_id"]}
         if sample is not None:
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
-        if prompts:
-            row["prompt"] = prompt
+        if item is not None:
+            row["prompt"] = question(item)
         row |= {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
         if "tpf" in line:
             row["tokens_per_forward"] = line["tpf"]

@@ -42,9 +42,7 @@ class WandbLog:
     """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
 
     def __init__(self, config: Config, folder: Path, rank: int) -> None:
-        mode = config.logging.wandb.mode
-        if mode == "auto":
-            mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        mode = chosen_mode(config)
         self.every_s, self.folder = config.logging.every_s, folder
         self.extra = Extra("W&B is lost", LIMIT_S, abandon_service)
         run = self.extra.wait(lambda: self.begin_or_refusal(config, mode, rank), 2 * INIT_TIMEOUT_S + LIMIT_S)
@@ -146,6 +144,12 @@ class WandbLog:
             artifact.add_file(str(results))
         run.log_artifact(artifact)
         run.finish()
+
+
+def chosen_mode(config: Config) -> str:
+    """The mode of W&B; ``auto`` is online where there is a key."""
+    mode = config.logging.wandb.mode
+    return mode if mode != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
 
 
 def abandon_service() -> None:
