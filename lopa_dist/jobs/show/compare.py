@@ -55,50 +55,136 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         console: to print on.
         baseline: the run that all others are compared with, by its name or by settings that it alone has.
     """
-    groups = grouped(folder, load_reports(folder))
-    pairs = [None] * len(groups) if baseline is None else differences(groups, find_baseline(groups, baseline))
-    failed = unfinished(folder)
-    keys = differing([group.report for group in groups])
-    cells = [cells_of(group, pair, keys) for group, pair in zip(groups, pairs, strict=True)]
+    comparison, console = Comparison(folder, baseline), console or Console()
     file = folder / "comparison.csv"
     with naming(file):
-        file.write_text(encodable(csv_text(cells, failed, keys)), encoding="utf-8", newline="")
-    head = [name for name in cells[0] if any(row[name][1] for row in cells)]
-    names = short_names([group.name for group in groups])
-    rows = [[name, *(row[column][0] for column in head[1:])] for name, row in zip(names, cells, strict=True)]
-    if by_settings := settings_distinguish(groups):  # then names only repeat settings
-        head, rows = head[1:], [row[1:] for row in rows]
-    title = ", ".join(sorted({f"{g.report['task']['name']} with {g.report['model']['path']}" for g in groups}))
-    console = console or Console()
-    print_table(console, title, head, rows, [lost(head, run, keys) for run in failed], groups, keys)
-    for name, _ in failed:
+        file.write_text(encodable(comparison.csv_text()), encoding="utf-8", newline="")
+    comparison.print_table(console)
+    for name, _ in comparison.failed:
         console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
-    curves = curves_of(groups)
-    charts = charts_of(groups, head, rows, curves)
-    if all("accuracy" in group.report for group in groups):
-        from lopa_dist.jobs.show.pareto import draw_pareto  # matplotlib takes a second to import
-
-        complete = [chart for chart in charts if len(chart.points) == len(groups)]
-        draw_pareto(folder / "pareto.pdf", complete, list(curves), named_points=not by_settings)
+    comparison.draw()
+    groups = comparison.groups
     if len(groups) == 1:
-        report = groups[0].report
-        page = write_run_page(groups[0].folders[0], report, questions_again(report))
+        page = write_run_page(groups[0].folders[0], groups[0].report, questions_again(groups[0].report))
     else:
-        page = write_page(
-            folder / "comparison.html",
+        page = comparison.write_page(baseline)
+    console.print(f"Table and figure: {folder}\nTo pass on: {page}")
+
+
+class Comparison:
+    """The runs below a folder, as a table and as points of charts.
+
+    Attributes:
+        groups: the points.
+        failed: names of runs without a report, each with what was typed.
+        keys: the settings in which the points differ.
+        cells: a row for each point.
+        head, rows: the table of texts, without names that only repeat settings.
+        curves: points by all settings but one, as `curves_of` returns them.
+    """
+
+    def __init__(self, folder: Path, baseline: str | None) -> None:
+        self.folder, self.failed = folder, unfinished(folder)
+        self.groups = groups = grouped(folder, load_reports(folder))
+        self.reports = [group.report for group in groups]
+        self.keys = differing(self.reports)
+        pairs = [None] * len(groups) if baseline is None else differences(groups, find_baseline(groups, baseline))
+        self.cells = [cells_of(group, pair, self.keys) for group, pair in zip(groups, pairs, strict=True)]
+        self.by_settings = settings_distinguish(groups)
+        self.title = ", ".join(sorted({f"{r['task']['name']} with {r['model']['path']}" for r in self.reports}))
+        columns = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
+        self.head = columns[1:] if self.by_settings else columns
+        texts = [{name: text for name, (text, _) in row.items()} for row in self.cells]
+        names = short_names([group.name for group in groups])
+        self.rows = [
+            [(row | {"run": name})[column] for column in self.head] for name, row in zip(names, texts, strict=True)
+        ]
+        self.curves = curves_of(groups)
+
+    def csv_text(self) -> str:
+        """`comparison.csv`: a row a point, with numbers alone in its cells, for a program that plots."""
+        rows = [{name: value for _, numbers in row.values() for name, value in numbers.items()} for row in self.cells]
+        for name, typed in self.failed:
+            known = {key: typed.get(f"decode.{key}", typed.get(key)) for key in self.keys}
+            rows.append({"run": name} | known | {"status": FAILED})
+        out = io.StringIO()
+        writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return out.getvalue()
+
+    def print_table(self, console: Console) -> None:
+        """Print the columns that fit: a number of requests that all runs have stands in the title."""
+        title, hidden = self.title, []
+        if len({report["requests"] for report in self.reports}) == 1:
+            title += f", {self.reports[0]['requests']} requests{' each' if len(self.groups) > 1 else ''}"
+            hidden.append("requests")
+        if not self.by_settings and console.width < 120:  # names that a person gave say more than settings
+            hidden += self.keys
+        columns = [i for i, name in enumerate(self.head) if name not in hidden]
+        table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for i in columns:
+            name = "rows" if self.head[i] == "rows/token" and console.width < 100 else self.head[i]
+            table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
+        for row in (*self.rows, *map(self.failed_row, self.failed)):
+            table.add_row(*(escape(row[i]) for i in columns))
+        console.print(table)
+
+    def failed_row(self, run: tuple[str, dict[str, str]]) -> list[str]:
+        """The row of a run without a report: its name, what was typed, and that it is not finished."""
+        name, typed = run
+        known = {key: typed.get(f"decode.{key}", typed.get(key, "-")) for key in self.keys}
+        results = [column for column in self.head if column not in ("run", *self.keys)]
+        return [({"run": name, results[0]: FAILED} | known).get(column, "-") for column in self.head]
+
+    def charts(self) -> list[Scatter]:
+        """Accuracy against each speed, of the points that have both; points are numbered by their rows."""
+        places = {index: (label, curve) for curve, runs in enumerate(self.curves.values()) for label, index in runs}
+        charts = []
+        for title, speed_of, sign in SPEEDS:
+            points = []
+            for index, (report, row) in enumerate(zip(self.reports, self.rows, strict=True)):
+                speed = speed_of(report)
+                if speed and "accuracy" in report:
+                    cells = ", ".join(f"{name} {cell}" for name, cell in zip(self.head, row, strict=True))
+                    low, high = (100 * end for end in accuracy_interval(report))
+                    name, (label, curve) = str(index + 1), places[index]
+                    accuracy = 100 * report["accuracy"]
+                    points.append(Point(name, f"{name}. {cells}", speed, accuracy, low, high, label, curve))
+            if points:
+                charts.append(Scatter(title, points, sign))
+        return charts
+
+    def draw(self) -> None:
+        """Write `pareto.pdf`, if all runs were judged."""
+        if all("accuracy" in report for report in self.reports):
+            from lopa_dist.jobs.show.pareto import draw_pareto  # matplotlib takes a second to import
+
+            charts = [chart for chart in self.charts() if len(chart.points) == len(self.groups)]
+            draw_pareto(self.folder / "pareto.pdf", charts, list(self.curves), named_points=not self.by_settings)
+
+    def write_page(self, baseline: str | None) -> Path:
+        """Write `comparison.html`; returns the file."""
+        return write_page(
+            self.folder / "comparison.html",
             "comparison.html",
-            title=title,
-            headline=headline([group.report for group in groups]),
-            charts=charts,
-            curves=list(curves) if len(curves) > 1 else [],
-            along=growing([group.report for group in groups]),
-            head=["", *head],
-            rows=[[str(number), *row] for number, row in enumerate(rows, 1)],
-            commands=commands(folder, groups),
-            failed=[name for name, _ in failed],
+            title=self.title,
+            headline=headline(self.reports),
+            charts=self.charts(),
+            curves=list(self.curves) if len(self.curves) > 1 else [],
+            along=growing(self.reports),
+            head=["", *self.head],
+            rows=[[str(number), *row] for number, row in enumerate(self.rows, 1)],
+            commands=self.commands(),
+            failed=[name for name, _ in self.failed],
             baseline=baseline,
         )
-    console.print(f"Table and figure: {folder}\nTo pass on: {page}")
+
+    def commands(self) -> list[tuple[str, str]]:
+        """The number and folder of each run, and its command; without runs that Hydra did not start."""
+        runs = [(number, run, group.report) for number, group in enumerate(self.groups, 1) for run in group.folders]
+        lines = [(f"{number}. {run.relative_to(self.folder)}", command(run, report)) for number, run, report in runs]
+        return [(name, line) for name, line in lines if line]
 
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
@@ -140,53 +226,6 @@ def cells_of(group: SeedGroup, pair: Paired | None, keys: Sequence[str]) -> Cell
     cells["tokens/s"] = f"{speed:.0f}", {"tokens_per_s": speed}
     cells["requests"] = str(report["requests"]), {"requests": report["requests"], "status": "finished"}
     return cells
-
-
-def csv_text(cells: Sequence[Cells], failed: Sequence[tuple[str, dict[str, str]]], keys: Sequence[str]) -> str:
-    """`comparison.csv`: a row a point, with numbers alone in its cells, for a program that plots."""
-    rows = [{name: value for _, numbers in row.values() for name, value in numbers.items()} for row in cells]
-    for name, typed in failed:
-        known = {key: typed.get(f"decode.{key}", typed.get(key)) for key in keys}
-        rows.append({"run": name} | known | {"status": FAILED})
-    out = io.StringIO()
-    writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def lost(head: Sequence[str], run: tuple[str, dict[str, str]], keys: Sequence[str]) -> list[str]:
-    """The row of a run without a report: its name, what was typed, and behind the settings that it is not finished."""
-    name, typed = run
-    known = {key: typed.get(f"decode.{key}", typed.get(key, "-")) for key in keys}
-    results = [column for column in head if column not in ("run", *keys)]
-    return [({"run": name, results[0]: FAILED} | known).get(column, "-") for column in head]
-
-
-def print_table(
-    console: Console,
-    title: str,
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    lost: Sequence[Sequence[str]],
-    groups: Sequence[SeedGroup],
-    keys: Sequence[str],
-) -> None:
-    """Print the columns that fit: a number of requests that all runs have stands in the title."""
-    hidden = []
-    if len({group.report["requests"] for group in groups}) == 1:
-        title += f", {groups[0].report['requests']} requests{' each' if len(groups) > 1 else ''}"
-        hidden.append("requests")
-    if "run" in head and console.width < 120:  # names that a person gave say more than settings
-        hidden += keys
-    columns = [i for i, name in enumerate(head) if name not in hidden]
-    printed = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i in columns:
-        name = "rows" if head[i] == "rows/token" and console.width < 100 else head[i]
-        printed.add_column(name, justify="left" if head[i] == "run" else "right", overflow="fold")
-    for row in (*rows, *lost):
-        printed.add_row(*(escape(row[i]) for i in columns))
-    console.print(printed)
 
 
 def settings_distinguish(groups: Sequence[SeedGroup]) -> bool:
@@ -232,36 +271,6 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
     return curves
 
 
-def charts_of(
-    groups: Sequence[SeedGroup],
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    curves: dict[str, list[tuple[str, int]]],
-) -> list[Scatter]:
-    """Accuracy against each speed, of the points that have both.
-
-    Args:
-        groups: the points.
-        head, rows: the table, whose rows the points are numbered by and show.
-        curves: as `curves_of` returns them.
-    """
-    places = {index: (label, curve) for curve, runs in enumerate(curves.values()) for label, index in runs}
-    charts = []
-    for title, speed_of, sign in SPEEDS:
-        points = []
-        for index, (group, row) in enumerate(zip(groups, rows, strict=True)):
-            report, speed = group.report, speed_of(group.report)
-            if speed and "accuracy" in report:
-                tooltip = ", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True))
-                low, high = accuracy_interval(report)
-                accuracy, name = 100 * report["accuracy"], str(index + 1)
-                label, curve = places[index]
-                points.append(Point(name, f"{name}. {tooltip}", speed, accuracy, 100 * low, 100 * high, label, curve))
-        if points:
-            charts.append(Scatter(title, points, sign))
-    return charts
-
-
 def headline(reports: Sequence[dict[str, Any]]) -> str:
     """What came out, in words; runs are called by their numbers."""
     words = f"{len(reports)} runs, in the order of tokens per forward pass."
@@ -273,10 +282,3 @@ def headline(reports: Sequence[dict[str, Any]]) -> str:
         ):
             words += f" {which} number {number}: {accuracy:.1%} at {tpf:.2f}."
     return words
-
-
-def commands(folder: Path, groups: Sequence[SeedGroup]) -> list[tuple[str, str]]:
-    """The number and folder of each run, and its command; without runs that Hydra did not start."""
-    runs = [(number, run, group.report) for number, group in enumerate(groups, 1) for run in group.folders]
-    lines = [(f"{number}. {run.relative_to(folder)}", command(run, report)) for number, run, report in runs]
-    return [(name, line) for name, line in lines if line]
