@@ -38,7 +38,7 @@ from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.removed import instead
-from lopa_dist.sweep import check_points
+from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
 
@@ -201,7 +201,10 @@ def main() -> None:
             sys.argv.append(f"hydra.run.dir=outputs/{began:%Y-%m-%d/%H-%M-%S}")  # the same after a restart: it goes on
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
-        app()
+        try:
+            app()
+        finally:
+            say_how_to_compare()
     except (RankError, UserError, LaunchError) as error:
         end(error)
     except HydraException as error:

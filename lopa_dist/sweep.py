@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -75,9 +76,18 @@ def check_points(arguments: Sequence[str]) -> None:
     )
 
 
-class CompareHint(Callback):  # type: ignore[misc]  # hydra has no types
-    """Says at the end of a sweep how to compare its runs; `conf/config.yaml` names it to Hydra."""
+class SweepFolder(Callback):  # type: ignore[misc]  # hydra has no types
+    """Learns from Hydra where a sweep's runs are; `conf/config.yaml` names it."""
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print the command. `config` is that of the sweep."""
-        print(f"Compare the runs: lopa-dist report {shlex.quote(str(config.hydra.sweep.dir))}")
+    folder: Path | None = None  # of the sweep of this process; None where there is none
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note the folder. `config` is that of the sweep."""
+        SweepFolder.folder = Path(config.hydra.sweep.dir)
+
+
+def say_how_to_compare() -> None:
+    """Print the command that compares the runs of this process' sweep, if some have ended."""
+    folder = SweepFolder.folder
+    if folder is not None and any(folder.glob("*/report.json")):
+        print(f"Compare the runs: lopa-dist report {shlex.quote(str(folder))}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.removed import REMOVED
+from lopa_dist.sweep import SweepFolder
 from lopa_dist.tasks.registry import TASKS
 
 
@@ -395,10 +397,26 @@ def test_a_sweep_ends_with_the_command_that_compares_its_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "my sweep"
-    monkeypatch.setattr(cli, "job", lambda raw: None)
+    said = f"Compare the runs: lopa-dist report '{folder}'"
+
+    def job(raw: Any) -> None:
+        if raw.seed == 2:
+            raise UserError("this one fails")
+        Path(HydraConfig.get().runtime.output_dir, "report.json").touch()
+
+    monkeypatch.setattr(cli, "job", job)
+    monkeypatch.setattr(SweepFolder, "folder", None)
     monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "seed=0,1"])
     cli.main()
-    assert capsys.readouterr().out.splitlines()[-1] == f"Compare the runs: lopa-dist report '{folder}'"
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "seed=2,3"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=2: this one fails$"):
+        cli.main()
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "seed=2"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "Compare" not in capsys.readouterr().out, "there is nothing to compare"
 
 
 @pytest.mark.parametrize("arguments", [["model.path=embeded"], ["explain", "model.path=embeded"]])
