@@ -29,7 +29,7 @@ from lopa_dist.jobs.run.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.run.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.run.crashes import Begun, in_turn
 from lopa_dist.jobs.run.extra import Extra
-from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
+from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.journal import Merged, Writer, merge
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
@@ -215,7 +215,7 @@ class Job:
     def begin(self, requests: Sequence[Request]) -> None:
         """On a leader, write down which requests begin."""
         if self.group.is_leader:
-            self.begun.note(*(id_of(self.input.items[request.index], request) for request in requests))
+            self.begun.note(*(request_id(self.input.items[request.index], request) for request in requests))
 
     def finished_before(self) -> dict[str, Any] | None:
         """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
@@ -285,7 +285,7 @@ class Job:
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             for generation in generations:
                 item = self.input.items[generation.request.index]
-                self.begun.note(id_of(item, generation.request), ended=True)
+                self.begun.note(request_id(item, generation.request), ended=True)
                 reasoning, text = None, ""
                 if generation.likelihoods is None:
                     generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
@@ -307,7 +307,7 @@ class Job:
             for verdict in verdicts:
                 answer, score = verdict.answer, verdict.score
                 generation = answer.generation
-                entry = {"id": id_of(answer.item, generation.request), "at": answer.at}
+                entry = {"id": request_id(answer.item, generation.request), "at": answer.at}
                 amounts.update(done=1)
                 if generation.finish_reason == "error":
                     entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.run.journal import request_id
 from lopa_dist.jobs.run.packed import RequestIds
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.results import error_line
@@ -75,7 +75,7 @@ class JobInput:
                 self.rejected.append(isinstance(request, Rejection))
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
-                    self.ids.append(id_of(item, request))
+                    self.ids.append(request_id(item, request))
         if (again := self.ids.repeated()) is not None:
             raise ValueError(f"{self.items[again].custom_id}: two requests of this task have this name; make it unique")
 
@@ -152,8 +152,26 @@ def is_sample(item: Item) -> bool:
     return item.origin is not None and item.custom_id == f"{item.origin.custom_id}#{item.origin.sample}"
 
 
-def id_of(item: Item, request: Request | Rejection) -> str | None:
-    """The journal's name of a request; null for a rejected item."""
+def request_id(item: Item, request: Request | Rejection) -> str | None:
+    """The journal's name of a request; None for a rejected item.
+
+    It is a hash of the item's name and of all that its text and its verdict depend on, except the settings.
+    """
     if isinstance(request, Rejection):
         return None
-    return request_id(item.custom_id, request, item.stop, item.reference, item.response_format)
+    parts: list[Any] = [item.custom_id, request.max_new_tokens, request.key]
+    if request.sampling is not None:
+        parts.append(asdict(request.sampling))
+    if item.stop:
+        parts.append(list(item.stop))
+    if request.token_steps:  # a line without them is not what is asked for
+        parts.append("token_steps")
+    if request.suffix:
+        parts.append({"suffix": list(request.suffix)})
+    if request.scored:
+        parts.append([[[list(part.prompt), list(part.answer), part.key] for part in text] for text in request.scored])
+    if item.response_format is not None:
+        parts.append({"response_format": asdict(item.response_format)})
+    if item.reference is not None:
+        parts.append({"reference": item.reference})
+    return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]

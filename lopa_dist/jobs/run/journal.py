@@ -9,7 +9,6 @@ depend on: an attempt with other settings is refused rather than mixed in.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -22,14 +21,12 @@ from typing import Any
 
 from lopa_dist.atomic import naming, write_lines
 from lopa_dist.encodable import json_line
-from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.batch_output import LINES, NAME
 from lopa_dist.jobs.run.open_files import mapped_files
 from lopa_dist.jobs.run.packed import Columns, RequestIds
 from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
-from lopa_dist.tasks.response_format import ResponseFormat
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
@@ -47,35 +44,6 @@ class Location:
     part: Path
     offset: int
     length: int
-
-
-def request_id(
-    custom_id: str,
-    request: Request,
-    stop: Sequence[str] = (),
-    reference: Any = None,
-    response_format: ResponseFormat | None = None,
-) -> str:
-    """The id of a request: a hash of its name and of all that its text and its verdict depend on, except the settings.
-
-    `reference` is what the text is judged by.
-    """
-    parts: list[Any] = [custom_id, request.max_new_tokens, request.key]
-    if request.sampling is not None:
-        parts.append(asdict(request.sampling))
-    if stop:
-        parts.append(list(stop))
-    if request.token_steps:  # a line without them is not what is asked for
-        parts.append("token_steps")
-    if request.suffix:
-        parts.append({"suffix": list(request.suffix)})
-    if request.scored:
-        parts.append([[[list(part.prompt), list(part.answer), part.key] for part in text] for text in request.scored])
-    if response_format is not None:
-        parts.append({"response_format": asdict(response_format)})
-    if reference is not None:
-        parts.append({"reference": reference})
-    return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
 
 
 class Journal:
