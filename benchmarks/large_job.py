@@ -34,7 +34,7 @@ from benchmarks.results import replace_rows, show
 from lopa_dist.config import Config, composed
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.batch_output import LINES, line_of
-from lopa_dist.jobs.run.journal import request_id
+from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.show.report import read_report, write_report
@@ -198,7 +198,7 @@ def make_up(config: Config, folder: Path, most: int) -> None:
     with (folder / "journal" / "001-99.jsonl").open("w") as out:
         for index, item, request in islice(encoded(config), most):
             line = example["line"] | {"custom_id": item.custom_id, "index": index}
-            entry = example | {"id": request_id(item.custom_id, request), "line": line}
+            entry = example | {"id": request_id(item, request), "line": line}
             out.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import field, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from lopa_dist.removed import instead
@@ -16,23 +17,30 @@ class UserError(ValueError):
     """A mistake that a person can mend: shown as one line, without a traceback."""
 
 
-def option(default: T, meaning: str, choices: Sequence[Any] = ()) -> T:
+def did_you_mean(word: str, known: Sequence[str], number: int = 1) -> str:
+    """Return ``; did you mean X?`` with the nearest of the known words, or a full stop."""
+    near = get_close_matches(word, known, number)
+    return f"; did you mean {', '.join(near)}?" if near else "."
+
+
+def option(default: T, meaning: str, choices: Sequence[Any] = (), least: int | None = None) -> T:
     """Return a dataclass field that is a setting: its default, its meaning in one line, its choices if it has few.
 
-    `lopa-dist explain` and docs/configuration.md show all of that; `check_choices` holds values to their choices.
+    `lopa-dist explain` and docs/configuration.md show these; `check_options` holds values to them, and integers
+    to be `least` or more.
     """
-    return field(default=default, metadata={"meaning": meaning, "choices": tuple(choices)})
+    return field(default=default, metadata={"meaning": meaning, "choices": tuple(choices), "least": least})
 
 
-def choices_of(section: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the choices of a section's settings, by name, of those that have some."""
-    return {f.name: f.metadata["choices"] for f in fields(section) if f.metadata.get("choices")}
-
-
-def check_choices(name: str, section: Any) -> None:
-    """Raise a ValueError unless the settings of the section `name` are among their choices."""
-    for key, choices in choices_of(section).items():
-        require(f"{name}.{key}", getattr(section, key), choices)
+def check_options(name: str, section: Any) -> None:
+    """Raise a ValueError unless the settings of the section `name` are what their `option` allows."""
+    for entry in fields(section):
+        key, value, kind = f"{name}.{entry.name}", getattr(section, entry.name), str(entry.type)
+        if choices := entry.metadata.get("choices"):
+            require(key, value, choices)
+        least = entry.metadata.get("least")
+        if least is not None and not (value is None and "None" in kind):
+            require_count(key, value, least, auto="str" in kind)
 
 
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import json
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,15 +21,24 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist import __version__
-from lopa_dist.checks import UserError
+from lopa_dist.atomic import no_room
+from lopa_dist.checks import UserError, did_you_mean
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_files, check_keys, composition, plain, typed, with_own_model
+from lopa_dist.config import (
+    CONF,
+    Config,
+    check_files,
+    check_keys,
+    hydra_message,
+    omegaconf_message,
+    typed,
+    with_own_model,
+)
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.removed import instead
-from lopa_dist.sweep import check_points
-from lopa_dist.whole import no_room
+from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
 
@@ -44,6 +54,19 @@ def app(raw: DictConfig) -> Any:
         end(error)  # here already: Hydra would write its own words above the message
 
 
+@contextmanager
+def mistakes(again: str = "start it again") -> Iterator[None]:
+    """Raise what a person can mend as a UserError; of a full disk, it says what to do `again`."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise UserError(omegaconf_message(error)) from error
+    except OSError as error:
+        raise UserError(no_room(error, again) or str(error)) from error
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def swept() -> bool:
     """Whether Hydra runs a sweep, of which this is a job."""
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
@@ -57,14 +80,10 @@ def job(raw: DictConfig) -> Any:
         raise UserError(
             f"a sweep cannot run inside {world.launcher}: start it from one process, launcher=local or slurm"
         )
-    try:
+    with mistakes():
         config = OmegaConf.to_object(raw)
         assert isinstance(config, Config)
         check_files(config)
-    except OmegaConfBaseException as error:
-        raise UserError(plain(error)) from error
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if world.rank:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("httpx", "httpcore", "filelock", "matplotlib"):
@@ -77,21 +96,18 @@ def job(raw: DictConfig) -> Any:
     again = typed("hydra.run.dir", folder)
     if swept():
         again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
+    where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
     try:
-        report = run(config, folder, world, stop)
+        with mistakes(f"start it again{where}"):
+            report = run(config, folder, world, stop)
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         tell(f"lopa-dist: {error}{go_on}")
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         sys.exit(f"lopa-dist: interrupted; go on with {again}" if world.rank == 0 else 1)
-    except OSError as error:
-        where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
-        raise UserError(no_room(error, f"start it again{where}") or str(error)) from error
     except LaunchError as error:  # MPI's own end would wait for the ranks that cannot be joined
         raise (RankError if world.size > 1 else UserError)(str(error)) from error
-    except ValueError as error:
-        raise UserError(str(error)) from error
     leave_at_signals()  # a finished job's handler only remembers them
     result = summary(report, folder) if report else None
     if stop.asked and swept() and not submitted:
@@ -143,8 +159,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
 def first_of(folder: Path, key: str) -> str:
     """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged."""
     with (folder / "results.jsonl").open(encoding="utf-8") as lines:
-        found = (line[key] for text in lines if key in (line := json.loads(text)))
-        return str(next(found, f"see {folder / 'results.jsonl'}"))
+        messages = (line[key] for text in lines if key in (line := json.loads(text)))
+        return str(next(messages, f"see {folder / 'results.jsonl'}"))
 
 
 def hint(arguments: list[str]) -> str:
@@ -154,16 +170,13 @@ def hint(arguments: list[str]) -> str:
 
 
 def check_command(arguments: list[str]) -> None:
-    """Meet a misspelt command with a UserError: nothing else that may come first is a bare word."""
+    """Raise a UserError for a misspelt command: a bare word in front can be nothing else."""
     word = arguments[0] if arguments else ""
     if word and "=" not in word and not word.startswith(("-", "~")):
         if gone := instead(word):
             raise UserError(f"{word}: is gone; {gone}")
-        near = difflib.get_close_matches(word, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise UserError(
-            f"{word}: no such command{hint} Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job"
-        )
+        commands = f"Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job"
+        raise UserError(f"{word}: no such command{did_you_mean(word, COMMANDS)} {commands}")
 
 
 def main() -> None:
@@ -175,14 +188,8 @@ def main() -> None:
         if arguments[:1] and arguments[0] in COMMANDS:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)  # only a job can go on
-            try:
+            with mistakes("give the same command again"):
                 return perform(arguments[0], arguments[1:])
-            except OmegaConfBaseException as error:
-                raise UserError(plain(error)) from error
-            except OSError as error:
-                raise UserError(no_room(error, "give the same command again") or str(error)) from error
-            except (ValueError, NotImplementedError) as error:
-                raise UserError(str(error)) from error
         check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = with_own_model(arguments)
@@ -194,11 +201,14 @@ def main() -> None:
             sys.argv.append(f"hydra.run.dir=outputs/{began:%Y-%m-%d/%H-%M-%S}")  # the same after a restart: it goes on
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
-        app()
+        try:
+            app()
+        finally:
+            say_how_to_compare()
     except (RankError, UserError, LaunchError) as error:
         end(error)
     except HydraException as error:
-        sys.exit(f"lopa-dist: {composition(error)}")
+        sys.exit(f"lopa-dist: {hydra_message(error)}")
     except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError) and (full := no_room(cause, "start it again")):

@@ -28,7 +28,7 @@ def report(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
-    from lopa_dist.jobs.commands.table import write_table
+    from lopa_dist.jobs.show.table import write_table
 
     file = options.out or str(options.run / "results.csv")
     count, columns, missing = write_table(options.run, file)
@@ -50,8 +50,8 @@ def merge(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.run.batch_output import NAME
     from lopa_dist.jobs.show.compare import compare
 
-    found = merge_shards(options.folder)
-    print(f"{found['shards']} shards, {found['requests']} requests: {options.folder / 'results.jsonl'}")
+    merged = merge_shards(options.folder)
+    print(f"{merged['shards']} shards, {merged['requests']} requests: {options.folder / 'results.jsonl'}")
     if (options.folder / NAME).exists():
         print(f"in OpenAI's form: {options.folder / NAME}")
     compare(options.folder)
@@ -67,10 +67,10 @@ def trace(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.commands.trace import show, write_trace_page
     from lopa_dist.jobs.commands.trace import trace as generate_again
 
-    found = generate_again(options.run, options.id)
-    show(found, Console())
+    trace = generate_again(options.run, options.id)
+    show(trace, Console())
     if page:
-        write_trace_page(found, page)
+        write_trace_page(trace, page)
         print(f"page: {page}")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,19 +14,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lopa_dist.checks import (
-    UserError,
-    check_choices,
-    choices_of,
-    number,
-    option,
-    require,
-    require_count,
-    require_seconds,
-)
+from lopa_dist.checks import UserError, check_options, did_you_mean, number, option, require, require_seconds
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.models.families import PATTERNS
@@ -81,7 +73,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"model.device={self.device!r}: must be one of auto, cpu, cuda, cuda:N")
-        check_choices("model", self)
+        check_options("model", self)
         if self.lora_rows != "all" and self.lora is None:
             raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
@@ -102,9 +94,9 @@ class DecodeOptions(DecodeConfig):
     max_active_blocks: int | str | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        choices = choices_of(DecodeConfig)
         for key in AUTO_CHOICES:
-            require(f"decode.{key}", getattr(self, key), ("auto", *choices[key]))
+            choices = DecodeConfig.__dataclass_fields__[key].metadata["choices"]
+            require(f"decode.{key}", getattr(self, key), ("auto", *choices))
         for key in AUTO_NUMBERS:
             value = number(getattr(self, key))
             setattr(self, key, value)
@@ -120,7 +112,7 @@ class TaskConfig:
     """What is generated."""
 
     name: str = option("arithmetic", "what is generated", tuple(TASKS))
-    limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all")
+    limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all", least=1)
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
@@ -133,18 +125,21 @@ class TaskConfig:
         None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
     )
     masks: int = option(
-        128, "task=harness: masks from which the likelihood of a text is worked out, where the model is a masked one"
+        128,
+        "task=harness: masks from which the likelihood of a text is worked out, where the model is a masked one",
+        least=1,
     )
     column: str | None = option(
         None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
     )
-    samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0")
+    samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0", least=1)
     tries: int = option(
         TRIES,
         "task=batch: answers at most, until one is the JSON that a line's response_format asks for, for which the "
         "temperature is above 0",
+        least=1,
     )
-    fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task")
+    fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task", least=0)
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
     fewshot_as_multiturn: bool = option(
         True, "in a chat, every example is a turn of its own; false: all are in the user's one"
@@ -163,23 +158,15 @@ class TaskConfig:
     code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")
     split: str = option("held_out", "arithmetic, lists: which problems", ("held_out", "train"))
     shard: int = option(0, "which part of the requests: every `shards`-th, from this one on")
-    shards: int = option(1, "parts of the requests, a job each, which `lopa-dist merge` joins")
+    shards: int = option(1, "parts of the requests, a job each, which `lopa-dist merge` joins", least=1)
     problem_seed: int = option(1, "arithmetic, lists: which stream of problems; 2 is the final test, not for tuning")
 
     def __post_init__(self) -> None:
-        check_choices("task", self)
-        if self.limit is not None:
-            require_count("task.limit", self.limit)
-        require_count("task.shards", self.shards)
-        require_count("task.samples", self.samples)
-        require_count("task.masks", self.masks)
-        require_count("task.tries", self.tries)
+        check_options("task", self)
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.score is not None and self.score != "exact" and not is_own(self.score):
             raise ValueError(f"task.score={self.score}: must be exact or FILE.py:FUNCTION")
-        if self.fewshot is not None:
-            require_count("task.fewshot", self.fewshot, 0)
         require_seconds("task.code_timeout_s", self.code_timeout_s)
         if self.output is not None and PurePosixPath(self.output).suffix not in OUTPUTS:
             raise ValueError(f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}")
@@ -213,9 +200,9 @@ class TaskConfig:
 class ParallelConfig:
     """How ranks are used: world = data x branch x tensor."""
 
-    data: str | int = option("auto", "replicas that take different requests from one queue")
-    branch: str | int = option("auto", "ranks of a replica, which share out the branches of its sequences")
-    tensor: str | int = option("auto", "ranks that split a model's weights; auto: 1")
+    data: str | int = option("auto", "replicas that take different requests from one queue", least=1)
+    branch: str | int = option("auto", "ranks of a replica, which share out the branches of its sequences", least=1)
+    tensor: str | int = option("auto", "ranks that split a model's weights; auto: 1", least=1)
     backend: str = option(
         "auto",
         "how ranks talk to each other; auto: nccl on GPUs, else gloo, or mpi under mpirun",
@@ -226,14 +213,13 @@ class ParallelConfig:
         0,
         "CPU threads of a rank; 0: the machine's cores, shared out among its ranks, or fewer by OMP_NUM_THREADS or "
         "torch.set_num_threads",
+        least=0,
     )
 
     def __post_init__(self) -> None:
-        check_choices("parallel", self)
         for axis in ("data", "branch", "tensor"):
             setattr(self, axis, number(getattr(self, axis)))
-            require_count(f"parallel.{axis}", getattr(self, axis), auto=True)
-        require_count("parallel.threads", self.threads, 0)
+        check_options("parallel", self)
         require_seconds("parallel.timeout_s", self.timeout_s)
 
 
@@ -257,7 +243,7 @@ class JobConfig:
     grace_s: float = option(20.0, "seconds to finish what is in flight after SIGTERM or SIGUSR1, before it is dropped")
 
     def __post_init__(self) -> None:
-        check_choices("job", self)
+        check_options("job", self)
         require_seconds("job.grace_s", self.grace_s, zero=True)
         if self.crashes is not None and not 1 <= self.crashes < 256:
             raise ValueError(f"job.crashes={self.crashes}: must be from 1 to 255, or null")
@@ -281,7 +267,7 @@ class WandbConfig:
     )
 
     def __post_init__(self) -> None:
-        check_choices("logging.wandb", self)
+        check_options("logging.wandb", self)
 
 
 @dataclass
@@ -299,7 +285,7 @@ class LoggingConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def __post_init__(self) -> None:
-        check_choices("logging", self)
+        check_options("logging", self)
 
 
 @dataclass
@@ -366,7 +352,7 @@ def composed(overrides: list[str]) -> Config:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = OmegaConf.to_object(compose("config", overrides))
     except HydraException as error:
-        raise UserError(composition(error)) from error
+        raise UserError(hydra_message(error)) from error
     assert isinstance(config, Config)
     return config
 
@@ -379,7 +365,7 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def plain(error: OmegaConfBaseException) -> str:
+def omegaconf_message(error: OmegaConfBaseException) -> str:
     """OmegaConf's message with the key in front and no internals."""
     first = str(error).splitlines()[0]
     if gone := instead(str(error.full_key)):
@@ -387,24 +373,23 @@ def plain(error: OmegaConfBaseException) -> str:
     return f"{error.full_key}: {first}" if error.full_key else first
 
 
-def composition(error: HydraException) -> str:
+def hydra_message(error: HydraException) -> str:
     """What Hydra says of a command line that it cannot compose, without its internals."""
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        return plain(cause)
+        return omegaconf_message(cause)
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        near = get_close_matches(name, error.options, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
+        hint = did_you_mean(name, error.options)
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
     return str(error).strip()
 
 
 def typed(key: str, value: Any) -> str:
-    """A setting as one types it into a shell: Hydra takes what holds ``=``, brackets or spaces in quotes only."""
+    """A setting as one types it into a shell: for Hydra, a value with ``=``, brackets or spaces has quotes."""
     text = quoted(str(value))
     if text == str(value):
         return f"{key}={text}"
@@ -413,8 +398,8 @@ def typed(key: str, value: Any) -> str:
 
 
 def check_keys(overrides: list[str]) -> None:
-    """Meet a misspelt key with a UserError that has the nearest right one, before Hydra composes anything."""
-    known = leaves(OmegaConf.structured(Config))
+    """Raise a UserError for a misspelt key, with the nearest right one, before Hydra composes anything."""
+    known = [key for key, *_ in keys_of()]
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
@@ -430,8 +415,8 @@ def check_keys(overrides: list[str]) -> None:
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]
-            sections = {k.split(".")[0] for k in known} | groups
-            names = [k for k in known if k.startswith(section + ".")] or sorted(sections)
+            names = [k for k in known if k.startswith(f"{section}.")]
+            names = names or sorted({k.split(".")[0] for k in known} | groups)
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
 
 
@@ -443,12 +428,10 @@ def with_own_model(arguments: list[str]) -> list[str]:
     return [*arguments[:at], "model=local", *arguments[at:]]
 
 
-def leaves(config: Any, prefix: str = "") -> list[str]:
-    """Dotted names of all keys."""
-    names = []
-    for key in config:
-        names.append(f"{prefix}{key}")
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none():
-            names += leaves(node, f"{prefix}{key}.")
-    return names
+def keys_of(section: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
+    """Yield the dotted name of each setting and section below a section, the dataclass that has it, and its field."""
+    for entry in fields(section):
+        key = prefix + entry.name
+        yield key, section, entry
+        if is_dataclass(entry.default_factory):
+            yield from keys_of(entry.default_factory, f"{key}.")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
@@ -17,11 +17,12 @@ from typing import Any
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.likelihood import SAMPLES, Scorer
-from lopa_dist.engine.request import Generation, Given, Likelihood, Request
+from lopa_dist.engine.likelihood import SAMPLES
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Generation, Likelihood, Request
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import finished_text, logprob, thought
+from lopa_dist.jobs.run.results import answer_of, logprob
 from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
@@ -41,7 +42,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
 
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
-AT_ONCE = 64  # continuations that are scored before a rank looks for a stop
+AT_ONCE = 64  # continuations that a rank takes and scores together
 MEETINGS = count()  # of this process with the other ranks, of all `LLM` objects together
 
 
@@ -61,13 +62,12 @@ class SamplingParams:
     tries: int = TRIES  # answers at most, until one is of this format
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
-        """Raise a ValueError that says what there is, where an argument is called otherwise."""
+        """Raise a ValueError with the known names for an argument that has another one."""
         known = [entry.name for entry in fields(cls)]
-        for name in given:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                raise ValueError(f"SamplingParams has no {name}: {hint}")
+        for name in given.keys() - known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"SamplingParams has no {name}: {hint}")
         return super().__new__(cls)
 
 
@@ -197,19 +197,11 @@ class LLM:
         """
         if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
             raise ValueError("suffixes: give a list with one text for each prefix")
-        most = [max_tokens] * len(prefixes) if isinstance(max_tokens, int) else max_tokens
-        if len(most) != len(prefixes):
-            raise ValueError(f"{len(most)} max_tokens for {len(prefixes)} prefixes: give one, or one for each")
-        given = [sampling or SamplingParams()] * len(prefixes) if not isinstance(sampling, Sequence) else sampling
-        if len(given) != len(prefixes):
-            raise ValueError(
-                f"{len(given)} sampling parameters for {len(prefixes)} prefixes: give one, or one for each"
-            )
-        limited = [replace(one, max_tokens=tokens) for one, tokens in zip(given, most, strict=True)]
-        items = [
-            replace(item, suffix=suffixes[item.origin.line - 1]) if item.origin else item
-            for item in items_of(prefixes, limited)
-        ]
+        limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
+        params = for_each(sampling or SamplingParams(), len(prefixes), "sampling parameters", "prefixes")
+        limited = [replace(one, max_tokens=limit) for one, limit in zip(params, limits, strict=True)]
+        items = items_of(prefixes, limited)
+        items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
         return self.answered(items, self.configured(decode, overrides), progress)
 
     def answered(self, items: Sequence[Item], config: Config, progress: bool) -> list[Output]:
@@ -230,7 +222,16 @@ class LLM:
             for warning in warnings:
                 log.warning(warning)
         with self.joined(config, len(items), config.decode.max_branches) as group:
-            return self.answers(config, items, requests, group, progress)
+            config = resolve(config, builder.shape, builder.device)
+            group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests, items)})
+            builder.load(self.world.rank == 0, group.tensor)
+            sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
+            engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
+
+            def values(generation: Generation) -> list[Any]:
+                return list(vars(self.output(generation, items[generation.request.index])).values())
+
+            return [Output(*found) for found in self.collected(engine, items, requests, group, progress, values)]
 
     def score(
         self,
@@ -262,104 +263,106 @@ class LLM:
         encoder = Encoder(config, builder.shape, builder.tokenizer)
         pairs = zip(items, continuations, strict=True)
         items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
-        given = [request.scored[0][0] for request in encoded(encoder, items)]
-        with self.joined(config, max(len(given), self.world.size), 1) as group:
-            return self.likelihoods(config, given, samples, group)
+        requests = encoded(encoder, items)
+        everywhere = replace(config, parallel=replace(config.parallel, data="auto", branch=1))
+        with self.joined(everywhere, max(len(requests), self.world.size), 1) as group:
+            group.store.agree(
+                "call", work(config, builder) | {"samples": samples, "the prompts": hash_of(requests, items)}
+            )
+            builder.load(self.world.rank == 0, group.tensor)
+            options = replace(config.engine, max_sequences=AT_ONCE)
+            engine = builder.scoring_engine(config.decode, options, samples, group)
+
+            def values(generation: Generation) -> list[Any]:
+                assert generation.likelihoods is not None
+                return list(generation.likelihoods[0])
+
+            return [Likelihood(*found) for found in self.collected(engine, items, requests, group, False, values)]
 
     @contextmanager
     def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
         """The ranks of a call, joined; any number of calls may follow one another."""
-        parallel, size = config.parallel, self.world.size
-        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, size, requests, branches)
-        ends = parallel.timeout_s, self.builder.device, Stop(grace_s=0.0)
+        parallel, world = config.parallel, self.world
+        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, requests, branches)
+        stop = Stop(grace_s=0.0)
         with handlers_kept():
-            group = Group(self.world, mesh, parallel.backend, *ends, next(MEETINGS))
+            device = self.builder.device
+            group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop, next(MEETINGS))
             with group.failures.guard():
                 yield group
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """The settings with a call's decode options."""
         if decode is not None and not isinstance(decode, str | DecodeConfig):
-            what = (
-                "sampling=SamplingParams(...)" if isinstance(decode, SamplingParams) else "single options as drafts=4"
-            )
-            raise ValueError(f"decode is of type {type(decode).__name__}: it is a preset's name; give {what}")
+            kind = type(decode).__name__
+            what = "sampling=SamplingParams(...)" if kind == "SamplingParams" else "single options as drafts=4"
+            raise ValueError(f"decode is of type {kind}: it is a preset's name; give {what}")
         for key, value in overrides.items():
             if key in SAMPLING_ONLY:
                 raise ValueError(f"{key}: give it as sampling=SamplingParams({key}=...)")
             if not isinstance(value, str | int | float | None):
                 rule = "; a rule of your own is a text, FILE.py:FUNCTION" if key == "fill" else ""
                 raise ValueError(f"{key} is of type {type(value).__name__}: give a text, a number or None{rule}")
-        given = [f"decode.{key}={setting(value)}" for key, value in overrides.items()]
+        given = [
+            f"decode.{key}={quoted(value) if isinstance(value, str) else 'null' if value is None else value}"
+            for key, value in overrides.items()
+        ]
         check_keys(given)
         if isinstance(decode, DecodeConfig):
             return replace(self.config, decode=replace(decode, **overrides))
         preset = [] if decode is None else [f"decode='{decode}'"]
         return composed([*self.settings, *preset, *given]) if preset or given else self.config
 
-    def answers(
-        self, config: Config, items: Sequence[Item], requests: Sequence[Request], group: Group, progress: bool
-    ) -> list[Output]:
-        """What all replicas of a group generate, on every rank."""
-        builder, leader = self.builder, group.world.rank == 0
-        config = resolve(config, builder.shape, builder.device)
-        group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests, items)})
-        builder.load(leader, group.tensor)
-        sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
-        engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
+    def collected(
+        self,
+        engine: Engine,
+        items: Sequence[Item],
+        requests: Sequence[Request],
+        group: Group,
+        progress: bool,
+        values: Callable[[Generation], list[Any]],
+    ) -> list[list[Any]]:
+        """What `values` makes of each finished request, in their order: what all replicas have finished, on every rank.
+
+        Args:
+            engine: of this rank.
+            items: what the requests were made of.
+            requests: the same on all ranks.
+            group: the ranks of the call.
+            progress: show a bar where this is a terminal or a notebook.
+            values: returns what JSON can hold.
+
+        Raises:
+            Stopped: a rank was asked to stop.
+        """
         group.ready()
-        total, generate = len(requests), engine.generate
-        if any(item.response_format for item in items):
-            requests, generate = Repeated(requests), Tries(engine, items, builder.tokenizer).generate
-        engine.prepare(requests)
+        tried = Repeated(requests)
+        engine.prepare(tried)
         group.prepared()
-        own: dict[int, Output] = {}
-        shown = "auto" if progress and leader else "never"
-        with ProgressDisplay(shown, len(items), engine.statistics, config.logging.every_s) as display:
-            for generation in generate(requests, partial(group.queue.take, total=total)):
+        tries = Tries(engine, items, self.builder.tokenizer)
+        own: dict[int, list[Any]] = {}
+        shown = "auto" if progress and group.world.rank == 0 else "never"
+        with ProgressDisplay(shown, len(items), engine.statistics, self.config.logging.every_s) as display:
+            for generation in tries.generate(tried, partial(group.queue.take, total=len(requests))):
                 if group.is_leader:
-                    index = generation.request.index
-                    own[index] = output = self.output(generation, items[index])
-                    display.update(group.progress.add(done=1, tokens=len(output.tokens), forwards=output.forwards))
+                    own[generation.request.index] = values(generation)
+                    amounts = {"tokens": len(generation.tokens), "forwards": generation.forwards}
+                    display.update(group.progress.add(done=1, **amounts))
             if group.is_leader:
                 display.update(group.progress.add())
         group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
         if group.stop.asked:
             raise Stopped(f"stopped by {group.stop.signal}")
         if group.world.size > 1:
-            text = json.dumps([[index, asdict(output)] for index, output in own.items()]) if group.is_leader else None
+            text = json.dumps(list(own.items())) if group.is_leader else None
             texts = group.store.gather(text, group.data_rank, group.mesh.data)
-            own = {index: Output(**output) for text in texts for index, output in json.loads(text)}
-        return [own[index] for index in range(len(items))]
-
-    def likelihoods(self, config: Config, given: Sequence[Given], samples: int, group: Group) -> list[Likelihood]:
-        """What all ranks of a group score, of which each has a share, on every rank."""
-        builder, tensor = self.builder, group.mesh.tensor
-        group.store.agree("call", work(config, builder) | {"samples": samples, "the prompts": hash_of_given(given)})
-        scorer = Scorer(builder.load(group.world.rank == 0, group.tensor), config.decode, samples, tensor=group.tensor)
-        group.ready()
-        share, shares = group.world.rank // tensor, group.world.size // tensor
-        own: list[Likelihood] = []
-        mine = given[share::shares]
-        for begin in range(0, len(mine), AT_ONCE):
-            if tensor == 1 and group.stop.asked:  # tensor ranks hear of it at different moments, and go on to the end
-                break
-            group.failures.check()
-            own += scorer.score(mine[begin : begin + AT_ONCE])
-        group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
-        if group.stop.asked:
-            raise Stopped(f"stopped by {group.stop.signal}")
-        if shares == 1:
-            return own
-        texts = group.store.gather(json.dumps(own) if group.tensor_rank == 0 else None, share, shares)
-        several = [[Likelihood(*one) for one in json.loads(text)] for text in texts]
-        return [several[index % shares][index // shares] for index in range(len(given))]
+            own = {index: found for text in texts for index, found in json.loads(text)}
+        return [own[index] for index in range(len(requests))]
 
     def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""
-        generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
-        reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
-        told, work = generation.written, generation.work
+        generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
+        written, work = generation.written, generation.work
         assert item.origin
         return Output(
             id=item.origin.custom_id,
@@ -376,9 +379,9 @@ class LLM:
             seconds=generation.seconds,
             tokens_per_forward=len(generation.tokens) / max(1, generation.forwards),
             acceptance=work.accepted_share() if work.drafts_verified else None,
-            logprobs=None if told is None else [logprob(one) for one in told],
-            steps=None if told is None else [one.step for one in told],
-            ways=None if told is None else [one.way for one in told],
+            logprobs=None if written is None else [logprob(token) for token in written],
+            steps=None if written is None else [token.step for token in written],
+            ways=None if written is None else [token.way for token in written],
             tries=generation.tries,
             failed_tokens=generation.failed_tokens,
             invalid=generation.invalid,
@@ -386,17 +389,13 @@ class LLM:
 
 
 def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
-    """Return what tells a call's requests from others."""
+    """Return a hash of a call's requests."""
     asked = [
-        (list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps, r.stop) for r in requests
+        (list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps, r.stop, r.scored)
+        for r in requests
     ]
     formats = [item.response_format for item in items]
     return hashlib.sha256(repr((asked, formats)).encode()).hexdigest()[:24]
-
-
-def hash_of_given(given: Sequence[Given]) -> str:
-    """Return what tells a call's prompts and continuations from others'."""
-    return hashlib.sha256(repr([one.key for one in given]).encode()).hexdigest()[:24]
 
 
 def model_settings(model: str) -> list[str]:
@@ -409,11 +408,6 @@ def model_settings(model: str) -> list[str]:
     return ["model=local", f"model.path={quoted(model)}"]
 
 
-def setting(value: Any) -> str:
-    """A Python value as the command line writes it."""
-    return quoted(value) if isinstance(value, str) else "null" if value is None else str(value)
-
-
 def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Item]:
     """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens."""
     if isinstance(prompts, str):
@@ -421,63 +415,57 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts is of type {type(prompts).__name__}: give a list of texts or chats")
     prompts = list(prompts)
-    if sampling is None or isinstance(sampling, SamplingParams):
-        sampling = [sampling or SamplingParams()] * len(prompts)
-    if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingParams) for one in sampling):
+    params = for_each(sampling or SamplingParams(), len(prompts), "sampling parameters", "prompts")
+    if not all(isinstance(one, SamplingParams) for one in params):
         raise ValueError("sampling: give SamplingParams(temperature=..., ...), or a list with one for each prompt")
-    if len(sampling) != len(prompts):
-        raise ValueError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each")
     items = []
-    for index, (prompt, asked) in enumerate(zip(prompts, sampling, strict=True)):
+    for index, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
+        name = f"prompts[{index}]"
         if isinstance(prompt, Mapping) and "role" in prompt:
-            raise ValueError(
-                f"prompts[{index}] is a single message: a chat is a list of them, and prompts one of chats"
-            )
-        if not isinstance(prompt, str) and not (
-            isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
-        ):
-            raise ValueError(
-                f"prompts[{index}] is of type {type(prompt).__name__}: a prompt is a text, or a chat as a list of "
-                '{"role": "...", "content": "..."}'
-            )
+            raise ValueError(f"{name} is a single message: a chat is a list of them, and prompts one of chats")
+        is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
+        if not isinstance(prompt, str) and not is_chat:
+            form = 'a prompt is a text, or a chat as a list of {"role": "...", "content": "..."}'
+            raise ValueError(f"{name} is of type {type(prompt).__name__}: {form}")
         given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
         given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
-        given["prompt" if isinstance(prompt, str) else "messages"] = (
-            prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-        )
+        given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
         try:
             request = read_request(given)
         except BadLine as error:
-            raise ValueError(f"prompts[{index}]: {error}") from error
+            raise ValueError(f"{name}: {error}") from error
         if request["response_format"] is not None:
             request["response_format"] = replace(request["response_format"], tries=asked.tries)
-        name, count = f"line-{index + 1}", request.pop("samples")
-        items += [
-            Item(name if count == 1 else f"{name}#{sample}", origin=Origin(index + 1, name, sample=sample), **request)
-            for sample in range(count)
-        ]
+        line, count = f"line-{index + 1}", request.pop("samples")
+        for sample in range(count):
+            origin = Origin(index + 1, line, sample=sample)
+            items.append(Item(line if count == 1 else f"{line}#{sample}", origin=origin, **request))
     return items
+
+
+def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
+    """What is given for each of `number` prompts: a sequence has one for each, and anything else is for all."""
+    each = given if isinstance(given, Sequence) else [given] * number
+    if len(each) != number:
+        raise ValueError(f"{len(each)} {name} for {number} {prompts}: give one, or one for each")
+    return each
 
 
 def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     """The items as requests; a ValueError where the model refuses some."""
-    found = encoder.encode_all(0, items)
-    refused = [one for one in found if isinstance(one, Rejection)]
-    if refused:
+    requests = encoder.encode_all(0, items)
+    if refused := [one for one in requests if isinstance(one, Rejection)]:
+        origin = items[refused[0].index].origin
+        assert origin
+        reason = refused[0].message.removeprefix(f"line {origin.line}: ")  # prompts have no lines
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise ValueError(f"{reason_of(refused[0], items[refused[0].index])}{more}")
-    return [one for one in found if isinstance(one, Request)]
-
-
-def reason_of(rejection: Rejection, item: Item) -> str:
-    """Why a prompt was refused, and which one: prompts have no lines."""
-    assert item.origin
-    return f"prompts[{item.origin.line - 1}]: {rejection.message.removeprefix(f'line {item.origin.line}: ')}"
+        raise ValueError(f"prompts[{origin.line - 1}]: {reason}{more}")
+    return [one for one in requests if isinstance(one, Request)]
 
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Leave the caller's answers to signals as they were."""
+    """Restore the caller's signal handlers at the end."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield

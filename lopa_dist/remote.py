@@ -14,8 +14,8 @@ PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 def is_remote(path: str) -> bool:
     """Whether a path names a file elsewhere. ``hf://owner/name:split`` is a dataset, not a file."""
-    found = PROTOCOL.match(path)
-    return bool(found) and (not path.startswith("hf://") or path.startswith("hf://datasets/"))
+    protocol = PROTOCOL.match(path)
+    return bool(protocol) and (not path.startswith("hf://") or path.startswith("hf://datasets/"))
 
 
 def opened(path: str, key: str) -> tuple[Any, str]:

@@ -1,16 +1,21 @@
-"""What jobs would refuse, before they are started: the points of a sweep, and a job that a script would start."""
+"""Sweeps: what their jobs would refuse is said before one is started, and how to compare them when all have ended."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_files, check_keys, composed, plain, with_own_model
+from lopa_dist.config import check_files, check_keys, composed, omegaconf_message, with_own_model
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.rows import check
@@ -36,7 +41,7 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         own = [a for a in with_own_model(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
     except (ValueError, LaunchError, OmegaConfBaseException) as error:
-        reason = plain(error) if isinstance(error, OmegaConfBaseException) else str(error)
+        reason = omegaconf_message(error) if isinstance(error, OmegaConfBaseException) else str(error)
         sys.exit(f"lopa-dist: the job would be refused: {reason}")
 
 
@@ -69,3 +74,20 @@ def check_points(arguments: Sequence[str]) -> None:
         f"{len(refused)} of {len(points)} points cannot run, so none has started:\n  {lines}\n"
         "Sweep over the others: two sweeps with one hydra.sweep.dir (FOLDER of launch/sweep.sh) have one table"
     )
+
+
+class SweepFolder(Callback):  # type: ignore[misc]  # hydra has no types
+    """Learns from Hydra where a sweep's runs are; `conf/config.yaml` names it."""
+
+    folder: Path | None = None  # of the sweep of this process; None where there is none
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note the folder. `config` is that of the sweep."""
+        SweepFolder.folder = Path(config.hydra.sweep.dir)
+
+
+def say_how_to_compare() -> None:
+    """Print the command that compares the runs of this process' sweep, if some have ended."""
+    folder = SweepFolder.folder
+    if folder is not None and any(folder.glob("*/report.json")):
+        print(f"Compare the runs: lopa-dist report {shlex.quote(str(folder))}")

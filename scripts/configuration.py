@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.config import CONF, Config
-from lopa_dist.jobs.commands.explain import description, settings_of, shown
+from lopa_dist.config import CONF, Config, keys_of
+from lopa_dist.jobs.setup.settings import description, settings_of, shown
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 INTRO = """# Configuration
@@ -30,13 +30,12 @@ GROUPS = {
 }
 
 
-def sections(section: Any = Config, name: str = "") -> Iterator[tuple[str, Any]]:
+def sections() -> Iterator[tuple[str, Any]]:
     """Every section with settings of its own: its dotted name and its dataclass; the root first."""
-    yield name, section
-    for entry in fields(section):
-        made = entry.default_factory() if callable(entry.default_factory) else None
-        if is_dataclass(made):
-            yield from sections(type(made), f"{name}.{entry.name}".lstrip("."))
+    yield "", Config
+    for key, _, entry in keys_of():
+        if is_dataclass(entry.default_factory):
+            yield key, entry.default_factory
 
 
 def section_page(name: str, section: Any) -> str:

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, check_keys, leaves, quoted, short
+from lopa_dist.config import Config, TaskConfig, check_keys, keys_of, quoted, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run.job import Job
@@ -31,6 +31,7 @@ from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.removed import REMOVED
+from lopa_dist.sweep import SweepFolder
 from lopa_dist.tasks.registry import TASKS
 
 
@@ -392,6 +393,43 @@ def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
     )
 
 
+def test_a_sweep_ends_with_the_command_that_compares_its_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my sweep"
+    said = f"Compare the runs: lopa-dist report '{folder}'"
+
+    def job(raw: Any) -> None:
+        if raw.seed == 2:
+            raise UserError("this one fails")
+        Path(HydraConfig.get().runtime.output_dir, "report.json").touch()
+
+    monkeypatch.setattr(cli, "job", job)
+    monkeypatch.setattr(SweepFolder, "folder", None)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "seed=0,1"])
+    cli.main()
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "seed=2,3"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=2: this one fails$"):
+        cli.main()
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "seed=2"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "Compare" not in capsys.readouterr().out, "there is nothing to compare"
+
+
+@pytest.mark.parametrize("arguments", [["model.path=embeded"], ["explain", "model.path=embeded"]])
+def test_a_near_miss_of_a_checkpoint_in_the_package_is_not_looked_for_on_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    own = [] if "explain" in arguments else [f"hydra.run.dir={tmp_path}"]
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *arguments, *own])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: model\.path=embeded: .*did you mean embedded\?$"):
+        cli.main()
+
+
 def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("")
     sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", f"task.input={tmp_path}/none.jsonl", "seed=0,1"]
@@ -567,7 +605,7 @@ def test_a_setting_that_is_gone_says_what_to_write_instead(override: str, messag
 
 
 def test_what_replaces_a_setting_is_a_setting() -> None:
-    known = leaves(OmegaConf.structured(Config))
+    known = [key for key, *_ in keys_of()]
     for gone, instead in REMOVED.items():
         key, _, value = gone.partition("=")
         if "." not in key:  # a preset

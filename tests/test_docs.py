@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lopa_dist.commands import COMMANDS
-from lopa_dist.jobs.commands.explain import settings_of
+from lopa_dist.jobs.setup.settings import settings_of
 from tests.decode.oracle import Oracle
 
 ROOT = Path(__file__).parent.parent

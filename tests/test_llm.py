@@ -233,7 +233,7 @@ def test_prompts_may_come_one_by_one(llm: LLM) -> None:
 
 def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(llm, "answers", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(llm, "collected", lambda *_: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped, match="SIGTERM"):
         llm.generate(PROBLEMS[:1])
     assert signal.getsignal(signal.SIGTERM) is before

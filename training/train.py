@@ -25,12 +25,12 @@ from omegaconf import OmegaConf
 from rich.progress import Progress, TextColumn
 from torch import Tensor
 
+from lopa_dist.atomic import atomic
 from lopa_dist.checks import require
 from lopa_dist.kernels.rope import rope_table
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks.word_problems import Split
-from lopa_dist.whole import whole
 from training import causal, checkpoint, noise, own_answers, tokenizer
 from training.attention import dense
 from training.list_examples import ListExamples
@@ -244,7 +244,7 @@ class Run:
             "step": self.step,
             "seconds": self.seconds,
         }
-        with whole(self.folder / "state.pt") as file:
+        with atomic(self.folder / "state.pt") as file:
             torch.save(state, file)
 
     def resume(self) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lopa_dist.checks import check_choices, number, option, require_count
+from lopa_dist.checks import check_options, number, option, require_count
 from lopa_dist.decode.context import CONTEXTS
 
 IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would have to exclude text
@@ -86,7 +86,7 @@ class DecodeConfig:
     top_k: int = option(0, "sample among the k most probable tokens; 0: all")
 
     def __post_init__(self) -> None:
-        check_choices("decode", self)
+        check_options("decode", self)
         self.drafts = number(self.drafts)
         require_count("decode.drafts", self.drafts, 0, auto=self.causal)
         for keys, least, most, allowed in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lopa_dist.checks import check_choices, option, require_count
+from lopa_dist.checks import check_options, option
 from lopa_dist.kernels.attention import NAMES as ATTENTION
 
 
@@ -40,12 +40,14 @@ class EngineConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    max_sequences: int = option(16, "sequences in flight at once; on a GPU fewer where its memory is short")
+    max_sequences: int = option(16, "sequences in flight at once; on a GPU fewer where its memory is short", least=1)
     max_rows: int | None = option(
-        None, "rows of one forward on one rank: sequences beyond them wait a step; null: as many as memory has room for"
+        None,
+        "rows of one forward on one rank: sequences beyond them wait a step; null: as many as memory has room for",
+        least=1,
     )
     kv_tokens: int | None = option(
-        None, "tokens of K/V space of a rank; requests wait for it. null: enough for max_sequences"
+        None, "tokens of K/V space of a rank; requests wait for it. null: enough for max_sequences", least=1
     )
     attention: str = option(
         "auto",
@@ -57,6 +59,7 @@ class EngineConfig:
     prefill_chunk: int | None = option(
         2048,
         "prompt tokens computed at a time, where prompts are read by blocks or causally; null: all of them at once",
+        least=1,
     )
     reproducible: bool = option(
         False, "on a GPU, too, the same text in any batch and at any world size, bit for bit; slower"
@@ -68,8 +71,4 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        require_count("engine.max_sequences", self.max_sequences)
-        for key in ("max_rows", "kv_tokens", "prefill_chunk"):
-            if (value := getattr(self, key)) is not None:
-                require_count(f"engine.{key}", value)
-        check_choices("engine", self)
+        check_options("engine", self)

@@ -7,6 +7,7 @@ import torch
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.kernels.dispatch import KERNELS
 from lopa_dist.kernels.preflight import Widths, faults, refused
+from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.models.transformer import Transformer
@@ -38,7 +39,7 @@ def plain_kernels(
         if options.kernels == "triton":
             raise ValueError(f"engine.kernels=triton: Triton's run on a GPU, not on a {device.type}; leave it at auto")
         return frozenset()
-    wanted, widths = needed(model, options, tile_rows), widths_of(model, tile_rows, ranks)
+    wanted, widths = needed(model, options, tile_rows), widths_of(model.config, tile_rows, ranks)
     dtype = model.head_weight.dtype
     if options.kernels == "auto" and ranks == 1:
         return refused(widths, dtype, device, wanted)
@@ -60,9 +61,8 @@ def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> 
     return tuple(name for name in KERNELS if optional.get(name, True))
 
 
-def widths_of(model: Transformer, tile_rows: int | None, ranks: int = 1) -> Widths:
-    """Return what the model's kernels are compiled for on one of the ranks that share it."""
-    shape = model.config
+def widths_of(shape: ModelConfig, tile_rows: int | None, ranks: int = 1) -> Widths:
+    """Return what the kernels of a model of this shape are compiled for on one of the ranks that share it."""
     return Widths(
         shape.hidden_size, shape.intermediate_size // ranks, shape.heads // ranks, shape.kv_heads // ranks,
         shape.head_dim, tile_rows or 1,

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def find(path: str, key: str = "model.path") -> Path:
     Raises:
         CheckpointError: nothing is there; the message begins with `key`, the option that named it.
     """
-    folder = local(path)
+    folder = local(path, key)
     if folder is not None:
         if not folder.is_dir():
             raise CheckpointError(f"{key}={path}: no such folder")
@@ -44,12 +45,22 @@ def find(path: str, key: str = "model.path") -> Path:
         ) from error
 
 
-def local(path: str) -> Path | None:
-    """The folder that `path` names on this machine, which may not be there; None if it can only be a hub id."""
+def local(path: str, key: str = "model.path") -> Path | None:
+    """The folder that `path` names on this machine, which may not be there; None if it can only be a hub id.
+
+    Raises:
+        CheckpointError: it is nearly one of `SHIPPED`, so that the hub should not be asked; the message has `key`.
+    """
     if path in SHIPPED:
         return ASSETS / path
     folder = Path(path).expanduser()
-    return folder if folder.is_dir() or folder.is_absolute() or path.startswith(".") else None
+    if folder.is_dir() or folder.is_absolute() or path.startswith("."):
+        return folder
+    if "/" not in path and (near := get_close_matches(path.lower(), SHIPPED, 1, 0.8)):
+        raise CheckpointError(
+            f"{key}={path}: neither a folder nor a checkpoint of the package; did you mean {near[0]}?"
+        )
+    return None
 
 
 def repository(folder: Path) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from lopa_dist.atomic import atomic
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi
 from lopa_dist.parallel.neighbours import wait_until, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
-from lopa_dist.whole import whole
 
 AGENT_S = 10.0  # for torchrun's agent to answer, which it does unless it has ended
 FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
@@ -157,7 +157,7 @@ def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -
     """
     file = rendezvous_file(environment)
     if world.rank == 0:
-        with whole(file) as partial:
+        with atomic(file) as partial:
             partial.write_text(endpoint)
         return endpoint
     wait_until(file.exists, world, lambda: f"rank {world.rank}: rank 0 wrote no address into {file} (is it shared?)")

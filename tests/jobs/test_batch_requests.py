@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.run.job_input import id_of
+from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.results import error_line
 from lopa_dist.tasks.batch import Batch
@@ -100,7 +100,7 @@ def test_no_value_of_json_ends_a_job(encoder: Encoder, value: Any) -> None:
     assert [one.index for one in encoded] == list(range(len(items)))
     for item, one in zip(some, encoded, strict=True):
         assert isinstance(one, Request | Rejection)
-        id_of(item, one)
+        request_id(item, one)
         message = one.message if isinstance(one, Rejection) else ""
         assert json_line(error_line(item, message)).encode()
 

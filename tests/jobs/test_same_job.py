@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.config import Config, ModelOptions, TaskConfig, composed, leaves
+from lopa_dist.config import Config, ModelOptions, TaskConfig, composed, keys_of
 from lopa_dist.jobs.commands.shards import merge_shards, settings
 from lopa_dist.jobs.run.attempt import journal_settings
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.job_input import HashedItems, id_of
+from lopa_dist.jobs.run.job_input import HashedItems, request_id
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import EMBEDDED, revision
@@ -85,7 +84,7 @@ def test_a_changed_line_is_another_input_and_other_requests(
         items = items_of(line, 1)
         assert not any(item.error for item in items), items
         whole = HashedItems(items)
-        return [id_of(item, encoder.encode(0, item)) for item in whole], whole.digest()
+        return [request_id(item, encoder.encode(0, item)) for item in whole], whole.digest()
 
     ids, digest = of(LINE)
     others, other = of(LINE | {field: OTHER_FIELDS[field]})
@@ -107,7 +106,7 @@ SCHEDULE = {
 }  # fmt: skip
 KEYS = [
     key
-    for key in leaves(OmegaConf.structured(Config))
+    for key in [key for key, *_ in keys_of()]
     if (not key.startswith(NO_EFFECT) and key not in RESOLVED | REQUESTS | SCHEDULE and "." in key) or key == "seed"
 ]
 

@@ -37,10 +37,12 @@ from rich.text import Text
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, check_keys, composed, with_own_model
 from lopa_dist.engine import memory
+from lopa_dist.engine.kernel_choice import widths_of
 from lopa_dist.jobs.commands.explain import in_cache, shape_of
 from lopa_dist.jobs.run.prompts import check_template
-from lopa_dist.jobs.setup.device import choose_dtype, cores
+from lopa_dist.jobs.setup.device import choose_dtype, cores, gpu
 from lopa_dist.jobs.setup.resolve import resolve
+from lopa_dist.jobs.show.wandb_log import chosen_mode
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
 from lopa_dist.kernels.preflight import Widths, faults
 from lopa_dist.kernels.row_bits import FAULT, same_bits
@@ -66,11 +68,11 @@ GIB = 2**30
 
 
 class State(Enum):
-    """What a check found, in the word that is shown."""
+    """What a check found: the word that is shown, and its colour."""
 
-    FINE = "fine"
-    SLOW = "slow because"
-    BROKEN = "broken"
+    FINE = "fine", "green"
+    SLOW = "slow because", "yellow"
+    BROKEN = "broken", "bold red"
 
 
 class Finding(NamedTuple):
@@ -108,23 +110,16 @@ class Machine:
         name = self.config.model.device
         if not torch.cuda.is_available() or name == "cpu":
             return torch.device("cpu")
-        own = detect().local_rank % torch.cuda.device_count()
-        return torch.device(name if ":" in name else f"cuda:{own}")
+        return gpu(name, detect())
 
     @cached_property
     def shape(self) -> ModelConfig | None:
         """The model's configuration; None where its files are not on this machine yet."""
         return shape_of(self.config)
 
-    @property
-    def folder(self) -> Path | None:
-        """Where the model's tokenizer is, if it is on this machine."""
-        path = self.config.model.path
-        return find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
-
 
 def python(machine: Machine) -> Finding:
-    """The interpreter; older ones cannot be installed into."""
+    """The version and the path of the interpreter."""
     return fine(f"{platform.python_version()}, {sys.executable}")
 
 
@@ -167,14 +162,14 @@ def compiler(machine: Machine) -> Finding:
         return slow("engine.kernels=torch: no kernel of Triton's runs, and no CUDA graph")
     if not TRITON:
         return slow("Triton is not installed, so operations run one by one: pip install triton")
-    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    missing = [name for name, there in (("C compiler", found), (str(headers), headers.exists())) if not there]
+    missing = [name for name, there in (("C compiler", compiler), (str(headers), headers.exists())) if not there]
     if missing:
         return slow(f"Triton cannot run without {' and '.join(missing)}: apt install gcc python3-dev, or alike")
     import triton
 
-    return fine(f"Triton {triton.__version__}, {found}")
+    return fine(f"Triton {triton.__version__}, {compiler}")
 
 
 def kernels(machine: Machine) -> Finding:
@@ -186,16 +181,14 @@ def kernels(machine: Machine) -> Finding:
     shape = machine.shape
     widths = Widths(1024, 2048, 16, 4, 64, 16)
     if shape is not None:
-        sizes = shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads, shape.head_dim
-        widths = Widths(*sizes, max(1, 64 // (shape.heads // shape.kv_heads)))
+        widths = widths_of(shape, max(1, 64 // (shape.heads // shape.kv_heads)))
     dtype = DTYPES[choose_dtype(machine.config.model, machine.device)]
-    wanted = tuple(
-        name for name in KERNELS if name != "fp8" or torch.cuda.get_device_capability(machine.device) >= (8, 9)
-    )
-    found = faults(widths, dtype, machine.device, wanted)
-    if not found:
+    fp8 = torch.cuda.get_device_capability(machine.device) >= (8, 9)
+    wanted = tuple(name for name in KERNELS if name != "fp8" or fp8)
+    failing = faults(widths, dtype, machine.device, wanted)
+    if not failing:
         return fine(f"{len(wanted)} compile here and agree with torch")
-    said = "; ".join(f"{name}: {fault}" for name, fault in found.items())
+    said = "; ".join(f"{name}: {fault}" for name, fault in failing.items())
     if machine.config.engine.kernels == "triton":
         return broken(said, "engine.kernels=auto does without them")
     return slow(f"these run in torch's form: {said}")
@@ -210,37 +203,37 @@ def ranks(machine: Machine) -> Finding:
 
 
 def collectives(machine: Machine) -> Finding:
-    """What ranks send each other arrives, and how long it takes."""
+    """Whether ranks receive what others send, and how long that takes."""
     world = detect()
     if world.size == 1:
         return fine("one process has none")
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)
     parallel = machine.config.parallel
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def join() -> None:
         try:
             machine.group = Group(
                 world, Mesh(1, world.size), parallel.backend, JOIN_S, machine.device, Stop(machine.config.job.grace_s)
             )
-            found.append(exchanged(machine.group, machine.device))
+            findings.append(exchange(machine.group, machine.device))
         except (RuntimeError, ValueError, TimeoutError) as error:
-            found.append(Finding(State.BROKEN, f"{error}"))
+            findings.append(Finding(State.BROKEN, f"{error}"))
 
     joining = Thread(target=join, daemon=True)  # the ranks of a job may wait for each other for minutes
     joining.start()
     joining.join(JOIN_S)
-    if not found:
+    if not findings:
         return broken(
             f"the {world.size} ranks did not meet, or did not answer, within {JOIN_S:.0f} s",
             "see whether all of them were started, and whether a firewall is between their machines; for NCCL, "
             "NCCL_SOCKET_IFNAME names the network, and NCCL_DEBUG=INFO says more",
         )
-    return found[0]
+    return findings[0]
 
 
-def exchanged(group: Group, device: torch.device) -> Finding:
+def exchange(group: Group, device: torch.device) -> Finding:
     """Gather and broadcast a few numbers between the ranks of a group."""
     comm, times = group.comm, []
     ranks = torch.arange(comm.size, dtype=torch.int32, device=device)
@@ -266,11 +259,11 @@ def slurm(machine: Machine) -> Finding:
         if shutil.which("sbatch") is None:
             return fine("not here; a job starts without it")
         return fine("sbatch is here; this is not a Slurm job, so other nodes may differ")
-    nodes = os.environ.get("SLURM_JOB_NODELIST", "?")
+    where = f"job {job} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
     given = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     if given == "1":
-        return slow(f"job {job} on {nodes} has one core a task: --cpus-per-task=8 feeds a GPU and judges programs")
-    return fine(f"job {job} on {nodes}, {given} cores a task")
+        return slow(f"{where} has one core a task: --cpus-per-task=8 feeds a GPU and judges programs")
+    return fine(f"{where}, {given} cores a task")
 
 
 def run_folder(machine: Machine) -> Finding:
@@ -336,36 +329,34 @@ def weight_bytes(shape: ModelConfig, kind: str, element: int) -> int:
     return sum(weight.numel() * (1 if id(weight) in eight else element) for weight in model.parameters())
 
 
-def room(machine: Machine) -> Finding:
+def memory_needed(machine: Machine) -> Finding:
     """The memory that is free, against weights, K/V and rows of the sequences that are to run at once."""
     if machine.shape is None:
         return fine("not planned: it follows from the model's configuration, which is not here yet")
     config = resolve(machine.config, machine.shape, machine.device)
-    free = memory.free_bytes(machine.device) or available()
+    free = memory.free_bytes(machine.device) or available_memory()
     element = DTYPES[choose_dtype(config.model, machine.device)].itemsize
     weights = weight_bytes(machine.shape, config.model.quantization, element)
-    left = free - weights
     what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
-    if left <= 0:
+    if free <= weights:
         return broken(what, "take a GPU with more, model.quantization, model.dtype=bf16 or parallel.tensor")
     each, asked = PROMPT + config.decode.max_new_tokens, config.engine.max_sequences
     needs = np.full(asked, each if config.decode.stores_kv else 0)
-    longest = each + config.decode.block_size
-    options = config.engine.max_rows, config.engine.kv_tokens, longest
+    longest, engine = each + config.decode.block_size, config.engine
     try:
-        plan = memory.plan(machine.shape, element, left, needs, asked, *options)
-    except memory.TooLarge:
-        return broken(
-            f"{what}, too little is left for one sequence of {each} tokens",
-            "shorten decode.max_new_tokens, or model.quantization",
+        plan = memory.plan(
+            machine.shape, element, free - weights, needs, asked, engine.max_rows, engine.kv_tokens, longest
         )
+    except memory.TooLarge:
+        what += f", too little is left for one sequence of {each} tokens"
+        return broken(what, "shorten decode.max_new_tokens, or model.quantization")
     what += f", {plan.bytes / GIB:.1f} for {plan.sequences} sequences of {each} tokens"
     if plan.sequences < asked:
         return slow(f"{what}, not engine.max_sequences={asked}")
     return fine(what)
 
 
-def available() -> int:
+def available_memory() -> int:
     """Return the bytes of this machine's memory that are free."""
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
     for line in lines:
@@ -376,10 +367,11 @@ def available() -> int:
 
 def tokenizer(machine: Machine) -> Finding:
     """A message, through template and tokenizer."""
-    if machine.folder is None:
+    path, mode = machine.config.model.path, machine.config.model.chat_template
+    folder = find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
+    if folder is None:
         return fine("comes with the model")
-    words = load_tokenizer(machine.folder)
-    mode = machine.config.model.chat_template
+    words = load_tokenizer(folder)
     if not words.chat_template:
         if mode == "always":
             return broken("model.chat_template=always, but the tokenizer has none", "model.chat_template=never")
@@ -399,10 +391,10 @@ def tokenizer(machine: Machine) -> Finding:
 
 def wandb(machine: Machine) -> Finding:
     """Where figures of runs go."""
-    mode, key = machine.config.logging.wandb.mode, os.environ.get("WANDB_API_KEY")
+    mode, key = chosen_mode(machine.config), os.environ.get("WANDB_API_KEY")
     if mode == "disabled":
         return fine("off (logging.wandb.mode=disabled)")
-    if mode == "offline" or (mode == "auto" and not key):
+    if mode == "offline":
         return fine(f"offline, into the run folder{'' if key else ' (WANDB_API_KEY is not set)'}; wandb sync sends it")
     if not key and not logged_in():
         return broken("logging.wandb.mode=online, but there is no key", "wandb login, or logging.wandb.mode=offline")
@@ -430,9 +422,8 @@ def programs(machine: Machine) -> Finding:
     except ValueError as error:
         if needs and task.allow_code_execution:
             return broken("programs cannot be run", str(error))
-        return fine(
-            f"not needed here; humaneval and mbpp would need it: {str(error).split(': ', 1)[-1].split('. ')[0]}"
-        )
+        reason = str(error).split(": ", 1)[-1].split(". ")[0]
+        return fine(f"not needed here; humaneval and mbpp would need it: {reason}")
     return fine("programs run with limits alone (unconfined)" if unconfined else "bubblewrap confines programs")
 
 
@@ -446,7 +437,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "Slurm": slurm,
     "run folder": run_folder,
     "model": model,
-    "memory": room,
+    "memory": memory_needed,
     "tokenizer": tokenizer,
     "W&B": wandb,
     "sandbox": programs,
@@ -486,22 +477,21 @@ def doctor(overrides: list[str], console: Console) -> bool:
             console.print(Text(f"rank {world.rank} on {socket.gethostname()}:"))
         line = Table.grid(padding=(0, 2))
         line.add_column(width=max(map(len, CHECKS)), no_wrap=True)
-        line.add_column(width=max(len(state.value) for state in State), no_wrap=True)
+        line.add_column(width=max(len(state.value[0]) for state in State), no_wrap=True)
         line.add_column(overflow="fold")
-        line.add_row(name, Text(finding.state.value, COLOURS[finding.state]), Text(finding.text))
+        line.add_row(name, Text(*finding.state.value), Text(finding.text))
         console.print(line)
-    count = everywhere(machine, states.count(State.BROKEN))
-    if world.rank:
-        return not count
+    count = broken_everywhere(machine, states.count(State.BROKEN))
     if count:
-        console.print(Text(f"A job would not run here: {count} {'thing is' if count == 1 else 'things are'} broken."))
+        verdict = f"not run here: {count} {'thing is' if count == 1 else 'things are'} broken"
     else:
-        slower = ", slower than it could" if State.SLOW in states else ""
-        console.print(Text(f"A job would run here{slower}."))
+        verdict = f"run here{', slower than it could' if State.SLOW in states else ''}"
+    if not world.rank:
+        console.print(Text(f"A job would {verdict}."))
     return not count
 
 
-def everywhere(machine: Machine, count: int) -> int:
+def broken_everywhere(machine: Machine, count: int) -> int:
     """Return how many things are broken on all ranks; on this one alone if they are not joined."""
     if machine.group is None:
         return count
@@ -509,6 +499,3 @@ def everywhere(machine: Machine, count: int) -> int:
         return machine.group.store.sum({"broken": count})["broken"]
     except (RuntimeError, TimeoutError):
         return count + 1  # another rank is lost
-
-
-COLOURS = {State.FINE: "green", State.SLOW: "yellow", State.BROKEN: "bold red"}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from lopa_dist.config import typed
 from lopa_dist.jobs.run.attempt_record import AttemptRecord
+from lopa_dist.jobs.show.report import typed_words
 from lopa_dist.jobs.show.run_page import LAUNCHERS
-from lopa_dist.jobs.show.run_state import RunState, typed_words
+from lopa_dist.jobs.show.run_state import RunState
 
 ITS_OWN = ("task.shard", "task.shards", "hydra.run.dir", "job.resume")  # settings of one run of a job
 SCRIPT = Path("launch") / "job.sh"  # a batch script for any job, given its settings
@@ -54,7 +55,7 @@ def shards_again(runs: Sequence[RunState], numbers: Sequence[int]) -> str:
 
 
 def words(run: RunState) -> list[str]:
-    """What was typed, without what is one run's own."""
+    """The settings that were typed, without those of a single run (`ITS_OWN`)."""
     return [word for word in typed_words(run.folder) if word.lstrip("+").partition("=")[0] not in ITS_OWN]
 
 
@@ -64,7 +65,7 @@ def direct(record: AttemptRecord) -> str:
 
 
 def batch(record: AttemptRecord, options: str = "") -> str:
-    """How Slurm's batch script starts one; empty where it did not, or is not there."""
+    """The command that submits the job with the batch script; empty if the script did not start it, or is gone."""
     asked = record.submission
     if asked is None or record.launcher == "python" or not (Path(record.folder) / SCRIPT).exists():
         return ""
@@ -77,7 +78,7 @@ def batch(record: AttemptRecord, options: str = "") -> str:
 
 
 def enter(record: AttemptRecord) -> str:
-    """The change to the folder from which the paths among the settings count; empty in it."""
+    """``cd`` to the folder that relative paths refer to; empty if this is the current one."""
     return "" if Path(record.folder) == Path.cwd() else f"cd {shlex.quote(record.folder)} && "
 
 
@@ -89,10 +90,10 @@ def place(record: AttemptRecord, folder: Path) -> str:
 
 def spans(numbers: Sequence[int]) -> str:
     """Numbers as Slurm writes an array's: ``1,3-5``."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+            ranges.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)

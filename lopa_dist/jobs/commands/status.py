@@ -27,7 +27,7 @@ def status(folders: Sequence[Path], console: Console) -> None:
     arrays: dict[Path | None, list[RunState]] = {}
     for run in runs:
         arrays.setdefault(run.folder.parent if run.shard[1] > 1 else None, []).append(run)
-    rows = [row for place, some in arrays.items() for row in rows_of(some, missing(some) if place else [])]
+    rows = [row for place, members in arrays.items() for row in rows_of(members, missing(members) if place else [])]
     if len(rows) > MOST:
         rows = [row for row in rows if row[1] != "complete"]
     if rows:
@@ -40,8 +40,8 @@ def status(folders: Sequence[Path], console: Console) -> None:
             wide = console.measure(table, options=console.options.update(max_width=LONGEST))
             console.width = max(console.width, wide.maximum)
         console.print(table)
-    for place, some in arrays.items():
-        for line in told_of_array(place, some) if place else told_of_runs(some):
+    for place, members in arrays.items():
+        for line in array_in_words(place, members) if place else runs_in_words(members):
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -52,32 +52,21 @@ def missing(runs: Sequence[RunState]) -> list[int]:
 
 def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, ...]]:
     """A row for each run, and one for each shard of which there is none."""
-    rows = [
-        (
-            f"{run.folder}", run.state, number(run.done), number(run.open), number(run.errors),
-            f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-",
-        )
-        for run in runs
-    ]  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        counts = ["?" if count is None else f"{count:,}" for count in (run.done, run.open, run.errors)]
+        rows.append((f"{run.folder}", run.state, *counts, f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-"))
     return [*rows, *((f"{runs[0].folder.parent}: shard {shard}", "missing", "0", "?", "-", "-") for shard in absent)]
 
 
-def number(count: int | None) -> str:
-    """A count for the table."""
-    return "?" if count is None else f"{count:,}"
-
-
-def told_of_runs(runs: Sequence[RunState]) -> list[str]:
+def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     """Runs of whole inputs in words: what to type for those that were stopped."""
     stopped = [run for run in runs if run.state in ("stopped", "open")]
     complete = sum(run.state == "complete" for run in runs)
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
     lines += [f"{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}" for run in stopped]
-    waiting = [run for run in runs if run.state == "not begun"]
-    return [
-        *lines,
-        *(f"{run.folder} has not begun: if squeue does not list it, {LOGS} in it says why" for run in waiting),
-    ]
+    waiting = [run.folder for run in runs if run.state == "not begun"]
+    return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:
@@ -85,48 +74,47 @@ def unless_queued(runs: Sequence[RunState]) -> str:
     return ", unless squeue lists it," if any(run.record and run.record.submission for run in runs) else ""
 
 
-def told_of_array(folder: Path, runs: Sequence[RunState]) -> list[str]:
+def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
     """An array in words: how much is done, and what to type next."""
     done, errors = sum(run.done for run in runs), sum(run.errors for run in runs)
     known = [run.expected for run in runs if run.expected is not None]
     expected = f" of {sum(known):,}" if len(known) == runs[0].shard[1] else ""
     failed = f", {errors:,} of them with errors" if errors else ""
-    first, *others = rest(runs)
+    first, *others = shards_in_words(runs)
     lines = [f"{folder}: {first}; {done:,}{expected} requests are done{failed}", *others]
     if not others:
         lines.append(f"merged: {folder / 'results.jsonl'}" if merged(folder, runs) else f"lopa-dist merge {folder}")
     return lines
 
 
-def rest(runs: Sequence[RunState]) -> list[str]:
+def shards_in_words(runs: Sequence[RunState]) -> list[str]:
     """How many shards of an array are complete, and where some are not, which ones, with the command that runs them."""
-    shards = runs[0].shard[1]
-    complete = {run.shard[0] for run in runs if run.state == "complete"}
-    running = {run.shard[0] for run in runs if run.state == "running"} - complete
-    absent = missing(runs)
-    waiting = {run.shard[0] for run in runs if run.state == "not begun"} - complete - running
-    stopped = {run.shard[0] for run in runs} - complete - running - waiting
-    lines = [f"{len(complete)} of {shards} shards are complete"]
-    if running:
-        lines.append(some(running, "runs", "run"))
+    shards, left = runs[0].shard[1], set(range(runs[0].shard[1]))
+    by_state: dict[str, set[int]] = {}
+    for states in (("complete",), ("running",), ("not begun",), ("stopped", "open")):  # of several runs, the first
+        by_state[states[0]] = left & {run.shard[0] for run in runs if run.state in states}
+        left -= by_state[states[0]]
+    lines = [f"{len(by_state['complete'])} of {shards} shards are complete"]
+    if by_state["running"]:
+        lines.append(in_words(by_state["running"], "runs", "run"))
     kinds = (
-        (absent, "is missing", "are missing"),
-        (waiting, "has not begun", "have not begun"),
-        (stopped, "was stopped", "were stopped"),
+        (left, "is missing", "are missing"),
+        (by_state["not begun"], "has not begun", "have not begun"),
+        (by_state["stopped"], "was stopped", "were stopped"),
     )
-    if parts := [some(*kind) for kind in kinds if kind[0]]:
-        again = shards_again(runs, sorted([*absent, *waiting, *stopped]))
+    if parts := [in_words(*kind) for kind in kinds if kind[0]]:
+        again = shards_again(runs, sorted(left | by_state["not begun"] | by_state["stopped"]))
         lines.append(f"{' and '.join(parts)}; run the rest{unless_queued(runs)} with:\n{again}")
     return lines
 
 
-def some(shards: Collection[int], one: str, more: str) -> str:
-    """What is so of some shards, in words."""
+def in_words(shards: Collection[int], one: str, more: str) -> str:
+    """Shards as the subject of a sentence whose end is `one` or `more`: ``shards 1,3-5 are missing``."""
     return f"shard {spans([*shards])} {one}" if len(shards) == 1 else f"shards {spans([*shards])} {more}"
 
 
 def merged(folder: Path, runs: Sequence[RunState]) -> bool:
-    """Whether the shards' results were joined since they were made."""
+    """Whether the merged results are newer than those of the shards."""
     report = folder / "report.json"
     if not report.exists() or read_report(report).get("shards") != len(runs):
         return False

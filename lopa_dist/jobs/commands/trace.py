@@ -20,11 +20,11 @@ from transformers import PreTrainedTokenizerBase
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.results import finished_text, result_lines, thought
+from lopa_dist.jobs.run.results import answer_of, result_lines
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
-from lopa_dist.jobs.show.report import read_report, settings
+from lopa_dist.jobs.show.report import config_of, read_report
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
 
@@ -93,28 +93,22 @@ class Recorder:
         ahead = {position for position, _ in path + chain[:verified]}
         failed = chain[verified] if verified < len(chain) else None
         bonus = None if failed is None else failed[0]
-        filled = {
-            position: LOOKAHEAD
-            if position in ahead
-            else BONUS
-            if position == bonus
-            else RECORD
-            if old == mask
-            else EDIT
-            for position, (old, new) in enumerate(zip(before, now, strict=True))
-            if old != new
-        }
+        filled = {}
+        for position, (old, new) in enumerate(zip(before, now, strict=True)):
+            if old != new:
+                written = RECORD if old == mask else EDIT
+                filled[position] = LOOKAHEAD if position in ahead else BONUS if position == bonus else written
         rejected = None if failed is None else (failed[0], self.decode(failed[1]))
         self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected))
         self.tokens, self._branches, self._drafts = now, int(state.branches[0]), int(state.drafts[0])
         known, config = int(state.known[0]), state.config
         if config.causal:  # drafts stand in the canvas
-            at = range(int(state.complete[0]), int(state.complete[0]) + self._drafts)
-            self._chains = [[(position - known, int(state.answers[0, position])) for position in at]]
+            drafted = range(int(state.complete[0]), int(state.complete[0]) + self._drafts)
+            self._chains = [[(position - known, int(state.answers[0, position])) for position in drafted]]
             return
 
-        def tokens(found: torch.Tensor) -> Tokens:
-            return [(position - known, token) for position, token in found.T.tolist() if position >= 0]
+        def tokens(pairs: torch.Tensor) -> Tokens:
+            return [(position - known, token) for position, token in pairs.T.tolist() if position >= 0]
 
         m, counts = int(config.drafts), state.paths[3, 0].tolist()
         self._paths = [tokens(edits) for edits in state.edits[:, 0].unbind(1)]
@@ -131,14 +125,14 @@ def trace(folder: Path, which: str) -> Trace:
     Raises:
         ValueError: no such run or request, or one that ended in an error.
     """
-    report_file = folder / "report.json"
-    if not report_file.exists():
+    file = folder / "report.json"
+    if not file.exists():
         raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
-    report = read_report(report_file)
+    report = read_report(file)
     try:
-        config = settings(report)
+        config = config_of(report)
     except ValueError as error:
-        raise ValueError(f"{report_file}: {error}") from error
+        raise ValueError(f"{file}: {error}") from error
     line = result(folder, which)
     if config.task.input == "-":
         raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")
@@ -156,26 +150,22 @@ def trace(folder: Path, which: str) -> Trace:
     builder.load(warn=False)
     tokenizer = builder.tokenizer
     encoder = Encoder(config, builder.shape, tokenizer)
-    item = encoder.choose(item)
-    request = encoder.encode(0, item)
+    request = encoder.encode(0, encoder.choose(item))
     assert isinstance(request, Request), request
     recorder = Recorder(lambda token: str(tokenizer.decode([token])))
     alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
     engine = builder.engine(config.decode, alone, on_step=recorder)
     [generation] = engine.generate([request])
-    _, text = thought(tokenizer, request.prompt, finished_text(tokenizer, generation, item.stop)[1])
+    text = answer_of(tokenizer, generation, item.stop)[2]
     prompt = tokenizer.decode(request.prompt)
-    texts = [
-        END if token in builder.shape.eos_ids else piece
-        for token, piece in zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
-    ]
+    shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
+    texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
     return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"])
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:
     """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
-    by_index: dict[str, Any] | None = None
-    samples = []
+    by_index, samples = None, []
     for _, line in result_lines(folder / "results.jsonl"):
         if line["custom_id"] == which:
             return line
@@ -183,7 +173,7 @@ def result(folder: Path, which: str) -> dict[str, Any]:
             samples.append(line["custom_id"])
         if str(line["index"]) == which:
             by_index = line
-    if by_index is not None:
+    if by_index:
         return by_index
     if samples:
         raise ValueError(f"{folder}: {which} has {len(samples)} answers; name one: {samples[0]} to {samples[-1]}")
@@ -202,63 +192,54 @@ def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
     return shown
 
 
-def show(found: Trace, console: Console) -> None:
-    """Print a trace: one line a step with what it filled in colour, and the whole in order of filling."""
-    console.print(Text(f"request {found.custom_id}\n", style="bold"))
-    console.print(Text(found.prompt.strip(), style="dim"))
+def show(trace: Trace, console: Console) -> None:
+    """Print a trace: a line a step, with what the step filled in colour."""
+    console.print(Text(f"request {trace.custom_id}\n", style="bold"))
+    console.print(Text(trace.prompt.strip(), style="dim"))
     legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
     if console.color_system:
         legend.append(" Tokens of the step are coloured: ")
         legends = {LOOKAHEAD: " a lookahead token ", BONUS: " what replaced a rejected draft ", RECORD: " any other "}
-        if any(EDIT in step.filled.values() for step in found.steps):
+        if any(EDIT in step.filled.values() for step in trace.steps):
             legends[EDIT] = " instead of another token "
         for way, words in legends.items():
             legend.append(words, f"black on {COLOURS[way]}").append(" ")
     console.print(legend.append("\n"))
     seen: dict[int, str] = {}
-    for number, step in enumerate(found.steps, 1):
+    for number, step in enumerate(trace.steps, 1):
         ran = "the anchor alone" if step.branches == 1 else f"{step.branches} branches"
         won = "" if step.branches == 1 else ", the anchor won" if step.winner == 0 else f", lookahead {step.winner} won"
         drafted = f", {step.accepted} of {step.drafts} drafts accepted" if step.drafts else ""
-        head = f"step {number}: {ran}{won}{drafted}, {len(step.filled)} filled"
-        console.print(Text(head, style="bold"))
+        console.print(Text(f"step {number}: {ran}{won}{drafted}, {len(step.filled)} filled", style="bold"))
         if step.rejected:
             position, text = step.rejected
-            instead = found.texts[position].strip()
+            instead = trace.texts[position].strip()
             replaced = step.filled.get(position) == BONUS and instead != text.strip()
             why = f"the model said {instead!r}" if replaced else "the text had ended before it"
             console.print(Text(f"  rejected: {text.strip()!r}; {why}", style="dim"))
         line = Text()
         for position in range(step.end):
-            kind = step.filled.get(position)
-            if kind:
-                line.append(found.texts[position], f"black on {COLOURS[kind]}")
-            elif position in seen:
-                line.append(found.texts[position])
+            if kind := step.filled.get(position):
+                line.append(trace.texts[position], f"black on {COLOURS[kind]}")
             else:
-                line.append("·", "dim")
+                line.append(*((trace.texts[position],) if position in seen else ("·", "dim")))
         seen |= step.filled
         console.print(line)
-    steps, filled = len(found.steps), len(seen)
-    tokens = found.texts.index(END) if END in found.texts else filled
+    steps, filled = len(trace.steps), len(seen)
+    tokens = trace.texts.index(END) if END in trace.texts else filled
     filler = f"; {filled - tokens} more tokens, of no use, behind its end" if filled > tokens else ""
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} a forward{filler}")
-    if not found.same:
+    if not trace.same:
         console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
 
 
-def write_trace_page(found: Trace, file: Path) -> None:
+def write_trace_page(trace: Trace, file: Path) -> None:
     """Write a trace as a page of its own: the answer, coloured by the step that filled each token, and a slider."""
-    order = found.order
-    kinds = {position: kind for step in found.steps for position, kind in step.filled.items()}
-    data = {
-        "prompt": found.prompt,
-        "tokens": [
-            {"text": text, "step": order.get(i, 0), "kind": kinds[i] if kinds.get(i) not in (None, RECORD) else ""}
-            for i, text in enumerate(found.texts)
-        ],
-        "steps": [
-            asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in found.steps
-        ],
-    }
-    write_page(file, "trace.html", custom_id=found.custom_id, steps=len(found.steps), data=data)
+    order = trace.order
+    kinds = {i: kind for step in trace.steps for i, kind in step.filled.items() if kind != RECORD}
+    tokens = [{"text": text, "step": order.get(i, 0), "kind": kinds.get(i, "")} for i, text in enumerate(trace.texts)]
+    steps = [
+        asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in trace.steps
+    ]
+    data = {"prompt": trace.prompt, "tokens": tokens, "steps": steps}
+    write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data)

@@ -49,13 +49,7 @@ class Attempt:
 
 
 def begin_attempt(
-    config: Config,
-    folder: Path,
-    builder: EngineBuilder,
-    task: Task,
-    job_input: JobInput,
-    input_hash: str,
-    group: Group,
+    config: Config, folder: Path, builder: EngineBuilder, task: Task, job_input: JobInput, input_hash: str, group: Group
 ) -> Attempt:
     """Return the attempt that begins now, on every rank of `group`, when all agree on what is to be done.
 
@@ -71,9 +65,8 @@ def begin_attempt(
         ValueError: this rank would not do the same as rank 0, or the journal has results of other settings.
     """
     group.store.agree("job", work(config, builder) | {"the input's hash": input_hash})
-    journal, number, done, crashed, changes = Journal(folder), 1, bytearray(), bytearray(), list[str]()
-    rejudged = 0
-    settings = journal_settings(config, builder)
+    journal, settings, rejudged = Journal(folder), journal_settings(config, builder), 0
+    state: dict[str, Any] = {}
     if group.world.rank == 0:
         start, retry = Start.read(), config.job.retry == "errors"
         changes = journal.open(settings, config.job.resume, start, retry)
@@ -83,17 +76,15 @@ def begin_attempt(
         if any(rules):
             rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)
         done, errors = journal.done(job_input.ids, since if retry else 0, unjudged=any(rules))
-        if config.job.crashes is not None:
-            crashed = crashes(journal.folder, job_input.ids, done, since)
-        aside = sum(count >= (config.job.crashes or 256) for count in crashed)
-        counts = len(job_input), sum(job_input.rejected) + aside, sum(done), errors
-        AttemptRecord.of(number, *counts, group.world).write(journal.folder)
+        most = config.job.crashes
+        crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)
+        rejected = sum(job_input.rejected) + sum(count >= (most or 256) for count in crashed)
+        AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, group.world).write(journal.folder)
+        state = {"number": number, "done": pack_flags(done), "crashes": pack_flags(crashed), "changes": changes}
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
-    done = unpack_flags(group.store.broadcast("done", pack_flags(done)))
-    crashed = unpack_flags(group.store.broadcast("crashes", pack_flags(crashed)))
-    number = int(group.store.broadcast("attempt", str(number)))
-    changes = json.loads(group.store.broadcast("changes", json.dumps(changes)))
-    return Attempt(journal, settings, number, done, crashed, changes, rejudged)
+    state = json.loads(group.store.broadcast("attempt", json.dumps(state)))
+    done, crashed = unpack_flags(state["done"]), unpack_flags(state["crashes"])
+    return Attempt(journal, settings, state["number"], done, crashed, state["changes"], rejudged)
 
 
 def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
@@ -106,33 +97,31 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         builder: of the model.
     """
     paths = ("path", "lora", "input", "output", "fewshot_input", "device")
-    sections = {name: asdict(getattr(config, name)) for name in ("model", "decode", "engine", "task")}
     settings = {
-        f"{name}.{key}": value
-        for name, section in sections.items()
-        for key, value in section.items()
+        f"{section}.{key}": value
+        for section in ("model", "decode", "engine", "task")
+        for key, value in asdict(getattr(config, section)).items()
         if key not in paths
     }
-    weights = {"model.revision": builder.revision, "model.lora's revision": builder.adapter_revision}
-    numerics = {
-        "model.dtype": builder.dtype,
-        "the kind of device": builder.device.type,
-        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-    }
-    return settings | {"seed": config.seed} | weights | numerics | own_sources(config)
+    return (
+        settings
+        | own_sources(config)
+        | {
+            "seed": config.seed,
+            "model.revision": builder.revision,
+            "model.lora's revision": builder.adapter_revision,
+            "model.dtype": builder.dtype,
+            "the kind of device": builder.device.type,
+            "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        }
+    )
 
 
 def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     """Return what the texts depend on besides the requests."""
     task = config.task
-    model: dict[str, Any] = {
-        "revision": builder.revision,
-        "lora": builder.adapter_revision,
-        "lora_rows": config.model.lora_rows,
-        "dtype": builder.dtype,
-        "quantization": config.model.quantization,
-        "chat_template": config.model.chat_template,
-    }
+    model: dict[str, Any] = {"revision": builder.revision, "lora": builder.adapter_revision, "dtype": builder.dtype}
+    model |= {key: getattr(config.model, key) for key in ("lora_rows", "quantization", "chat_template")}
     if config.model.template:
         model["template"] = config.model.template
     settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": asdict(config.decode)}
@@ -162,5 +151,5 @@ def pack_flags(flags: bytearray) -> str:
 
 
 def unpack_flags(text: str) -> bytearray:
-    """Return the flags that `pack_flags` made a text of."""
+    """Return the flags in a text from `pack_flags`."""
     return bytearray(zlib.decompress(base64.b64decode(text)))

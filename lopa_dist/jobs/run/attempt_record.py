@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lopa_dist.atomic import write_lines
 from lopa_dist.parallel.launcher import World
-from lopa_dist.whole import whole
 
 NAME = re.compile(r"(\d+)\.json")
 
@@ -62,23 +62,22 @@ class AttemptRecord:
     @classmethod
     def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
         """The record of an attempt of this process."""
-        surroundings = world.launcher, world.size, str(Path.cwd()), Submission.read()
-        return cls(number, expected, rejected, done, errors, *surroundings)
+        folder, submission = str(Path.cwd()), Submission.read()
+        return cls(number, expected, rejected, done, errors, world.launcher, world.size, folder, submission)
 
     def write(self, journal: Path) -> None:
         """Write it into the folder of a journal."""
-        with whole(journal / f"{self.number:03d}.json") as file:
-            file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_lines(journal / f"{self.number:03d}.json", [json.dumps(asdict(self), indent=1), "\n"])
 
     @classmethod
     def last(cls, journal: Path) -> AttemptRecord | None:
         """The last record in the folder of a journal; None if none can be read."""
-        files = [(int(match[1]), file) for file in journal.iterdir() if (match := NAME.fullmatch(file.name))]
+        files = [(int(match[1]), file) for file in journal.glob("*.json") if (match := NAME.fullmatch(file.name))]
         if not files:
             return None
         try:
-            found = json.loads(max(files)[1].read_text())
-            submission = found.pop("submission")
-            return cls(**found, submission=Submission(**submission) if submission else None)
+            record = json.loads(max(files)[1].read_text())
+            submission = record.pop("submission")
+            return cls(**record, submission=Submission(**submission) if submission else None)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -15,10 +15,10 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.atomic import write_lines
 from lopa_dist.encodable import json_line
 from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.tasks.task import Item
-from lopa_dist.whole import whole
 
 NAME = "batch_output.jsonl"
 LINES = "batch_lines.jsonl"
@@ -43,14 +43,13 @@ def line_of(item: Item) -> Line:
     return Line(origin.line, origin.custom_id, origin.form != "simple", chat, origin.model)
 
 
-def write_lines(folder: Path, lines: Iterable[Line]) -> None:
-    """Keep them in a share's run folder."""
-    with whole(folder / LINES) as partial, partial.open("w", encoding="utf-8") as file:
-        file.writelines(json_line(asdict(line)) for line in lines)
+def write_batch_lines(folder: Path, lines: Iterable[Line]) -> None:
+    """Write the lines of a share's requests into its run folder."""
+    write_lines(folder / LINES, (json_line(asdict(line)) for line in lines))
 
 
-def read_lines(folder: Path) -> Iterator[Line]:
-    """What `write_lines` kept; nothing where it kept nothing."""
+def read_batch_lines(folder: Path) -> Iterator[Line]:
+    """What `write_batch_lines` wrote; nothing where it wrote nothing."""
     if (folder / LINES).exists():
         yield from (Line(**json.loads(line)) for line in lines_of(folder / LINES))
 
@@ -67,15 +66,10 @@ def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model:
         (folder / NAME).unlink(missing_ok=True)  # of an earlier input
         return
     created = int(time.time())
-    with (
-        (folder / "results.jsonl").open(encoding="utf-8", newline="\n") as file,
-        whole(folder / NAME) as partial,
-        partial.open("w", encoding="utf-8") as out,
-    ):
+    with (folder / "results.jsonl").open(encoding="utf-8", newline="\n") as file:
         pairs = zip(lines(), map(json.loads, file), strict=True)
-        for _, group in groupby(pairs, lambda pair: pair[0].number):
-            of, results = zip(*group, strict=True)
-            out.write(json_line(response(of[0], results, model, created)))
+        answers = (zip(*group, strict=True) for _, group in groupby(pairs, lambda pair: pair[0].number))
+        write_lines(folder / NAME, (json_line(response(of[0], results, model, created)) for of, results in answers))
 
 
 def response(line: Line, results: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:
@@ -93,19 +87,15 @@ def response(line: Line, results: Sequence[dict[str, Any]], model: str, created:
         "created": created,
         "model": line.model or model,
         "choices": [choice(result, number, line.chat) for number, result in enumerate(results)],
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        },
+        "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
     }
     return answer | {"response": {"status_code": 200, "request_id": unique, "body": body}, "error": None}
 
 
 def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
     """One sample."""
-    told = {"reasoning": result["reasoning"]} if "reasoning" in result else {}
-    message = {"role": "assistant", "content": result["text"], **told}
+    reasoning = {"reasoning": result["reasoning"]} if "reasoning" in result else {}
+    message = {"role": "assistant", "content": result["text"], **reasoning}
     content = {"message": message} if chat else {"text": result["text"]}
     logprobs = (chat_logprobs if chat else completion_logprobs)(result) if "token_steps" in result else None
     return {"index": number, **content, "logprobs": logprobs, "finish_reason": result["finish_reason"]}
@@ -123,15 +113,15 @@ def chat_logprobs(result: dict[str, Any]) -> dict[str, Any]:
             "top_logprobs": [],
         }
 
-    return {"content": [entry(one["token"], one["logprob"]) for one in result["token_steps"]], "refusal": None}
+    return {"content": [entry(step["token"], step["logprob"]) for step in result["token_steps"]], "refusal": None}
 
 
 def completion_logprobs(result: dict[str, Any]) -> dict[str, Any]:
     """The tokens' log probabilities as a completion has them."""
-    tokens = [one["token"] for one in result["token_steps"]]
+    tokens = [step["token"] for step in result["token_steps"]]
     return {
         "tokens": tokens,
-        "token_logprobs": [one["logprob"] for one in result["token_steps"]],
+        "token_logprobs": [step["logprob"] for step in result["token_steps"]],
         "top_logprobs": None,
         "text_offset": list(accumulate(map(len, tokens), initial=0))[:-1],
     }

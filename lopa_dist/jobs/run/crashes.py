@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -25,8 +26,10 @@ SUFFIX = ".begun"
 IN_ORDER = (Stopped, KeyboardInterrupt, OSError, ValueError)  # no request is the reason why these end a process
 
 
-class Begun:
+class Begun(AbstractContextManager["Begun"]):
     """The file of one replica's attempt: a line with the id of a request when it begins, one with a minus at its end.
+
+    It remains only if what ends the attempt may be a request's doing.
 
     Args:
         journal: its folder.
@@ -39,12 +42,11 @@ class Begun:
         self.file = self.path.open("w", encoding="ascii")
 
     def note(self, *names: str | None, ended: bool = False) -> None:
-        """Write down what begins or ends now; not synced, because it need not survive the machine."""
+        """Write down what begins or ends now, without a sync: this need not survive the machine."""
         self.file.writelines(f"{'-' if ended else ''}{name}\n" for name in names)
         self.file.flush()
 
-    def leave(self, error: BaseException | None) -> None:
-        """Keep the file only if what ends the attempt may be a request's doing."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.file.close()
         if error is None or isinstance(error, IN_ORDER) or (isinstance(error, RankError) and self.lone):
             self.path.unlink(missing_ok=True)
@@ -92,16 +94,16 @@ def in_turn(
 
     def others(most: int) -> list[int]:
         taken = take(most)
-        found = [number for number in taken if number < first]
-        held.extend(taken[len(found) :])
-        begin([requests[number] for number in found])
-        return found
+        together = [number for number in taken if number < first]
+        held.extend(taken[len(together) :])
+        begin([requests[number] for number in together])
+        return together
 
     yield from generate(requests, others)
     while engine.lockstep.level == StopLevel.RUN:
         held.extend([] if held else take(1))
         if not held:
             return
-        one = requests[held.popleft()]
-        begin([one])
-        yield from generate([one])
+        request = requests[held.popleft()]
+        begin([request])
+        yield from generate([request])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +14,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
 from lopa_dist.decode.config import DecodeConfig
@@ -23,25 +26,24 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.batch_output import NAME as BATCH_OUTPUT
-from lopa_dist.jobs.run.batch_output import line_of, write_batch_output, write_lines
+from lopa_dist.jobs.run.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.run.crashes import Begun, in_turn
 from lopa_dist.jobs.run.extra import Extra
-from lopa_dist.jobs.run.job_input import HashedItems, JobInput, id_of
+from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.journal import Merged, Writer, merge
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.rejudge import judged_by
+from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.results import (
     NOT_NUMBERS,
     Pieces,
+    answer_of,
     error_line,
-    finished_text,
     generation_line,
-    result_lines,
-    thought,
+    results,
     write_errors,
 )
 from lopa_dist.jobs.run.tries import Repeated, Tries
@@ -63,7 +65,6 @@ from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.rows.sizes import usual_rows
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import LikelihoodTask, Task, TotallingTask
-from lopa_dist.whole import no_room
 
 log = logging.getLogger("lopa_dist")
 PAGE_LIMIT_S = 60.0  # to write report.html
@@ -93,11 +94,10 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         # how many there are matters to the mesh only where they are few
         first = list(islice(items, world.size * config.engine.max_sequences))
         parallel = config.parallel
-        axes = parallel.data, parallel.branch, parallel.tensor
-        scores = isinstance(task, LikelihoodTask) and task.scores
-        if scores and parallel.branch not in ("auto", 1):
+        if scored_masks(task) and parallel.branch not in ("auto", 1):
             raise ValueError(f"parallel.branch={parallel.branch}: texts are scored without branches; leave it out")
-        mesh = choose_mesh(*axes, world.size, len(first), 1 if scores else config.decode.max_branches)
+        branches = 1 if scored_masks(task) else config.decode.max_branches
+        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, len(first), branches)
     except Exception as error:
         announce_before_joining(world, error, config.parallel.timeout_s)
         raise
@@ -149,10 +149,11 @@ class Job:
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
+        self.masks = scored_masks(self.task)
         self.pieces = Pieces(self.builder.tokenizer)
         crashes = self.attempt.crashes
         self.suspects = self.input.set_aside(crashes, self.config.job.crashes)
-        self.requests = self.input.left(self.attempt.done, self.config.engine, self.group.mesh.data, crashes)
+        self.requests = self.input.remaining(self.attempt.done, self.config.engine, self.group.mesh.data, crashes)
 
     def run(self) -> dict[str, Any]:
         """Generate, write, report; the report on rank 0."""
@@ -166,9 +167,8 @@ class Job:
         if group.is_leader:  # so that a signal from here on finds a journal to write into
             self.writer = Writer(self.folder, self.attempt.number, group.data_rank)
             group.failures.last_acts.append(self.writer.close)
-        rank = group.world.rank
         logs = (self.is_rank_0 or config.logging.wandb.ranks) and config.logging.wandb.mode != "disabled"
-        wandb_log = WandbLog(config, self.folder, rank) if logs else None
+        wandb_log = WandbLog(config, self.folder, group.world.rank) if logs else None
         sequences = sequences_of_replica(config.engine, len(self.requests), group.mesh.data)
         options = replace(config.engine, max_sequences=sequences)
         engine = self.engine(options)
@@ -176,36 +176,28 @@ class Job:
             engine.meanwhile.append(wandb_log.observe)
         group.ready()
         if self.requests:
-            if self.input.formatted:
-                self.requests = Repeated(self.requests)
+            self.requests = Repeated(self.requests)
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
         take = partial(group.queue.take, total=len(self.requests))
         first = len(self.requests) - self.suspects
         tries = Tries(engine, self.input.items, self.builder.tokenizer)
-        generate = tries.generate if self.input.formatted else engine.generate
+        generations = in_turn(engine, tries.generate, self.requests, first, take, self.begin)
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
-            self.begun = Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone)
-            try:
-                self.record(in_turn(engine, generate, self.requests, first, take, self.begin), engine)
-            except BaseException as error:
-                self.begun.leave(error)
-                raise
-            self.begun.leave(None)
+            with Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone) as self.begun:
+                self.record(generations, engine)
         else:
-            for _ in in_turn(engine, generate, self.requests, first, take, lambda requests: None):
-                pass
+            deque(generations, maxlen=0)
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
-        report = self.finish(engine, traffic, stopped) if self.is_rank_0 else {}
+        report: dict[str, Any] = {}
         if self.is_rank_0:
+            report = self.finish(engine, traffic, stopped)
             self.write_page(report)
-            if wandb_log is not None:
-                wandb_log.finish(report, engine, stopped)
-        elif wandb_log is not None:
-            wandb_log.close(engine, stopped)
+        if wandb_log is not None:
+            wandb_log.finish(engine, stopped, report)
         # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
         complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
         if self.is_rank_0 and complete == "yes":
@@ -216,13 +208,14 @@ class Job:
 
     def engine(self, options: EngineConfig) -> Engine:
         """An engine for what the task asks: texts, or likelihoods."""
-        if isinstance(self.task, LikelihoodTask) and self.task.scores:
-            return self.builder.scoring_engine(self.config.decode, options, self.task.masks, self.group)
+        if self.masks:
+            return self.builder.scoring_engine(self.config.decode, options, self.masks, self.group)
         return self.builder.engine(self.config.decode, options, self.group)
 
     def begin(self, requests: Sequence[Request]) -> None:
-        """Write down which requests begin."""
-        self.begun.note(*(id_of(self.input.items[request.index], request) for request in requests))
+        """On a leader, write down which requests begin."""
+        if self.group.is_leader:
+            self.begun.note(*(request_id(self.input.items[request.index], request) for request in requests))
 
     def finished_before(self) -> dict[str, Any] | None:
         """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
@@ -249,8 +242,8 @@ class Job:
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
         config, mesh, decode = self.config, self.group.mesh, self.config.decode
-        if isinstance(self.task, LikelihoodTask) and self.task.scores:
-            masks = "" if decode.causal else f" by up to {self.task.masks} masks of each text or block"
+        if self.masks:
+            masks = "" if decode.causal else f" by up to {self.masks} masks of each text or block"
             how = f"scores texts{masks}, context {decode.context}"
         else:
             cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.cache == "none" else ""
@@ -292,11 +285,10 @@ class Job:
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             for generation in generations:
                 item = self.input.items[generation.request.index]
-                self.begun.note(id_of(item, generation.request), ended=True)
+                self.begun.note(request_id(item, generation.request), ended=True)
                 reasoning, text = None, ""
                 if generation.likelihoods is None:
-                    generation, text = finished_text(self.builder.tokenizer, generation, item.stop)
-                    reasoning, text = thought(self.builder.tokenizer, generation.request.prompt, text)
+                    generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
                 judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
             end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
@@ -315,7 +307,7 @@ class Job:
             for verdict in verdicts:
                 answer, score = verdict.answer, verdict.score
                 generation = answer.generation
-                entry = {"id": id_of(answer.item, generation.request), "at": answer.at}
+                entry = {"id": request_id(answer.item, generation.request), "at": answer.at}
                 amounts.update(done=1)
                 if generation.finish_reason == "error":
                     entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
@@ -326,7 +318,7 @@ class Job:
                     line["reasoning"] = answer.reasoning
                 if self.attempt.changes:
                     line["retried_with"] = self.attempt.changes
-                if (rule := judged_by(self.attempt.settings, answer.item)) is not None:
+                if (rule := verdict_rule(self.attempt.settings, answer.item)) is not None:
                     entry |= {"judged_by": rule}
                 if verdict.failure:
                     entry |= {"unjudged": True}
@@ -347,8 +339,8 @@ class Job:
     def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
-        inputs, merged = self.input, self.merge()
-        figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(inputs.rejected)
+        merged = self.merge()
+        figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(self.input.rejected)
         write_errors(folder, errors)
         complete = len(figures) + errors == len(self.input)
         if not complete and not stopped:
@@ -375,22 +367,24 @@ class Job:
             "whole_input": self.input_hash,
             "expected": len(self.input),
         }
-        if isinstance(self.task, LikelihoodTask) and self.task.scores:
-            report["masks"] = 1 if config.decode.causal else self.task.masks
+        if self.masks:
+            report["masks"] = 1 if config.decode.causal else self.masks
         if isinstance(self.task, TotallingTask):
-            report["metrics"] = self.task.totals(line for _, line in result_lines(folder / "results.jsonl"))
+            report["metrics"] = self.task.totals(results(folder))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
         return report
 
     def merge(self) -> Merged:
         """Write `results.jsonl` from what all attempts have finished."""
-        inputs = self.input
-        lines = inputs.ids, inputs.rejection, self.numbers, inputs.carried, inputs.aside, self.judged_by
-        return merge(self.attempt.journal, self.folder, *lines)
+        inputs, task = self.input, self.config.task
 
-    def judged_by(self, index: int) -> str | None:
-        """What the journal's entry of a request has whose verdict is of today's rule."""
-        return judged_by(self.attempt.settings, self.input.items[index]) if self.config.task.score else None
+        def rule(index: int) -> str | None:
+            return verdict_rule(self.attempt.settings, inputs.items[index]) if task.score else None
+
+        last = task.shard + task.shards * len(inputs)
+        numbers = range(task.shard, last, task.shards)  # places in the whole input, of which this job may have a share
+        journal = self.attempt.journal
+        return merge(journal, self.folder, inputs.ids, inputs.rejection, numbers, inputs.carried, rule)
 
     def write_page(self, report: dict[str, Any]) -> None:
         """Write `report.html`; a job goes on if it cannot."""
@@ -409,18 +403,17 @@ class Job:
         if self.config.task.shards == 1:
             write_batch_output(self.folder, lambda: map(line_of, self.input.items), self.config.model.path)
         else:
-            write_lines(self.folder, map(line_of, self.input.items))
+            write_batch_lines(self.folder, map(line_of, self.input.items))
 
     def write_output(self, report: dict[str, Any]) -> None:
         """The results at `task.output` too; those of shards when they are merged."""
         if self.config.task.shards == 1:
             write_output(self.folder, report | {"task": asdict(self.config.task)})
 
-    @property
-    def numbers(self) -> range:
-        """The place of every item in the whole input, of which this job may have a share."""
-        first, step = self.config.task.shard, self.config.task.shards
-        return range(first, first + step * len(self.input), step)
+
+def scored_masks(task: Task) -> int:
+    """The masks from which `task` has a text's likelihood worked out; 0 where it has answers generated."""
+    return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0
 
 
 def in_words(decode: DecodeConfig) -> str:
@@ -440,11 +433,6 @@ def generation_s(figures: Columns, replicas: Sequence[dict[str, Any]]) -> float:
         figures: of the finished requests.
         replicas: the entries that replicas wrote at their ends.
     """
-    seconds: dict[int, float] = {}  # by attempt
-    entries = chain(
-        zip(figures["attempt"].tolist(), figures["at"].tolist(), strict=True),
-        ((replica["attempt"], replica["at"]) for replica in replicas),
-    )
-    for attempt, at in entries:
-        seconds[attempt] = max(seconds.get(attempt, 0.0), at)
-    return sum(seconds.values())
+    attempts = np.append(figures["attempt"], [replica["attempt"] for replica in replicas])
+    seconds = np.append(figures["at"], [replica["at"] for replica in replicas])
+    return sum(float(seconds[attempts == attempt].max()) for attempt in set(attempts.tolist()))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -14,13 +15,12 @@ import numpy as np
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.run.journal import request_id
 from lopa_dist.jobs.run.packed import RequestIds
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.results import error_line
 from lopa_dist.jobs.run.spool import Chosen, Spool
 from lopa_dist.jobs.setup.resolve import sequences_of_replica
-from lopa_dist.jobs.show.run_page import asked
+from lopa_dist.jobs.show.run_page import questions_of
 from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
@@ -60,24 +60,22 @@ class JobInput:
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
         self.carries = False  # whether any line of the input has what `carried` is about
-        self.formatted = False  # whether any answer must be of a format
         self.aside: dict[int, str] = {}  # why, of requests that were set aside; they count as rejected
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
         items = iter(items)
         while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
-            self.questions = self.questions or asked(some)
+            self.questions = self.questions or questions_of(some)
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
-                kept = replace(item, prompt=None, messages=None if item.messages is None else [])
-                self.items.append(replace(kept, prefix="", continuations=()))
+                messages: list[dict[str, str]] | None = None if item.messages is None else []
+                self.items.append(replace(item, prompt=None, messages=messages, prefix="", continuations=()))
                 self.encoded.append(request)
-                self.formatted |= item.response_format is not None
                 self.carries |= bool(item.metadata) or is_sample(item)
                 self.rejected.append(isinstance(request, Rejection))
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
-                    self.ids.append(id_of(item, request))
+                    self.ids.append(request_id(item, request))
         if (again := self.ids.repeated()) is not None:
             raise ValueError(f"{self.items[again].custom_id}: two requests of this task have this name; make it unique")
 
@@ -95,7 +93,7 @@ class JobInput:
             )
         return int((counts > 0).sum()) - len(self.aside)
 
-    def left(
+    def remaining(
         self, done: bytearray, engine: EngineConfig, replicas: int, crashes: bytes | bytearray = b""
     ) -> Sequence[Request]:
         """The requests without those that are done, in the order in which they should begin.
@@ -120,9 +118,9 @@ class JobInput:
             numbers = numbers[np.argsort(np.array(bytearray(crashes), bool)[numbers], kind="stable")]
         return Chosen(self.encoded, array("q", numbers))
 
-    def rejection(self, index: int) -> dict[str, Any]:
-        """The result line of an item that could not run."""
-        return error_line(self.items[index], self.reason(index))
+    def rejection(self, index: int) -> dict[str, Any] | None:
+        """The result line of an item that could not run, or was set aside; None for others."""
+        return error_line(self.items[index], self.reason(index)) if self.rejected[index] else None
 
     def reason(self, index: int) -> str:
         """Why an item could not run."""
@@ -137,16 +135,16 @@ class JobInput:
         if not self.carries:
             return {}
         item = self.items[index]
-        found: dict[str, Any] = {"sample": item.origin.sample} if item.origin and is_sample(item) else {}
-        return found | ({"metadata": item.metadata} if item.metadata else {})
+        fields: dict[str, Any] = {"sample": item.origin.sample} if item.origin and is_sample(item) else {}
+        return fields | ({"metadata": item.metadata} if item.metadata else {})
 
     def digest(self, settings: str) -> str:
         """A hash of `settings` and of all requests and rejections, in order: it identifies their results."""
-        found = hashlib.sha256(settings.encode())
+        digest = hashlib.sha256(settings.encode())
         for index in range(len(self)):
             name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
-            found.update(encodable(f"\n{name}").encode())
-        return found.hexdigest()[:24]
+            digest.update(encodable(f"\n{name}").encode())
+        return digest.hexdigest()[:24]
 
 
 def is_sample(item: Item) -> bool:
@@ -154,8 +152,26 @@ def is_sample(item: Item) -> bool:
     return item.origin is not None and item.custom_id == f"{item.origin.custom_id}#{item.origin.sample}"
 
 
-def id_of(item: Item, request: Request | Rejection) -> str | None:
-    """The journal's name of a request; null for a rejected item."""
+def request_id(item: Item, request: Request | Rejection) -> str | None:
+    """The journal's name of a request; None for a rejected item.
+
+    It is a hash of the item's name and of all that its text and its verdict depend on, except the settings.
+    """
     if isinstance(request, Rejection):
         return None
-    return request_id(item.custom_id, request, item.stop, item.reference, item.response_format)
+    parts: list[Any] = [item.custom_id, request.max_new_tokens, request.key]
+    if request.sampling is not None:
+        parts.append(asdict(request.sampling))
+    if item.stop:
+        parts.append(list(item.stop))
+    if request.token_steps:  # a line without them is not what is asked for
+        parts.append("token_steps")
+    if request.suffix:
+        parts.append({"suffix": list(request.suffix)})
+    if request.scored:
+        parts.append([[[list(part.prompt), list(part.answer), part.key] for part in text] for text in request.scored])
+    if item.response_format is not None:
+        parts.append({"response_format": asdict(item.response_format)})
+    if item.reference is not None:
+        parts.append({"reference": item.reference})
+    return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]

@@ -9,29 +9,24 @@ depend on: an attempt with other settings is refused rather than mixed in.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 from array import array
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import numpy as np
-
+from lopa_dist.atomic import naming, write_lines
 from lopa_dist.encodable import json_line
-from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.batch_output import LINES, NAME
-from lopa_dist.jobs.run.open_files import OpenFiles
+from lopa_dist.jobs.run.open_files import mapped_files
 from lopa_dist.jobs.run.packed import Columns, RequestIds
 from lopa_dist.jobs.run.results import ERRORS
 from lopa_dist.parallel.launcher import Start
-from lopa_dist.tasks.response_format import ResponseFormat
-from lopa_dist.whole import named, whole
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
@@ -49,34 +44,6 @@ class Location:
     part: Path
     offset: int
     length: int
-
-
-def request_id(
-    custom_id: str,
-    request: Request,
-    stop: Sequence[str] = (),
-    reference: Any = None,
-    response_format: ResponseFormat | None = None,
-) -> str:
-    """What makes a finished request the same one: its name, and all that its text and its verdict depend on but the
-    settings. `reference` is what the text is judged by.
-    """
-    parts: list[Any] = [custom_id, request.max_new_tokens, request.key]
-    if request.sampling is not None:
-        parts.append(asdict(request.sampling))
-    if stop:
-        parts.append(list(stop))
-    if request.token_steps:  # a line without them is not what is asked for
-        parts.append("token_steps")
-    if request.suffix:
-        parts.append({"suffix": list(request.suffix)})
-    if request.scored:
-        parts.append([[[list(one.prompt), list(one.answer), one.key] for one in text] for text in request.scored])
-    if response_format is not None:
-        parts.append({"response_format": asdict(response_format)})
-    if reference is not None:
-        parts.append({"reference": reference})
-    return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]
 
 
 class Journal:
@@ -114,12 +81,11 @@ class Journal:
                 )
             return changes
         for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
-            with whole(self.folder / name) as file:
-                file.write_text(json.dumps(content, indent=1) + "\n")
+            write_lines(self.folder / name, [json.dumps(content, indent=1), "\n"])
         return []
 
     def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
-        """The attempt from which on failures count, as those before are run again; 0: all count.
+        """The first attempt whose failures count: earlier ones are run again. 0: all count.
 
         Args:
             asked: whether `attempt` is to run again what has failed before. A launcher that restarts it asks once more:
@@ -131,8 +97,7 @@ class Journal:
         known: dict[str, Any] = read(file) if file.exists() else {"attempt": 0, "start": {}}
         if asked and not start.again(Start(**known["start"])):
             known = {"attempt": attempt, "start": asdict(start)}
-            with whole(file) as partial:
-                partial.write_text(json.dumps(known) + "\n")
+            write_lines(file, [json.dumps(known), "\n"])
         return int(known["attempt"])
 
     def first_start(self) -> Start:
@@ -146,16 +111,18 @@ class Journal:
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""
-        found = [(match, path) for path in self.folder.iterdir() if (match := PART.fullmatch(path.name))]
-        return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
+        files = [(match, path) for path in self.folder.glob("*.jsonl") if (match := PART.fullmatch(path.name))]
+        return [path for _, path in sorted(files, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
 
     def next_attempt(self) -> int:
         """The number of an attempt that begins now."""
         return 1 + max((attempt_of(part) for part in self.parts()), default=0)
 
-    def entries(self) -> Iterator[tuple[dict[str, Any], Location]]:
-        """All complete entries, and where they stand; a torn last entry is skipped."""
+    def entries(self, since: int = 1) -> Iterator[tuple[dict[str, Any], Location]]:
+        """All complete entries of attempts from `since` on, and where they stand; a torn last entry is skipped."""
         for part in self.parts():
+            if attempt_of(part) < since:
+                continue
             offset = 0
             with part.open("rb") as lines:
                 for line in lines:
@@ -169,7 +136,7 @@ class Journal:
                         yield entry, location
 
     def done(self, ids: RequestIds, since: int = 0, unjudged: bool = False) -> tuple[bytearray, int]:
-        """1 for each request whose id has an entry, 0 for the others (and for rejected ones); how many ended in errors.
+        """Return a flag for each request, 1 if an entry has its id, and how many requests ended in errors.
 
         An answer that could not be judged is not done: another attempt may be able to. Nor is an error of an attempt
         before `since`.
@@ -179,23 +146,25 @@ class Journal:
             since: the attempt from which on errors count.
             unjudged: whether an answer without a verdict is done, too: where its text is judged again by itself.
         """
-        done = np.zeros(len(ids), np.uint8)
-        failed = set[int]()
-        for found in self.found(ids):
-            ended = [(index, "figures" in entry, attempt_of(where.part)) for index, entry, where in found
-                     if index >= 0 and (unjudged or "unjudged" not in entry)]  # fmt: skip
-            counted = [(index, well) for index, well, attempt in ended if well or attempt >= since]
-            done[[index for index, _ in counted]] = 1
-            failed.update(index for index, well in counted if not well)
-            failed.difference_update(index for index, well in counted if well)
-        return bytearray(done.tobytes()), len(failed)
+        done, failed = bytearray(len(ids)), set[int]()
+        for index, entry, where in self.entries_of(ids):
+            if index < 0 or ("unjudged" in entry and not unjudged):
+                continue
+            if "figures" in entry:
+                done[index] = 1
+                failed.discard(index)
+            elif attempt_of(where.part) >= since:
+                failed.update(() if done[index] else (index,))
+                done[index] = 1
+        return done, len(failed)
 
-    def found(self, ids: RequestIds) -> Iterator[list[tuple[int, dict[str, Any], Location]]]:
-        """All whole entries, many at a time, each with the index of its request, or -1, and where it stands."""
+    def entries_of(self, ids: RequestIds) -> Iterator[tuple[int, dict[str, Any], Location]]:
+        """All complete entries, each with the index of its request, or -1, and where it stands."""
         entries = self.entries()
-        while some := list(islice(entries, 256)):
+        while some := list(islice(entries, 256)):  # ids are found faster together
             indices = ids.find([str(entry.get("id", "")) for entry, _ in some])
-            yield [(index, *one) for index, one in zip(indices.tolist(), some, strict=True)]
+            for index, (entry, where) in zip(indices.tolist(), some, strict=True):
+                yield index, entry, where
 
 
 class Writer:
@@ -212,7 +181,7 @@ class Writer:
 
     def write(self, *entries: dict[str, Any]) -> None:
         """Append entries and make sure that they are on disk, with one sync for all, because it takes milliseconds."""
-        with named(Path(self.file.name)):
+        with naming(Path(self.file.name)):
             self.file.writelines(map(json_line, entries))
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -220,13 +189,13 @@ class Writer:
                 raise FileNotFoundError(errno.ENOENT, "the run folder was removed while the job ran")
 
     def close(self) -> None:
-        """No more entries."""
+        """Close the file."""
         self.file.close()
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What the journal's entries come to."""
+    """All entries of a journal together."""
 
     figures: Columns  # of the finished requests, in input order
     work: Work  # of these requests together
@@ -239,10 +208,9 @@ def merge(
     journal: Journal,
     folder: Path,
     ids: RequestIds,
-    rejected: Callable[[int], dict[str, Any]],
+    rejected: Callable[[int], dict[str, Any] | None],
     numbers: Sequence[int],
     carried: Callable[[int], dict[str, Any]] = lambda index: {},
-    aside: Container[int] = (),
     judged_by: Callable[[int], str | None] = lambda index: None,
 ) -> Merged:
     """Write `results.jsonl` in input order, atomically, from what is done.
@@ -251,61 +219,61 @@ def merge(
 
     Args:
         ids: by input index, the request's id, or null where the item was rejected.
-        rejected: the line of a rejected item, or of one that was set aside, by its index.
+        rejected: by input index, the line of an item that was rejected or set aside; None for others.
         numbers: by input index, the place in the whole input, which becomes the line's `index`.
         carried: by input index, what the line has from today's input.
-        aside: input indices of requests that were set aside.
         judged_by: by input index, what an entry has whose verdict is of today's rule.
     """
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
     replicas, weak = [], dict[int, int]()  # of entries that a better one replaces, how good they are
-    for found in journal.found(ids):
-        for index, entry, where in found:
-            if "statistics" in entry:
-                replicas.append(entry | {"attempt": attempt_of(where.part)})
-            # the first counts; an answer more than an error, and one with a verdict more than one without
-            good = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
-            if index >= 0 and good != FAILED and entry.get("judged_by") != judged_by(index):
-                good = STALE
-            if index >= 0 and (not length[index] or weak.get(index, JUDGED) < good):
-                weak.pop(index, None)
-                if good != JUDGED:
-                    weak[index] = good
-                part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures, work, failed = Columns(), Work(), 0
-    with OpenFiles() as files, whole(folder / "results.jsonl") as ordered, ordered.open("w", encoding="utf-8") as out:
+    for index, entry, where in journal.entries_of(ids):
+        if "statistics" in entry:
+            replicas.append(entry | {"attempt": attempt_of(where.part)})
+        if index < 0:
+            continue
+        # the first counts; an answer more than an error, and one with a verdict more than one without
+        good = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
+        if good != FAILED and entry.get("judged_by") != judged_by(index):
+            good = STALE
+        if not length[index] or weak.get(index, JUDGED) < good:
+            weak.pop(index, None)
+            if good != JUDGED:
+                weak[index] = good
+            part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
+    figures, work = Columns(), Work()
+    mapped = mapped_files()
+
+    def lines() -> Iterator[str]:
         for index in range(len(ids)):
             if length[index]:
-                entry = json.loads(files.read(parts[part_of[index]], offset[index], length[index]))
-                write_line(out, numbers[index], entry["line"] | carried(index))
-                if "figures" not in entry:
-                    failed += 1
-                    continue
-                attempt = entry.get("attempt", attempt_of(parts[part_of[index]]))
-                work.add(entry["work"])
-                figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
-            elif ids[index] is None or index in aside:
-                write_line(out, numbers[index], rejected(index) | carried(index))
-    return Merged(figures, work, failed, sum(good != FAILED for good in weak.values()), replicas)
+                part = parts[part_of[index]]
+                entry = json.loads(mapped(part)[offset[index] : offset[index] + length[index]])
+                line = entry["line"]
+                if "figures" in entry:
+                    work.add(entry["work"])
+                    attempt = entry.get("attempt", attempt_of(part))
+                    figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
+            elif (line := rejected(index)) is None:
+                continue
+            # the place in the input stands behind the name
+            yield json_line({"custom_id": None, "index": None} | line | carried(index) | {"index": numbers[index]})
 
-
-def write_line(out: TextIO, number: int, line: dict[str, Any]) -> None:
-    """Write one line of `results.jsonl`, with its place in the input behind its name."""
-    numbered = {"custom_id": None, "index": None} | line | {"index": number}
-    out.write(json_line(numbered))
+    write_lines(folder / "results.jsonl", lines())
+    unjudged, failed = sum(good != FAILED for good in weak.values()), sum(good == FAILED for good in weak.values())
+    return Merged(figures, work, failed, unjudged, replicas)
 
 
 def read(file: Path) -> dict[str, Any]:
     """A JSON file of the journal; a ValueError where it is damaged."""
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except ValueError as error:
         raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
-    return found
+    return content
 
 
 def without_rule(settings: dict[str, Any]) -> dict[str, Any]:
@@ -331,9 +299,6 @@ def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> li
 
 
 def free_name(folder: Path) -> Path:
-    """`folder.old`, or the first of `folder.old.2` ... that is free."""
-    number, name = 1, folder.with_name(folder.name + ".old")
-    while name.exists():
-        number += 1
-        name = folder.with_name(f"{folder.name}.old.{number}")
-    return name
+    """`folder.old`, or the first of `folder.old.2`, `folder.old.3`, ... that is free."""
+    names = (folder.with_name(f"{folder.name}.old{f'.{number}' if number > 1 else ''}") for number in count(1))
+    return next(name for name in names if not name.exists())

@@ -68,14 +68,14 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         """Judge this, now or later; there is no verdict on what ended with an error."""
         future: Future[Verdict]
         if self.slow and answer.generation.finish_reason != "error":
-            future = self.pool.submit(self.judged, answer, PAUSES_S)
+            future = self.pool.submit(self.judge, answer, PAUSES_S)
         else:
             future = Future()
-            future.set_result(self.judged(answer, ()))
+            future.set_result(self.judge(answer, ()))
         self.open[future] = answer
         future.add_done_callback(self.finished.put)
 
-    def judged(self, answer: Answer, pauses_s: Sequence[float]) -> Verdict:
+    def judge(self, answer: Answer, pauses_s: Sequence[float]) -> Verdict:
         """Judge this, again after each pause if that fails.
 
         Raises:

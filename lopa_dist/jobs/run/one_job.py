@@ -92,9 +92,9 @@ def at_work(folder: Path) -> bool | None:
 def read(place: Path) -> dict[str, Any]:
     """What the last holder of a lock wrote; empty if there was none, or if it was killed while writing."""
     with suppress(OSError, ValueError):
-        found = json.loads(place.read_text())
-        if isinstance(found, dict) and {"host", "process", "since", "start"} <= found.keys():
-            return found
+        holder = json.loads(place.read_text())
+        if isinstance(holder, dict) and {"host", "process", "since", "start"} <= holder.keys():
+            return holder
     return {}
 
 

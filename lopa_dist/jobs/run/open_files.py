@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
 
 OPEN = 200  # files; a process is usually allowed 1,024
 READ_BYTES = 1 << 16  # at a time
 
 
-class OpenFiles:
-    """Files that are read at any place, of which the `OPEN` used last are kept open."""
+def mapped_files() -> Callable[[Path], mmap]:
+    """Return a function that maps a file into memory. Of its maps, which hold files open, the last `OPEN` remain."""
 
-    def __init__(self) -> None:
-        self._open: OrderedDict[Path, BinaryIO] = OrderedDict()
+    def mapped(path: Path) -> mmap:
+        with path.open("rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
 
-    def __enter__(self) -> OpenFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for file in self._open.values():
-            file.close()
-
-    def read(self, path: Path, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a file from `offset` on."""
-        file = self._open.pop(path, None)
-        if file is None:
-            if len(self._open) >= OPEN:
-                self._open.popitem(last=False)[1].close()
-            file = path.open("rb")
-        self._open[path] = file
-        file.seek(offset)
-        return file.read(length)
+    return lru_cache(OPEN)(mapped)
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -45,8 +27,8 @@ def lines_of(path: Path) -> Iterator[str]:
     while True:
         with path.open("rb") as file:
             file.seek(offset)
-            some = file.readlines(READ_BYTES)
+            lines = file.readlines(READ_BYTES)
             offset = file.tell()
-        if not some:
+        if not lines:
             return
-        yield from (line.decode(errors="replace") for line in some)
+        yield from (line.decode(errors="replace") for line in lines)

@@ -10,14 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lopa_dist.checks import UserError
-from lopa_dist.jobs.commands.explain import settings_of, shown
-from lopa_dist.jobs.commands.table import to_be_written, write_table
 from lopa_dist.jobs.show.report import figures
+from lopa_dist.jobs.show.run_page import setting_rows
+from lopa_dist.jobs.show.table import to_be_written, write_table
 from lopa_dist.remote import exists, put
 
 log = logging.getLogger("lopa_dist")
-KEY, CARD = "task.output", "README.md"
-SECTIONS = ("model", "task", "decode", "engine")
+KEY = "task.output"
+CARD = "README.md"
 
 
 def write_output(folder: Path, report: dict[str, Any]) -> None:
@@ -62,14 +62,10 @@ def card(file: str, report: dict[str, Any]) -> str:
     model, weights = report["model"], report.get("weights", {})
     rows = [(name, text) for name, text in figures(report) if name != "wall time"]
     changed = [
-        (setting.key, shown(value))
-        for setting in settings_of()
-        if (section := setting.key.split(".")[0]) in SECTIONS
-        and (value := value_of(report, setting.key)) != setting.default
-        and setting.key not in (KEY, "task.input")
-        and section in report
+        (key, value)
+        for key, value, default, _ in setting_rows(report)
+        if key == "seed" or (value != default and key not in (KEY, "task.input"))
     ]
-    changed += [("seed", shown(report["seed"]))]
     versions = ", ".join(f"{name} {version}" for name, version in report.get("versions", {}).items())
     head = {"configs": [{"config_name": "default", "data_files": file}], "tags": ["synthetic", "lopa_dist"]}
     front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
@@ -85,9 +81,3 @@ def table(rows: list[tuple[str, str]]) -> str:
     """Pairs as a Markdown table."""
     cells = [(name, text.replace("|", "\\|")) for name, text in rows]
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {text} |\n" for name, text in cells)
-
-
-def value_of(report: dict[str, Any], key: str) -> Any:
-    """A setting of a run."""
-    section, name = key.split(".", 1)
-    return report.get(section, {}).get(name)

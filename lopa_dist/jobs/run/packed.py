@@ -53,8 +53,8 @@ class RequestIds:
             return np.full(len(names), -1)
         ids, order = self.order
         wanted = np.array([name.encode() for name in names])
-        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        return np.where((ids[at] == wanted) & (wanted != b""), order[at], -1)
+        places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        return np.where((ids[places] == wanted) & (wanted != b""), order[places], -1)
 
 
 class Columns:
@@ -89,7 +89,7 @@ class Columns:
         found[: len(column)] = column
         return found
 
-    def given(self, name: str) -> NDArray[np.float64]:
+    def known(self, name: str) -> NDArray[np.float64]:
         """A column without nan."""
         column = self[name]
         return column[~np.isnan(column)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, TemplateSyntaxError, meta
@@ -22,10 +22,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
 
-SPACE = "\u2581"  # how the tokenizers of the package write it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-
-
 OF_EVERY_TEMPLATE = ("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
 
 
@@ -34,6 +31,10 @@ class Text(NamedTuple):
 
     text: str
     special: bool
+
+
+class Refusal(Exception):
+    """The reason why an item cannot run."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,6 @@ class Rejection:
 
     index: int
     message: str
-
-
-def rejected(index: int, item: Item, reason: str) -> Rejection:
-    """The rejection of an item whose line was good, with the line's number if it has one."""
-    return Rejection(index, f"line {item.origin.line}: {reason}" if item.origin else reason)
 
 
 class Encoder:
@@ -77,7 +73,7 @@ class Encoder:
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
-        """Of an item that has both forms, the one that fits: messages if prompts are to be wrapped in the template."""
+        """An item in one form; of both, messages if prompts are wrapped in the chat template, else the prompt."""
         if item.prompt is None or item.messages is None:
             return item
         return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
@@ -88,119 +84,103 @@ class Encoder:
 
     def encode_all(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
         """Items as requests; the first has the index `first`. Many together are tokenized several times as fast."""
-        if any(item.continuations for item in items):
-            return self.encode_scored(first, items)
-        texts: list[str | Rejection] = [self.render(first + i, item) for i, item in enumerate(items)]
-        encoded: list[Request | Rejection] = [t for t in texts if isinstance(t, Rejection)]
-        for chat in (False, True):
-            which = [i for i, text in enumerate(texts) if isinstance(text, str) and self.is_chat(items[i]) == chat]
-            if which:
-                some = [texts[i] for i in which]  # a chat template writes its special tokens itself
-                found = self.words.encode_batch_fast(some, add_special_tokens=not chat)
-                for i, tokens in zip(which, (one.ids for one in found), strict=True):
-                    prefix = self.prefix(items[i], str(texts[i]), tokens) if self.cuts else 0
-                    encoded.append(self.request(first + i, items[i], tokens, prefix))
-        return sorted(encoded, key=lambda one: one.index)
+        requests: dict[int, Request | Rejection] = {}
+        texts: dict[int, list[Text]] = {}
+        for index, item in enumerate(items, first):
+            try:
+                texts[index] = self.texts(item)
+            except Refusal as refusal:
+                requests[index] = rejected(index, item, refusal)
+        tokens = self.tokenized(chain.from_iterable(texts.values()))
+        for index, own in texts.items():
+            item = items[index - first]
+            try:
+                requests[index] = (self.scored if item.continuations else self.request)(index, item, own, tokens)
+            except Refusal as refusal:
+                requests[index] = rejected(index, item, refusal)
+        return [requests[index] for index in sorted(requests)]
 
-    def encode_scored(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
-        """Items whose continuations are to be scored, as requests."""
-        found = [self.behind(first + number, item) for number, item in enumerate(items)]
-        tokens: dict[Text, list[int]] = {}
-        texts = dict.fromkeys(
-            text for some in found if not isinstance(some, Rejection) for pair in some for text in pair
-        )
-        for special in (False, True):
-            some = [text for text in texts if text.special == special]
-            ids = self.words.encode_batch_fast([text.text for text in some], add_special_tokens=special)
-            tokens.update(zip(some, (one.ids for one in ids), strict=True))
-        return [
-            some if isinstance(some, Rejection) else self.scored(first + number, items[number], some, tokens)
-            for number, some in enumerate(found)
-        ]
-
-    def behind(self, index: int, item: Item) -> list[tuple[Text, Text]] | Rejection:
-        """For each continuation of an item, what it stands behind, and both together."""
+    def texts(self, item: Item) -> list[Text]:
+        """The prompt of an item; or for each of its continuations, what it stands behind, and both together."""
         if item.error:
-            return Rejection(index, item.error)
-        found = []
-        for one in item.continuations:
-            chat, prompt = self.wrap and one.behind is None, ""
-            if one.behind is not None:
-                asked = self.choose(one.behind)
-                chat = self.is_chat(asked)
-                rendered = self.render(index, asked)
-                if isinstance(rendered, Rejection):
-                    return rejected(index, item, rendered.message)
-                prompt = rendered
-            text = one.text_in_chat if chat else one.text
+            raise Refusal(item.error)
+        if not item.continuations:
+            return [self.render(item)]
+        texts = []
+        for continuation in item.continuations:
+            prompt, chat = "", self.wrap
+            if continuation.behind is not None:
+                context = self.choose(continuation.behind)
+                prompt, chat = self.render(context).text, self.is_chat(context)
+            text = continuation.text_in_chat if chat else continuation.text
             if not text or encodable(text) != text:
-                return rejected(index, item, f"continuation {text!r}: must be a text of at least one character")
+                raise Refusal(f"continuation {text!r}: must be a text of at least one character")
             special = bool(prompt) and not chat
             # spaces between the two belong to the continuation, as in lm-evaluation-harness
-            found.append((Text(prompt.rstrip(), special), Text(prompt + text, special)))
-        return found
+            texts += [Text(prompt.rstrip(), special), Text(prompt + text, special)]
+        return texts
 
-    def scored(
-        self, index: int, item: Item, pairs: Sequence[tuple[Text, Text]], tokens: Mapping[Text, list[int]]
-    ) -> Request | Rejection:
+    def tokenized(self, texts: Iterable[Text]) -> dict[Text, list[int]]:
+        """The tokens of texts."""
+        tokens: dict[Text, list[int]] = {}
+        distinct = dict.fromkeys(texts)
+        for special in (False, True):
+            alike = [text for text in distinct if text.special == special]
+            encodings = self.words.encode_batch_fast([text.text for text in alike], add_special_tokens=special)
+            tokens.update(zip(alike, (encoding.ids for encoding in encodings), strict=True))
+        return tokens
+
+    def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """An item's continuations as a request, checked against the model."""
-        most, seed = self.model.max_positions, self.config.seed
+        most, seed, begin = self.model.max_positions, self.config.seed, self.tokenizer.bos_token_id
+        first = self.model.eos_ids[0] if begin is None else int(begin)  # what a document without a prompt begins with
         scored: list[tuple[Given, ...]] = []
-        for before, both in pairs:
+        for before, both in zip(texts[::2], texts[1::2], strict=True):
             whole = tokens[both]
             if self.model.mask_id in whole:
-                return rejected(index, item, "the text contains the mask token; remove it")
+                raise Refusal("the text contains the mask token; remove it")
             # both are tokenized together, where a token may reach over their border
             cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
             if not before.text:
-                parts = list(windows(whole, self.first_token, most - 1))
+                parts = list(windows(whole, first, most - 1))
             elif not cut and (self.model.shift or self.config.decode.causal):
-                return rejected(index, item, "no token is before the continuation, and this model predicts from one")
+                raise Refusal("no token is before the continuation, and this model predicts from one")
             elif len(whole) > most:
                 reason = f"prompt and continuation have {len(whole)} tokens, but the model has {most} positions"
-                return rejected(index, item, f"{reason}; shorten the prompt (task.fewshot)")
+                raise Refusal(f"{reason}; shorten the prompt (task.fewshot)")
             else:
                 parts = [(whole[:cut], whole[cut:])]
             scored.append(tuple(Given.seeded(*part, seed) for part in parts))
-        count = sum(len(one.answer) for text in scored for one in text)
+        count = sum(len(part.answer) for text in scored for part in text)
         prompt = array("i", scored[0][0].prompt)
         return Request(index, prompt, count, self.key(item), scored=tuple(scored))
-
-    @property
-    def first_token(self) -> int:
-        """What a document without a prompt stands behind."""
-        begin = self.tokenizer.bos_token_id
-        return self.model.eos_ids[0] if begin is None else int(begin)
 
     def is_chat(self, item: Item) -> bool:
         """Whether the item goes through the chat template: a text that is to go on to another one does not."""
         return item.messages is not None or (self.wrap and item.suffix is None)
 
-    def render(self, index: int, item: Item) -> str | Rejection:
-        """The text that the model is to go on from."""
+    def render(self, item: Item) -> Text:
+        """The text that the model continues; a chat template writes its special tokens itself."""
         if item.error:
-            return Rejection(index, item.error)
-        text = self.rendered(index, item)
-        if isinstance(text, str) and encodable(text) != text:
-            return rejected(index, item, "the prompt has half of a surrogate pair, which is not a character; remove it")
-        return text
+            raise Refusal(item.error)
+        chat = self.is_chat(item)
+        text = self.templated_chat(item) if chat else item.prompt or ""
+        if encodable(text) != text:
+            raise Refusal("the prompt has half of a surrogate pair, which is not a character; remove it")
+        return Text(text, not chat)
 
-    def rendered(self, index: int, item: Item) -> str | Rejection:
-        """The text, as the template writes it."""
-        if not self.is_chat(item):
-            return item.prompt or ""
+    def templated_chat(self, item: Item) -> str:
+        """The item's chat, as the template writes it."""
         if not self.tokenizer.chat_template:
-            reason = "messages need a chat template and this tokenizer has none; send prompt instead"
-            return rejected(index, item, reason)
+            raise Refusal("messages need a chat template and this tokenizer has none; send prompt instead")
         messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
         begun = item.answer_prefix
         if item.suffix is not None and messages[-1]["role"] == "assistant":
             messages, begun = messages[:-1], messages[-1]["content"]
         try:
-            text = self.templated(messages, add_generation_prompt=True)
+            return str(self.templated(messages, add_generation_prompt=True)) + begun
         except Exception as error:  # a template is a program, and messages may hold anything
-            return rejected(index, item, f"the chat template refused these messages: {error}")
-        return str(text) + begun
+            raise Refusal(f"the chat template refused these messages: {error}") from error
 
     def prefix(self, item: Item, text: str, ids: list[int]) -> int:
         """How many of a prompt's tokens are its prefix: few-shot examples, or all messages but the last."""
@@ -217,84 +197,86 @@ class Encoder:
         # a token may reach over the end: then the prefix ends before it
         return common_prefix(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
 
-    def request(self, index: int, item: Item, ids: list[int], prefix: int) -> Request | Rejection:
-        """A tokenized item, checked against the model."""
+    def request(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
+        """An item's prompt as a request, checked against the model."""
+        ids, decode = tokens[texts[0]], self.config.decode
         if not ids:
-            return rejected(index, item, "the prompt is empty; give at least one token")
+            raise Refusal("the prompt is empty; give at least one token")
         if self.model.mask_id in ids:
             mask = self.tokenizer.convert_ids_to_tokens(self.model.mask_id)  # not every tokenizer calls it mask_token
-            return rejected(index, item, f"the prompt contains the mask token {mask!r}; remove it")
-        limit = self.config.decode.max_new_tokens
-        most = item.max_new_tokens or limit
-        if most > limit:
-            reason = f"max_tokens={most} is above decode.max_new_tokens={limit}; lower it or raise that"
-            return rejected(index, item, reason)
-        if self.config.decode.causal and not len(ids):
-            return rejected(index, item, "the prompt is empty, and a causal model writes behind a token; send a prompt")
+            raise Refusal(f"the prompt contains the mask token {mask!r}; remove it")
+        most = item.max_new_tokens or decode.max_new_tokens
+        if most > decode.max_new_tokens:
+            limit = f"decode.max_new_tokens={decode.max_new_tokens}"
+            raise Refusal(f"max_tokens={most} is above {limit}; lower it or raise that")
         suffix = self.suffix(item)
-        if isinstance(suffix, str):
-            return rejected(index, item, suffix)
         given = len(ids) + len(suffix)
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
         remedy = "shorten the prompt or lower max_tokens (decode.max_new_tokens)"
         if given + most > self.model.max_positions:
-            return rejected(index, item, f"{size} the model has {self.model.max_positions} positions; {remedy}")
+            raise Refusal(f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
-        if space is not None and self.config.decode.stores_kv and given + most > space:
-            return rejected(index, item, f"{size} engine.kv_tokens={space}; raise that, {remedy}")
-        # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million prompts
-        told = item.token_steps or self.config.logging.token_steps
+        if space is not None and decode.stores_kv and given + most > space:
+            raise Refusal(f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)
-        if item.origin and item.origin.sample and not (sampling or self.config.decode).temperature:
+        if item.origin and item.origin.sample and not (sampling or decode).temperature:
             self.greedy_samples += 1
-        asked = index, array("i", ids), most, self.key(item), sampling, prefix, told
-        return Request(*asked, stop=item.stop, suffix=suffix)
+        return Request(
+            index,
+            array("i", ids),  # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million
+            most,
+            self.key(item),
+            sampling,
+            self.prefix(item, texts[0].text, ids) if self.cuts else 0,
+            item.token_steps or self.config.logging.token_steps,
+            item.stop,
+            suffix,
+        )
 
-    def suffix(self, item: Item) -> Sequence[int] | str:
-        """The tokens behind an item's answer, or why there can be none."""
+    def suffix(self, item: Item) -> Sequence[int]:
+        """The tokens behind an item's answer."""
         if item.suffix is None:
             return ()
         decode = self.config.decode
         if decode.window_attention != "full":
-            return (
+            raise Refusal(
                 f"suffix: with decode.context={decode.context} no token sees what stands behind its block, and so what "
                 "the answer is to lead to; a model that was trained to see all of a text takes decode.context=vanilla"
             )
         if encodable(item.suffix) != item.suffix:
-            return "the suffix has half of a surrogate pair, which is not a character; remove it"
+            raise Refusal("the suffix has half of a surrogate pair, which is not a character; remove it")
         ids = self.words.encode(item.suffix, add_special_tokens=False).ids
-        return "the suffix contains the mask token; remove it" if self.model.mask_id in ids else array("i", ids)
+        if self.model.mask_id in ids:
+            raise Refusal("the suffix contains the mask token; remove it")
+        return array("i", ids)
 
     def note_strange(self, ids: list[int]) -> None:
         """Count a prompt with words that the model does not know."""
         self.strange_prompts += 1
         if len(self.strange) < 3:
-            pieces = self.tokenizer.convert_ids_to_tokens(ids)
-            at = next(i for i, token in enumerate(ids) if token in self.bytes)
-            begin = next((i for i in range(at, -1, -1) if pieces[i].startswith(SPACE)), at)
-            word = takewhile(
-                lambda i: i == begin or pieces[i][0] not in (SPACE, "<") or ids[i] in self.bytes, range(begin, len(ids))
-            )
-            self.strange.append(str(self.tokenizer.decode([ids[i] for i in word])).strip())
+            words = str(self.tokenizer.decode(ids, skip_special_tokens=True)).split()
+            tokens = (self.words.encode(f" {word}", add_special_tokens=False).ids for word in words)
+            unknown = (word for word, own in zip(words, tokens, strict=True) if not self.bytes.isdisjoint(own))
+            self.strange.append(next(unknown, "white space"))
 
     def warnings(self) -> list[str]:
         """What to say of the requests so far: words that a model of the package does not know, equal answers."""
-        found = []
+        messages = []
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
-            found.append(
+            messages.append(
                 f"prompts with words that model={self.config.model.path} does not know ({words}): "
                 f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
                 "examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes another model"
             )
         if self.greedy_samples:
-            found.append(
+            messages.append(
                 f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
                 "equal at temperature 0; set decode.temperature"
             )
-        return found
+        return messages
 
     def sampling(self, item: Item) -> Sampling | None:
         """How the item's tokens are drawn; null where that is as for the whole job."""
@@ -312,6 +294,11 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:
+    """The rejection of an item, with the number of its line; an error of the line itself already has it."""
+    return Rejection(index, f"line {item.origin.line}: {refusal}" if item.origin and not item.error else f"{refusal}")
 
 
 def check_template(given: Mapping[str, Any], template: str) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
-from lopa_dist.tasks.task import CannotJudge, Item, Score, Task
+from lopa_dist.tasks.task import CannotJudge, Item, Task
 
 OF_A_VERDICT = ("correct", "extracted", "unjudged")  # fields of a line
 
 
-def judged_by(settings: Mapping[str, Any], item: Item) -> str | None:
-    """What tells whether a verdict still counts: a hash of the rule and of what it is given besides the text.
+def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
+    """A hash of the rule and of what it is given besides the text: a verdict counts as long as this is the same.
 
     Args:
         settings: of the journal.
@@ -40,43 +41,43 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
         CannotJudge: the rule returns what is no verdict.
     """
     has_verdict = bytearray(len(job_input))
-    for found in journal.found(job_input.ids):
-        for index, entry, _ in found:
-            if index >= 0 and "figures" in entry and "unjudged" not in entry:
-                has_verdict[index] |= entry.get("judged_by") == judged_by(settings, job_input.items[index])
-    count, out = 0, None
-    for found in journal.found(job_input.ids):
-        entries = []
-        for index, entry, where in found:
+    for index, entry, _ in journal.entries_of(job_input.ids):
+        if index >= 0 and "figures" in entry and "unjudged" not in entry:
+            has_verdict[index] |= entry.get("judged_by") == verdict_rule(settings, job_input.items[index])
+
+    def new_entries() -> Iterator[dict[str, Any]]:
+        for index, entry, where in journal.entries_of(job_input.ids):
             if index < 0 or "figures" not in entry or has_verdict[index]:
                 continue
             has_verdict[index] = 1
             item = job_input.items[index]
-            again = judged_again(entry, item, task) | {"judged_by": judged_by(settings, item)}
+            again = with_new_verdict(entry, item, task) | {"judged_by": verdict_rule(settings, item)}
             if again.get("unjudged") and entry.get("unjudged") and again["judged_by"] == entry.get("judged_by"):
                 continue  # as before
-            entries.append(again | {"attempt": entry.get("attempt", attempt_of(where.part))})
-        if entries:
-            out = out or writer()
-            out.write(*entries)
-            count += len(entries)
+            yield again | {"attempt": entry.get("attempt", attempt_of(where.part))}
+
+    count, out, entries = 0, None, new_entries()
+    while some := list(islice(entries, 256)):
+        out = out or writer()
+        out.write(*some)
+        count += len(some)
     if out:
         out.close()
     return count
 
 
-def judged_again(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
+def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
     """An entry of the journal with the verdict that its text has now."""
+    judged = {key: value for key, value in entry.items() if key != "unjudged"}
     line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}
-    kept = {key: value for key, value in entry.items() if key != "unjudged"}
-    score: Score | None = None
+    correct = None
     try:
-        score = task.score(item, line["text"])
+        if score := task.score(item, line["text"]):
+            correct = score.correct
+            line |= {"correct": correct, "extracted": score.extracted}
     except CannotJudge:
         raise
     except Exception as error:  # of the user's code
-        kept["unjudged"] = True
+        judged["unjudged"] = True
         line |= {"correct": None, "unjudged": f"{type(error).__name__}: {error}"[:500]}
-    if score is not None:
-        line |= {"correct": score.correct, "extracted": score.extracted}
-    return kept | {"line": line, "figures": entry["figures"] | {"correct": None if score is None else score.correct}}
+    return judged | {"line": line, "figures": entry["figures"] | {"correct": correct}}

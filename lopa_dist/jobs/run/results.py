@@ -14,12 +14,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from lopa_dist.atomic import write_lines
 from lopa_dist.decode.written import Written
 from lopa_dist.engine.request import Generation, Given, Likelihood
 from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.models.tokenizer import text_of
 from lopa_dist.tasks.task import Item, Score
-from lopa_dist.whole import whole
 
 ERRORS = "errors.jsonl"
 
@@ -36,11 +36,11 @@ def finished_text(
     def text_to(count: int) -> str:
         return text_of(tokenizer, generation.tokens[:count])
 
-    whole = text_to(len(generation.tokens))
-    ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
-    if not ends:
-        return generation, whole
-    text = whole[: min(ends)]
+    text = text_to(len(generation.tokens))
+    cuts = [cut for stop in stops if (cut := text.find(stop)) >= 0]
+    if not cuts:
+        return generation, text
+    text = text[: min(cuts)]
     count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_to(n)))
     # a part of a character is as long as the character, but another one
     while not text_to(count).startswith(text) and count < len(generation.tokens):
@@ -65,12 +65,20 @@ def thought(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], text: str
     return reasoning.replace(THINK, "", 1).strip(), answer.lstrip()
 
 
+def answer_of(
+    tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
+) -> tuple[Generation, str | None, str]:
+    """The generation as if it had ended at its first stop string, its reasoning (`thought`), and its answer."""
+    generation, text = finished_text(tokenizer, generation, stops)
+    return generation, *thought(tokenizer, generation.request.prompt, text)
+
+
 class Pieces:
     """The texts of single tokens, as each stands behind another one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
-        self.of = lru_cache(None)(self.decoded)
+        self.text_of = lru_cache(None)(self.decoded)
 
     def decoded(self, token: int) -> str:
         """The text of a token; a part of a character is U+FFFD."""
@@ -81,8 +89,8 @@ class Pieces:
         """Each token of an answer with its log probability, in nats, its step, and the way in which it was written."""
         assert generation.written is not None
         return [
-            {"token": self.of(token), "logprob": round(logprob(one), 6), "step": one.step, "way": one.way}
-            for token, one in zip(generation.tokens, generation.written, strict=True)
+            {"token": self.text_of(token), "logprob": round(logprob(step), 6), "step": step.step, "way": step.way}
+            for token, step in zip(generation.tokens, generation.written, strict=True)
         ]
 
 
@@ -117,9 +125,8 @@ def generation_line(
     if generation.written is not None:
         line["token_steps"] = pieces.steps(generation)
     if generation.likelihoods is not None:
-        line["likelihoods"] = [
-            likelihood_of(*pair) for pair in zip(generation.likelihoods, request.scored, strict=True)
-        ]
+        pairs = zip(generation.likelihoods, request.scored, strict=True)
+        line["likelihoods"] = [likelihood_of(*pair) for pair in pairs]
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
         line |= {f"correct_{rule}": right for rule, right in score.also.items()}
@@ -138,11 +145,11 @@ def invalid(generation: Generation, item: Item) -> str:
     return f"the text is {generation.invalid} after {tries} {'try' if tries == 1 else 'tries'}; {remedy}"
 
 
-def likelihood_of(found: Likelihood, parts: Sequence[Given]) -> dict[str, Any]:
-    """How likely a text is, as a line tells it."""
-    told: dict[str, Any] = {"loglikelihood": found.loglikelihood, "greedy": found.greedy}
-    told |= {"error": found.error} if found.error else {}
-    return told | {"tokens": sum(len(part.answer) for part in parts)}
+def likelihood_of(likelihood: Likelihood, parts: Sequence[Given]) -> dict[str, Any]:
+    """A text's likelihood, for a line of results."""
+    line: dict[str, Any] = {"loglikelihood": likelihood.loglikelihood, "greedy": likelihood.greedy}
+    line |= {"error": likelihood.error} if likelihood.error else {}
+    return line | {"tokens": sum(len(part.answer) for part in parts)}
 
 
 THINK, ANSWER = "<think>", "</think>"  # around reasoning, in the templates of Qwen3 and its kin
@@ -155,16 +162,11 @@ NOT_NUMBERS = (
 
 def error_line(item: Item, message: str) -> dict[str, Any]:
     """The line of a request that could not run, or not to its end."""
-    return {
-        "custom_id": item.custom_id,
-        "text": "",
-        "finish_reason": "error",
-        "error": message,
-    }
+    return {"custom_id": item.custom_id, "text": "", "finish_reason": "error", "error": message}
 
 
 def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a `results.jsonl`, as they are and read.
+    """The lines of a `results.jsonl`, each as text and parsed.
 
     Raises:
         ValueError: one is damaged.
@@ -179,11 +181,16 @@ def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield text, line
 
 
+def results(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `results.jsonl`, as `result_lines` reads them; none where the report alone was kept."""
+    if (folder / "results.jsonl").exists():
+        yield from (line for _, line in result_lines(folder / "results.jsonl"))
+
+
 def write_errors(folder: Path, count: int) -> None:
     """Write the result lines of the `count` requests that could not run into `errors.jsonl`; no file if all could."""
     (folder / ERRORS).unlink(missing_ok=True)
     if not count:
         return
     failed = (text for text, line in result_lines(folder / "results.jsonl") if line["finish_reason"] == "error")
-    with whole(folder / ERRORS) as partial, partial.open("w", encoding="utf-8") as out:
-        out.writelines(failed)
+    write_lines(folder / ERRORS, failed)

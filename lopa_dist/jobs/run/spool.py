@@ -11,9 +11,9 @@ from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from lopa_dist.whole import named
+from lopa_dist.atomic import naming
 
 Value = TypeVar("Value")
 BLOCK = 256  # values that are written and read together: a block has each class's name once
@@ -33,20 +33,7 @@ class Packer(pickle.Pickler):
         return (kind, self.kinds[kind](value)) if kind in self.kinds else NotImplemented
 
 
-class Numbered(Sequence[Value], Generic[Value]):
-    """A sequence without slices."""
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self.at(index)
-
-    def at(self, index: int) -> Value:
-        """The value with this number, from 0."""
-        raise NotImplementedError
-
-
-class Spool(Numbered[Value]):
+class Spool(Sequence[Value]):
     """Values in the order in which they were appended.
 
     Their file is in the system's temporary folder and has no name, so that it is gone with its process, however that
@@ -67,7 +54,7 @@ class Spool(Numbered[Value]):
         """Add a value, which must not change afterwards."""
         self.last.append(value)
         if len(self.last) == BLOCK:
-            with named(Path(gettempdir(), "a job's requests")):
+            with naming(Path(gettempdir(), "a job's requests")):
                 Packer(self.file, self.kinds).dump(self.last)
                 self.file.flush()
             self.ends.append(self.file.tell())
@@ -76,8 +63,9 @@ class Spool(Numbered[Value]):
     def __len__(self) -> int:
         return (len(self.ends) - 1) * BLOCK + len(self.last)
 
-    def at(self, index: int) -> Value:
-        """The value with this number, from 0."""
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
         number, offset = divmod(index, BLOCK)
         return (self.last if number == len(self.ends) - 1 else self.block(number))[offset]
 
@@ -88,7 +76,7 @@ class Spool(Numbered[Value]):
         return block
 
 
-class Chosen(Numbered[Value]):
+class Chosen(Sequence[Value]):
     """Some values of another sequence, by their numbers there."""
 
     def __init__(self, values: Sequence[Any], numbers: Sequence[int]) -> None:
@@ -97,7 +85,5 @@ class Chosen(Numbered[Value]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def at(self, index: int) -> Value:
-        """The value with this number, from 0."""
-        value: Value = self.values[self.numbers[index]]
-        return value
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[self.numbers[index]]

@@ -13,13 +13,13 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request, request_key
 from lopa_dist.engine.running_batch import NextRequests, in_order
 from lopa_dist.engine.work import Work
-from lopa_dist.jobs.run.results import finished_text, thought
+from lopa_dist.jobs.run.results import answer_of
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.tasks.task import Item
 
 
 class Repeated(Sequence[Request]):
-    """Requests, and, by negative numbers, those that are tried again."""
+    """Requests by their numbers; further tries of them have negative numbers."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
@@ -56,15 +56,19 @@ class Tries:
         item = self.items[generation.request.index]
         if item.response_format is None or generation.finish_reason == "error":
             return ""
-        generation, text = finished_text(self.tokenizer, generation, item.stop)
-        return item.response_format.failure(thought(self.tokenizer, generation.request.prompt, text)[1])
+        return item.response_format.failure(answer_of(self.tokenizer, generation, item.stop)[2])
+
+    def is_last(self, generation: Generation) -> bool:
+        """Return whether a request is not tried again: not without a temperature, for it would be the same again."""
+        wanted = self.items[generation.request.index].response_format
+        sampling = generation.request.sampling or self.engine.sampling
+        return wanted is None or generation.tries >= wanted.tries or not sampling.temperature
 
     def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
         """Yield finished requests as `Engine.generate` does.
 
         Answers that are not of their format are thrown away, and what they took is counted with the next one's. If the
-        last try fails, too, its answer is yielded, with the reason. So is the first one's without a temperature, for
-        it would be the same again.
+        last try fails, too, its answer is yielded, with the reason.
         """
         requests = requests if isinstance(requests, Repeated) else Repeated(requests)
         take = next_requests or in_order(len(requests))
@@ -76,36 +80,35 @@ class Tries:
             return again + (take(most - len(again)) if len(again) < most else [])
 
         while True:
-            for found in self.engine.generate(requests, following):
-                index = found.request.index
+            for latest in self.engine.generate(requests, following):
+                index = latest.request.index
                 number, before = tried.pop(index, (0, None))
                 requests.again.pop(number, None)
-                both = found if before is None else joined(before, found)
-                failure, wanted = self.failure(found), self.items[index].response_format
-                sampling = both.request.sampling or self.engine.sampling
-                if not failure or wanted is None or both.tries >= wanted.tries or not sampling.temperature:
-                    yield replace(both, invalid=failure) if failure else both
+                answer = latest if before is None else joined(before, latest)
+                failure = self.failure(latest)
+                if not failure or self.is_last(answer):
+                    yield replace(answer, invalid=failure)
                     continue
-                key = request_key(both.request.key, f"try {both.tries}")
-                number = requests.append(replace(both.request, key=key))
-                tried[index] = number, both
+                key = request_key(answer.request.key, f"try {answer.tries}")
+                number = requests.append(replace(answer.request, key=key))
+                tried[index] = number, answer
                 waiting.append(number)
             if not waiting or self.engine.lockstep.level != StopLevel.RUN:
                 return
 
 
-def joined(before: Generation, found: Generation) -> Generation:
+def joined(before: Generation, latest: Generation) -> Generation:
     """The answer of a try, with what it and those before took."""
     work = Work()
-    for one in (before, found):
-        work.add(one.work.totals())
+    work.add(before.work.totals())
+    work.add(latest.work.totals())
     return replace(
-        found,
+        latest,
         request=before.request,
-        forwards=before.forwards + found.forwards,
-        seconds=before.seconds + found.seconds,
+        forwards=before.forwards + latest.forwards,
+        seconds=before.seconds + latest.seconds,
         first_step_seconds=before.first_step_seconds,
-        filled=before.filled + found.filled,
+        filled=before.filled + latest.filled,
         work=work,
         tries=before.tries + 1,
         failed_tokens=before.failed_tokens + len(before.tokens),

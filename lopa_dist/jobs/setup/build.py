@@ -63,12 +63,12 @@ class EngineBuilder:
 
     @cached_property
     def revision(self) -> str:
-        """What tells the checkpoint's content from others' (`models.files.revision`)."""
+        """A hash of the checkpoint's content (`models.files.revision`)."""
         return revision(self.folder)
 
     @cached_property
     def adapter_revision(self) -> str | None:
-        """The same of its LoRA adapter, where there is one."""
+        """The same for its LoRA adapter; None if there is none."""
         lora = self.options.lora
         return None if lora is None else revision(find(lora, "model.lora"))
 
@@ -133,5 +133,5 @@ class EngineBuilder:
                 decode.branches, branch - branches, branch, branch - 1,
             )  # fmt: skip
         model = self.load(tensor=group.tensor)
-        ranks = group.comm, options, on_step, group.stop.level, group.tensor
-        return Engine(model, decode, *ranks, group.failures.watched, self.text_of)
+        stop, watched = group.stop.level, group.failures.watched
+        return Engine(model, decode, group.comm, options, on_step, stop, group.tensor, watched, self.text_of)

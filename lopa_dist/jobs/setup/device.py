@@ -19,12 +19,16 @@ def choose_device(config: Config, world: World) -> torch.device:
     if name.startswith("cuda"):
         if not torch.cuda.is_available():
             raise ValueError(f"model.device={name}: this torch sees no GPU; use cpu")
-        own = world.local_rank % torch.cuda.device_count()
-        device = torch.device(name if ":" in name else f"cuda:{own}")
+        device = gpu(name, world)
         torch.cuda.set_device(device)
         return device
     torch.set_num_threads(threads(config, world)[0])
     return torch.device(name)
+
+
+def gpu(name: str, world: World) -> torch.device:
+    """The GPU that a rank computes on, where `model.device` is ``cuda``, ``cuda:N`` or ``auto``."""
+    return torch.device(name if ":" in name else f"cuda:{world.local_rank % torch.cuda.device_count()}")
 
 
 def threads(config: Config, world: World) -> tuple[int, str]:
@@ -47,9 +51,9 @@ def threads(config: Config, world: World) -> tuple[int, str]:
 
 def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
     """The share of this rank in the cores that its process may run on, and what decides that."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, found // world.local_size)
-    why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {found} cores"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, usable // world.local_size)
+    why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {usable} cores"
     asked = environment.get("SLURM_CPUS_PER_TASK", "")  # Slurm need not bind tasks to their cores
     if asked.isdigit() and 0 < int(asked) < share:
         return int(asked), "Slurm's --cpus-per-task"

@@ -16,21 +16,21 @@ from lopa_dist.kernels.attention import suited
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import FAMILIES, TrainingPattern, check_drafts, training_pattern
 
-Found = dict[str, tuple[Any, str]]
+Resolved = dict[str, tuple[Any, str]]
 """By the key of an option that is ``auto``: what it stands for, and what that follows, in words."""
 
 
 def resolve(config: Config, shape: ModelConfig, device: torch.device) -> Config:
     """Return the configuration with every ``auto`` of decode.* and engine.* replaced."""
-    found = by_model(config, shape, device)
-    decode = DecodeConfig(**vars(config.decode) | values_of(found, "decode"))
-    return replace(config, decode=decode, engine=replace(config.engine, **values_of(found, "engine")))
+    values = by_model(config, shape, device)
+    decode = DecodeConfig(**vars(config.decode) | values_of(values, "decode"))
+    return replace(config, decode=decode, engine=replace(config.engine, **values_of(values, "engine")))
 
 
-def values_of(found: Found, section: str) -> dict[str, Any]:
-    """Return the values that were found for the options of a section, by their names in it."""
-    keys = [key.split(".") for key in found]
-    return {name: found[f"{section}.{name}"][0] for where, name in keys if where == section}
+def values_of(values: Resolved, section: str) -> dict[str, Any]:
+    """Return the values of a section's options, by their names in it."""
+    keys = [key.split(".") for key in values]
+    return {name: values[f"{section}.{name}"][0] for where, name in keys if where == section}
 
 
 def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConfig:
@@ -45,10 +45,10 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     if (context == "causal") != (pattern.context == "causal"):
         kind = "causal" if pattern.context == "causal" else "not causal"
         raise ValueError(f"decode.context={context}: the model is {kind}; leave it at auto")
-    found = vars(pattern) | {"context": context, "max_active_blocks": CONTEXTS[context].max_active_blocks}
+    trained = vars(pattern) | {"context": context, "max_active_blocks": CONTEXTS[context].max_active_blocks}
     if context != "blocks":
-        found["sub_block_size"] = None
-    resolved = DecodeConfig(**{key: found[key] if v == "auto" and key in found else v for key, v in values.items()})
+        trained["sub_block_size"] = None
+    resolved = DecodeConfig(**{key: trained[key] if v == "auto" and key in trained else v for key, v in values.items()})
     if resolved.tau_edit is not None:
         if not pattern.edits:
             raise ValueError(
@@ -63,33 +63,33 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     return resolved
 
 
-def by_device(config: Config, device: torch.device) -> Found:
+def by_device(config: Config, device: torch.device) -> Resolved:
     """Return what follows from the device of `model.device` alone."""
-    found: Found = {}
+    values: Resolved = {}
     if config.model.device == "auto":
-        found["model.device"] = device.type, "what this machine has"
+        values["model.device"] = device.type, "what this machine has"
     if config.model.dtype == "auto":
-        found["model.dtype"] = choose_dtype(config.model, device), f"the device, {device.type}"
-    return found
+        values["model.dtype"] = choose_dtype(config.model, device), f"the device, {device.type}"
+    return values
 
 
-def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Found:
+def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolved:
     """Return what follows the model, whose configuration is `shape`: how it was trained, and the size of its heads."""
-    found: Found = {}
+    values: Resolved = {}
     pattern, reason = config.model.pattern, f"model.pattern={config.model.pattern}"
     if pattern == "auto":
         pattern = FAMILIES[shape.family].pattern
         reason = f"the pattern of its family {shape.family}, {pattern}"
-        found["model.pattern"] = pattern, f"the model's family, {shape.family}"
+        values["model.pattern"] = pattern, f"the model's family, {shape.family}"
     check_drafts(shape, config.decode.drafts, config.decode.branches)
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):
         if getattr(config.decode, entry.name) == "auto" and entry.name != "drafts":  # chosen anew in every step
-            found[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
+            values[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"
-        found["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason
-    return found
+        values["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason
+    return values
 
 
 def sequences_of_replica(engine: EngineConfig, requests: int, replicas: int) -> int:

@@ -44,13 +44,20 @@ class Figures:
     @classmethod
     def of(cls, g: Generation, score: Score | None, item: Item) -> Figures:
         """Of a finished request."""
-        correct, also = (None, {}) if score is None else (score.correct, dict(score.also))
-        probability = math.exp(mean([logprob(one) for one in g.written])) if g.written else None
-        times = g.seconds, g.first_step_seconds
         tries = {}
         if item.response_format is not None:
             tries = {"tries": g.tries, "failed_tokens": g.failed_tokens, "invalid": int(bool(g.invalid))}
-        return cls(len(g.tokens), g.forwards, *times, g.filled, correct, also, probability, tries)
+        return cls(
+            tokens=len(g.tokens),
+            forwards=g.forwards,
+            seconds=g.seconds,
+            first_step_seconds=g.first_step_seconds,
+            filled=g.filled,
+            correct=score.correct if score else None,
+            also=dict(score.also) if score else {},
+            probability=math.exp(mean([logprob(token) for token in g.written])) if g.written else None,
+            tries=tries,
+        )
 
 
 def build_report(
@@ -77,32 +84,23 @@ def build_report(
     """
     tokens, forwards, seconds, filled = (figures[name] for name in ("tokens", "forwards", "seconds", "filled"))
     later = seconds - figures["first_step_seconds"]
-    correct = figures.given("correct")
-    rules = sorted(name.removeprefix(ALSO) for name in figures.columns if name.startswith(ALSO))
     rates = tokens / np.maximum(seconds, 1e-9)
-    wins = [work.wins.get(j, 0) for j in range(config.decode.max_branches)]
-    accepted_with = [work.accepted_with.get(j, 0) / max(1, sum(wins)) for j in range(len(wins))]
-    accepted, acceptance = work.accepted_per_forward(), work.acceptance()  # a forward; by depth, in shares
-    drafts = {
-        "m": config.decode.drafts,
-        "accepted_per_forward": accepted,
-        "accepted_share": work.accepted_share(),
-        "acceptance": acceptance,
-        "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards by drafts
-    }
-    tries = {name: int(found.sum()) for name in TRIES if len(found := figures.given(f"tries.{name}"))}
-    steps, world = max(1, statistics.steps), group.world
-    own = {"python": platform.python_version(), "lopa_dist": __version__}
-    return {
-        "schema": 1,
-        "requests": len(figures) + errors,
-        "errors": errors,
-        **({"unjudged": unjudged} if unjudged else {}),
-        **({"accuracy": float(np.mean(correct)), "judged": len(correct)} if len(correct) else {}),
-        **{f"accuracy_{rule}": float(np.mean(figures.given(ALSO + rule))) for rule in rules},
-        **({"accuracy_95": [*wilson(float(np.mean(correct)), len(correct))]} if len(correct) else {}),
-        **({"reliability": groups} if (groups := reliability(figures)) else {}),
-        **({"tries": tries | {"answers": len(figures.given("tries.tries"))}} if tries else {}),
+    report: dict[str, Any] = {"schema": 1, "requests": len(figures) + errors, "errors": errors}
+    if unjudged:
+        report["unjudged"] = unjudged
+    correct = figures.known("correct")
+    if len(correct):
+        report |= {"accuracy": mean(correct), "judged": len(correct)}
+    for name in sorted(name for name in figures.columns if name.startswith(ALSO)):
+        report[f"accuracy_{name.removeprefix(ALSO)}"] = mean(figures.known(name))
+    if len(correct):
+        report["accuracy_95"] = [*wilson(mean(correct), len(correct))]
+    if groups := reliability(figures):
+        report["reliability"] = groups
+    if len(answers := figures.known("tries.tries")):
+        tries = {name: int(figures.known(f"tries.{name}").sum()) for name in TRIES}
+        report["tries"] = tries | {"answers": len(answers)}
+    report |= {
         "completion_tokens": int(tokens.sum()),
         "prompt_tokens": {"total": work.prompt_tokens, "reused": work.prompt_reused},
         "forwards": int(forwards.sum()),
@@ -120,12 +118,23 @@ def build_report(
             "tpf": ratio(filled.sum(), forwards.sum() + len(figures)),
             "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
-        "branch": {
-            "k": config.decode.branches,
-            "wins": wins,
-            **({"accepted_with": accepted_with} if any(accepted_with) else {}),
-        },
-        **({"drafts": drafts} if work.proposed else {}),
+    }
+    wins = [work.wins.get(j, 0) for j in range(config.decode.max_branches)]
+    report["branch"] = {"k": config.decode.branches, "wins": wins}
+    if work.accepted_with:
+        accepted_with = [work.accepted_with.get(j, 0) / max(1, sum(wins)) for j in range(len(wins))]
+        report["branch"] |= {"accepted_with": accepted_with} if any(accepted_with) else {}
+    if work.proposed:
+        report["drafts"] = {
+            "m": config.decode.drafts,
+            "accepted_per_forward": work.accepted_per_forward(),
+            "accepted_share": work.accepted_share(),
+            "acceptance": work.acceptance(),  # shares, by depth
+            "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards by drafts
+        }
+    steps, world = max(1, statistics.steps), group.world
+    own = {"python": platform.python_version(), "lopa_dist": __version__}
+    return report | {
         "rows": work.rows,
         "rows_per_token": ratio(work.rows, tokens.sum()),
         "step_ms": statistics.milliseconds(),
@@ -160,10 +169,10 @@ def reliability(figures: Columns) -> list[dict[str, float]]:
 
 
 def mean(values: Any) -> float:
-    """The mean, 0 of nothing."""
+    """The mean; 0 if there are no values."""
     return float(np.mean(values)) if len(values) else 0.0
 
 
 def ratio(a: float, b: float) -> float:
-    """A / b, 0 where b is 0."""
+    """The quotient ``a / b``; 0 if b is 0."""
     return float(a / b) if b else 0.0

@@ -16,8 +16,8 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from numpy.typing import ArrayLike
 
+from lopa_dist.atomic import naming
 from lopa_dist.encodable import encodable
-from lopa_dist.whole import named
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("pages")),
@@ -31,7 +31,7 @@ TEMPLATES = Environment(
 def write_page(file: Path, template: str, **data: Any) -> Path:
     """Fill in a template of the folder `pages`; returns the file."""
     text = TEMPLATES.get_template(template).render(data)
-    with named(file):
+    with naming(file):
         file.write_text(encodable(text), encoding="utf-8")
     return file
 
@@ -72,14 +72,15 @@ def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
 
 @dataclass(frozen=True)
 class Point:
-    """What a run is in a scatter chart."""
+    """A run in a scatter chart."""
 
-    name: str  # short: it stands beside the point
+    name: str  # short: it stands beside the point on a page
     tooltip: str
     speed: float
     accuracy: float  # in percent, as its confidence interval
     low: float
     high: float
+    label: str = ""  # beside the point in a figure for a paper
     curve: int = 0  # points of one curve have one colour
 
 
@@ -94,23 +95,28 @@ class Scatter:
 
     def __init__(self, title: str, points: Sequence[Point], sign: int = 1) -> None:
         self.title, self.axis, self.points = title, "more is faster" if sign > 0 else "fewer is faster", points
+        self.sign = sign
         self.x_ticks = ticks([p.speed for p in points])
         self.y_ticks = ticks([end for p in points for end in (p.low, p.high)], 100)
-        pairs = [(sign * p.speed, p.accuracy) for p in points]
-        best = front(pairs)
-        self.best = [pair in best for pair in pairs]
-        turns = [(slow[0], fast[1]) for slow, fast in pairwise(best)]  # the front is a stair down to the fastest
-        corners = sorted([*best, *turns], key=lambda corner: (corner[0], -corner[1]))
-        self.line = [(self.x(sign * speed), self.y(accuracy)) for speed, accuracy in corners]
+        self.front = [
+            (sign * speed, accuracy) for speed, accuracy in front([(sign * p.speed, p.accuracy) for p in points])
+        ]
+        self.best = [(p.speed, p.accuracy) in self.front for p in points]
+        # the front is a stair down to the fastest
+        steps = [corner for slow, fast in pairwise(self.front) for corner in ((slow[0], fast[1]), fast)]
+        self.line = [(self.x(speed), self.y(accuracy)) for speed, accuracy in (self.front[0], *steps)]
         dots = [(self.x(p.speed), self.y(p.accuracy)) for p in points]
         places = place_labels(dots, [7.0 * len(p.name) for p in points], self.left, self.width, 11.0)
         self.labels = [(round(x, 1), round(y + 4, 1)) for x, y in places]  # of the base lines
-        self.curves = [self.curve(number) for number in sorted({p.curve for p in points})]
+        # a curve's number, and its points
+        self.curves = [
+            (number, [(self.x(p.speed), self.y(p.accuracy)) for p in self.along(number)])
+            for number in sorted({p.curve for p in points})
+        ]
 
-    def curve(self, number: int) -> tuple[int, list[tuple[float, float]]]:
-        """A curve's number, and its points by speed."""
-        along = sorted((p.speed, p.accuracy) for p in self.points if p.curve == number)
-        return number, [(self.x(speed), self.y(accuracy)) for speed, accuracy in along]
+    def along(self, curve: int) -> list[Point]:
+        """A curve's points, by speed."""
+        return sorted((p for p in self.points if p.curve == curve), key=lambda p: (p.speed, p.accuracy))
 
     def x(self, speed: float) -> float:
         """Where a speed is."""
@@ -167,5 +173,4 @@ def ticks(values: Sequence[float], most: float = math.inf) -> list[float]:
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The points, pairs of a speed and an accuracy, that no other beats in both; the slowest first."""
-    found = {p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)}
-    return sorted(found)
+    return sorted({p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)})

@@ -9,7 +9,7 @@ from math import comb, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from lopa_dist.jobs.run.results import result_lines
+from lopa_dist.jobs.run.results import results
 
 Verdicts = Mapping[str, float]
 """By custom_id, 1 for a right answer and 0 for a wrong one; of several runs, the mean."""
@@ -29,14 +29,13 @@ class Paired:
 
 
 def verdicts(folders: Sequence[Path]) -> Verdicts:
-    """What was judged in runs of the same problems, which may differ in the seed."""
-    found = defaultdict(list)
+    """The verdicts of runs that differ in the seed alone."""
+    judged = defaultdict(list)
     for folder in folders:
-        file = folder / "results.jsonl"
-        for _, line in result_lines(file) if file.exists() else ():
+        for line in results(folder):
             if line.get("correct") is not None:
-                found[line["custom_id"]].append(float(line["correct"]))
-    return {problem: fmean(values) for problem, values in found.items()}
+                judged[line["custom_id"]].append(float(line["correct"]))
+    return {problem: fmean(values) for problem, values in judged.items()}
 
 
 def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
@@ -51,11 +50,8 @@ def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     tail = sum(comb(better + worse, i) for i in range(min(better, worse) + 1)) / 2 ** (better + worse)
     count = len(differences)
-    added = [
-        1 / sqrt(2),
-        -1 / sqrt(2),
-        *differences,
-    ]  # half a problem in each of the four cells: two, with squares of 1
+    # half a problem in each of the four cells: two, with squares of 1
+    added = [1 / sqrt(2), -1 / sqrt(2), *differences]
     middle, half = fmean(added), 1.96 * pstdev(added) / sqrt(count + 2)
     low, high = max(-1.0, middle - half), min(1.0, middle + half)
     return Paired(fmean(differences), low, high, better, worse, min(1.0, 2 * tail), count)

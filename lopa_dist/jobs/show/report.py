@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lopa_dist import __version__
+from lopa_dist.atomic import write_lines
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.published import published
-from lopa_dist.whole import whole
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
@@ -22,9 +24,8 @@ UNJUDGED = "{} answers, because judging failed: no part of the accuracy; the sam
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """Write `report.json`, whole or not at all."""
-    with whole(folder / "report.json") as file:
-        file.write_text(json.dumps(report, indent=2) + "\n")
+    """Write `report.json`, which is complete or not there."""
+    write_lines(folder / "report.json", [json.dumps(report, indent=2), "\n"])
 
 
 def read_report(file: Path) -> dict[str, Any]:
@@ -38,7 +39,13 @@ def read_report(file: Path) -> dict[str, Any]:
     return report
 
 
-def settings(report: dict[str, Any]) -> Config:
+def typed_words(folder: Path) -> list[str]:
+    """The settings that were typed for the run in a folder; empty where Hydra did not start it."""
+    file = folder / ".hydra" / "overrides.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
+
+
+def config_of(report: dict[str, Any]) -> Config:
     """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one.
 
     Raises:
@@ -53,9 +60,9 @@ def settings(report: dict[str, Any]) -> Config:
             seed=report["seed"],
         )
     except (TypeError, KeyError) as error:
-        made = report.get("versions", {}).get("lopa_dist", "another version")
+        version = report.get("versions", {}).get("lopa_dist", "another version")
         raise ValueError(
-            f"lopa_dist {__version__} does not know its settings ({error}): it was made with lopa_dist {made}; take "
+            f"lopa_dist {__version__} does not know its settings ({error}): it was made with lopa_dist {version}; take "
             "that one, or run it again"
         ) from error
 
@@ -65,63 +72,51 @@ def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
     return {entry.name: given[entry.name] for entry in fields(section) if entry.name in given}
 
 
-def figures(report: dict[str, Any]) -> list[tuple[str, str]]:
+def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The figures in words; the report of merged shards has fewer."""
-    speed, wall, decoding = report["tokens_per_s"], f"{report['wall_s']:.1f} s", f"{report['decode_s']:.1f} s"
-    seconds = f"{wall}, of which decoding {decoding}"
-    if (attempts := report.get("attempts", 1)) > 1:
-        seconds = f"{wall} in the last of {attempts} attempts; decoding took {decoding} in all of them"
-    rows = [
-        ("requests", f"{report['requests']} ({report['errors']} with errors)"),
-        *([("not judged", UNJUDGED.format(report["unjudged"]))] if report.get("unjudged") else []),
-        *([("accuracy (95 % confidence)", with_interval(report))] if "accuracy" in report else []),
-        *([("the authors report", beside(report))] if "accuracy" in report and published(report) else []),
-        *((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key)),
-        *metrics(report),
-        *([("answers that must be JSON", tries_in_words(report["tries"]))] if "tries" in report else []),
-        ("tokens scored", f"{report['completion_tokens']}")
-        if "masks" in report
-        else ("completion tokens", f"{report['completion_tokens']} (up to the first EOS)"),
-    ]
-    if "prompt_tokens" in report and "masks" not in report:
-        total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
-        rows += [("prompt tokens", f"{total}, of which {reused} had been computed for another request")]
-    rows += [("forwards", f"{report['forwards']} ({'one a mask' if 'masks' in report else 'prefill included'})")]
-    rows += [("tokens per forward (TPF)", f"{report['tpf']:.2f}")] if "masks" not in report else []
+    scored = "masks" in report
+    yield "requests", f"{report['requests']} ({report['errors']} with errors)"
+    if report.get("unjudged"):
+        yield "not judged", UNJUDGED.format(report["unjudged"])
+    if "accuracy" in report:
+        yield "accuracy (95 % confidence)", with_interval(report)
+        if known := published(report):
+            authors, score = known
+            yield (
+                "the authors report",
+                f"{score:.1f}% ({authors.source}; settings: {authors.settings}), see docs/models.md",
+            )
+    yield from ((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key))
+    for part, values in report.get("metrics", {}).items():  # as the task's own library has them
+        yield from ((f"{part}: {name}", f"{value:.4g}") for name, value in values.items())
+    if tries := report.get("tries"):
+        yield (
+            "answers that must be JSON",
+            f"{tries['answers'] - tries['invalid']} of {tries['answers']} are, in {tries['tries']} tries; "
+            f"{tries['failed_tokens']} tokens were thrown away, whose forwards are counted",
+        )
+    if scored:
+        yield "tokens scored", f"{report['completion_tokens']}"
+    else:
+        yield "completion tokens", f"{report['completion_tokens']} (up to the first EOS)"
+        if "prompt_tokens" in report:
+            total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
+            yield "prompt tokens", f"{total}, of which {reused} had been computed for another request"
+    yield "forwards", f"{report['forwards']} ({'one a mask' if scored else 'prefill included'})"
+    if not scored:
+        yield "tokens per forward (TPF)", f"{report['tpf']:.2f}"
     if report.get("rows_per_token"):
-        rows += [("window rows per token", f"{report['rows_per_token']:.1f} (rows of branches and drafts included)")]
-    rows += [("tokens/s of the job", f"{speed['job']:.1f}")]
+        yield "window rows per token", f"{report['rows_per_token']:.1f} (rows of branches and drafts included)"
+    speed = report["tokens_per_s"]
+    yield "tokens/s of the job", f"{speed['job']:.1f}"
     if "latency_s" in report:
-        rates = f"mean {speed['mean']:.1f}, top-10 {speed['top10']:.1f}, max {speed['max']:.1f}"
-        latency = ", ".join(f"{name} {s:.3f} s" for name, s in report["latency_s"].items())
-        rows += [("tokens/s of a request", rates), ("latency", latency)]
-    return [*rows, ("wall time", seconds)]
-
-
-def beside(report: dict[str, Any]) -> str:
-    """What the authors of a run's model report on its task."""
-    found = published(report)
-    assert found is not None
-    known, score = found
-    return f"{score:.1f}% ({known.source}; settings: {known.settings}), see docs/models.md"
-
-
-def tries_in_words(tries: dict[str, int]) -> str:
-    """Return how many answers are of the format that was asked for, and what those cost that were not."""
-    valid = tries["answers"] - tries["invalid"]
-    return (
-        f"{valid} of {tries['answers']} are, in {tries['tries']} tries; {tries['failed_tokens']} tokens were thrown "
-        "away, whose forwards are counted"
-    )
-
-
-def metrics(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Every metric of a task, or of its parts, as the task's own library has them."""
-    return [
-        (f"{part}: {name}", f"{value:.4g}")
-        for part, of in report.get("metrics", {}).items()
-        for name, value in of.items()
-    ]
+        yield "tokens/s of a request", f"mean {speed['mean']:.1f}, top-10 {speed['top10']:.1f}, max {speed['max']:.1f}"
+        yield "latency", ", ".join(f"{name} {s:.3f} s" for name, s in report["latency_s"].items())
+    wall, decoding = f"{report['wall_s']:.1f} s", f"{report['decode_s']:.1f} s"
+    if (attempts := report.get("attempts", 1)) > 1:
+        yield "wall time", f"{wall} in the last of {attempts} attempts; decoding took {decoding} in all of them"
+    else:
+        yield "wall time", f"{wall}, of which decoding {decoding}"
 
 
 def is_rule(key: str) -> bool:
@@ -155,21 +150,19 @@ def attempts_sentence(report: dict[str, Any]) -> str:
     )
 
 
-def drafts_sentence(drafts: dict[str, Any], wins: Sequence[int]) -> str:
-    """Return how many drafts were accepted, and what that means.
-
-    Args:
-        drafts: of the report.
-        wins: forwards by the branch that won, of those with several.
-    """
+def drafts_sentence(report: dict[str, Any]) -> str:
+    """How many drafts were accepted, and what that means; empty where none were verified."""
+    if "drafts" not in report:
+        return ""
+    drafts, wins = report["drafts"], report.get("branch", {}).get("wins", [])  # forwards by the branch that won
     chains = {int(length): count for length, count in drafts.get("chains", {}).items()}
     verified = sum(length * count for length, count in chains.items()) / max(1, sum(chains.values()))
-    some = f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} a branch"
+    number = f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} a branch"
     share = f" ({drafts['accepted_share']:.0%} of those verified)" if "accepted_share" in drafts else ""
     others = sum(wins[1:]) / max(1, sum(wins))
     tree = f" In {others:.0%} of the forwards with branches, one that holds second choices won." if sum(wins) else ""
     return (
-        f"Drafts: {some}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}. A draft is accepted if the "
+        f"Drafts: {number}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}. A draft is accepted if the "
         f"model, in the context of the drafts before it, predicts the same token.{tree} "
         "Accepted with all before it, by depth:"
     )

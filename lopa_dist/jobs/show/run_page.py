@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from lopa_dist.jobs.commands.explain import settings_of, shown
 from lopa_dist.jobs.run.packed import Columns
-from lopa_dist.jobs.run.results import result_lines
+from lopa_dist.jobs.run.results import results
+from lopa_dist.jobs.setup.settings import settings_of, shown
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.show.report import (
     UNCONFINED,
     accuracy_interval,
     attempts_sentence,
+    config_of,
     drafts_sentence,
     figures,
-    settings,
+    typed_words,
 )
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
@@ -49,7 +48,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         questions: of the first requests, by custom_id.
     """
     try:
-        rows = list(setting_rows(report))
+        rows = setting_rows(report)
     except ValueError as error:
         raise ValueError(f"{folder / 'report.json'}: {error}") from error
     return write_page(
@@ -58,9 +57,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         title=f"{report['task']['name']} with {report['model']['path']}",
         headline=headline(report),
         tiles=tiles(report),
-        drafts=drafts_sentence(report["drafts"], report.get("branch", {}).get("wins", []))
-        if "drafts" in report
-        else "",
+        drafts=drafts_sentence(report),
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),
@@ -75,12 +72,9 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
     )
 
 
-def asked(items: Iterable[Item]) -> dict[str, str]:
+def questions_of(items: Iterable[Item]) -> dict[str, str]:
     """By custom_id, the questions that a page may show; without few-shot examples, which all requests share."""
-    found = {}
-    for item in islice(items, LOOKED_AT):
-        found[item.custom_id] = short(question(item))
-    return found
+    return {item.custom_id: short(question(item)) for item in islice(items, LOOKED_AT)}
 
 
 def question(item: Item) -> str:
@@ -88,16 +82,16 @@ def question(item: Item) -> str:
     return (item.messages[-1]["content"] if item.messages else item.prompt or "").removeprefix(item.prefix)
 
 
-def asked_again(report: dict[str, Any]) -> dict[str, str]:
+def questions_again(report: dict[str, Any]) -> dict[str, str]:
     """The questions of a finished run, read from its input once more; none where that is gone."""
     try:
-        return asked(items_again(report))
+        return questions_of(item for _, item in items_again(report))
     except (ValueError, OSError):
         return {}
 
 
-def items_again(report: dict[str, Any]) -> Iterable[Item]:
-    """The items of a finished run, read from its input once more.
+def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:
+    """The items of a finished run and their places in the whole input, which is read once more.
 
     Raises:
         ValueError: the input cannot be read again.
@@ -106,9 +100,8 @@ def items_again(report: dict[str, Any]) -> Iterable[Item]:
     task = report["task"]
     if task["input"] == "-":
         raise ValueError("standard input cannot be read again")
-    items = make_task(settings(report).task).items()
-    # merged shards are no shard
-    return islice(items, task["shard"], None, task["shards"]) if "shard" in task else items
+    first, step = (task["shard"], task["shards"]) if "shard" in task else (0, 1)  # merged shards are no shard
+    return islice(enumerate(make_task(config_of(report).task).items()), first, None, step)
 
 
 def short(text: str) -> str:
@@ -132,8 +125,7 @@ def headline(report: dict[str, Any]) -> str:
     words += f"{report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
     if report.get("attempts", 1) > 1:
         words += f" in the last of {report['attempts']} attempts"
-    world = report.get("world")
-    if world:
+    if world := report.get("world"):
         ranks = f"on {world['size']} ranks, started by {world['launcher']}"
         words += " in one process" if world["size"] == 1 else f" {ranks}"
     return f"{words}."
@@ -153,10 +145,7 @@ def way(report: dict[str, Any]) -> str:
     if decode["verify"] == "agreement":
         beside = f", {branches}" if decode["branches"] else ""
         return f"decoded with verified lookahead ({decode['drafts']} drafts a branch{beside})"
-    if not decode["branches"]:
-        return "decoded without lookahead"
-    rule = "" if decode["verify"] == "confidence" else f", decode.verify={decode['verify']}"
-    return f"decoded with {branches}{rule}"
+    return f"decoded with {branches}" if decode["branches"] else "decoded without lookahead"
 
 
 def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -173,8 +162,7 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def acceptance(report: dict[str, Any]) -> Bars | None:
     """The share of drafts that were accepted, by depth; null where none were verified."""
-    shares = report.get("drafts", {}).get("acceptance")
-    if not shares:
+    if not (shares := report.get("drafts", {}).get("acceptance")):
         return None
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
     return bars("Drafts accepted with all before them", "depth in the chain of drafts", depths, shares, ".0%")
@@ -182,8 +170,7 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     """The other bar charts, of what there is something to show of."""
-    groups = report.get("reliability", [])
-    if groups:
+    if groups := report.get("reliability"):
         sure, right = ([group[name] for group in groups] for name in ("probability", "accuracy"))
         which = "geometric mean of the tokens' probabilities, in groups of equally many answers"
         yield bars("Answers that are right, by how sure the model was", which, [f"{p:.3f}" for p in sure], right, ".0%")
@@ -199,20 +186,13 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
         names = ["anchor", *map(str, range(1, len(wins)))]
         yield bars("Which branch won", "branch", names, [won / sum(wins) for won in wins], ".0%")
     if accepted := report.get("branch", {}).get("accepted_with"):
-        of = "branches beside the anchor, in the forwards of this run that had a choice"
+        axis = "branches beside the anchor, in the forwards of this run that had a choice"
         names = [str(j) for j in range(len(accepted))]
-        yield bars("Drafts accepted a forward, had only so many branches run", of, names, accepted, ".2f")
+        yield bars("Drafts accepted a forward, had only so many branches run", axis, names, accepted, ".2f")
     if "step_ms" in report:
         phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
         last = " in the last attempt" if report.get("attempts", 1) > 1 else ""
         yield bars(f"Where a step's time goes{last}", "milliseconds a step", list(phases), list(phases.values()), ".2f")
-
-
-def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `results.jsonl`; none where the report alone was kept."""
-    file = folder / "results.jsonl"
-    if file.exists():
-        yield from (line for _, line in result_lines(file))
 
 
 def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:
@@ -222,7 +202,7 @@ def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]
         verdict = "error" if line["finish_reason"] == "error" else VERDICTS[line.get("correct")]
         if len(kinds[verdict]) < OF_A_KIND:
             kinds[verdict].append(answer(line, verdict, questions.get(line["custom_id"], "")))
-    return [one for some in kinds.values() for one in some]
+    return list(chain.from_iterable(kinds.values()))
 
 
 def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
@@ -236,27 +216,23 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
     if line["finish_reason"] == "invalid":
         details.append(line["error"])
     text = line["error"] if verdict == "error" else line["text"]
-    return {
-        "custom_id": line["custom_id"],
-        "verdict": verdict,
-        "details": ", ".join(details),
-        "question": question,
-        "text": short(text),
-    }
+    shown = {"custom_id": line["custom_id"], "verdict": verdict, "question": question, "text": short(text)}
+    return shown | {"details": ", ".join(details)}
 
 
-def setting_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Each setting with its value, its default and its meaning."""
-    config = settings(report)
-    for setting in settings_of():
-        if setting.key.split(".")[0] in SECTIONS:
-            yield setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning
+def setting_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Each setting of a run with its value, its default and its meaning."""
+    config = config_of(report)
+    return [
+        (setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning)
+        for setting in settings_of()
+        if setting.key.split(".")[0] in SECTIONS
+    ]
 
 
 def command(folder: Path, report: dict[str, Any]) -> str:
     """The command line of a run, for a shell; empty where Hydra did not start it, which writes down what was typed."""
-    file = folder / ".hydra" / "overrides.yaml"
-    if not file.exists():
+    if not (folder / ".hydra").exists():
         return ""
     start = LAUNCHERS[report["world"]["launcher"]].format(report["world"]["size"])
-    return f"{start} {shlex.join(yaml.safe_load(file.read_text(encoding='utf-8')))}".strip()
+    return f"{start} {shlex.join(typed_words(folder))}".strip()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from lopa_dist.jobs.run.attempt_record import AttemptRecord
 from lopa_dist.jobs.run.journal import Journal, attempt_of
 from lopa_dist.jobs.run.one_job import NAME as LOCK
 from lopa_dist.jobs.run.one_job import at_work
-from lopa_dist.jobs.show.report import read_report
+from lopa_dist.jobs.show.report import read_report, typed_words
 
 LOGS = "slurm-*.log"  # links to the logs of a batch script's jobs, which it makes before the ranks start
 MARKS = (LOCK, "journal/settings.json", "report.json", LOGS)  # files of a run folder
@@ -59,17 +56,15 @@ def runs_below(folder: Path) -> list[RunState]:
         ValueError: there is none.
     """
     places = {Path(*file.parts[: -len(Path(mark).parts)]) for mark in MARKS for file in folder.rglob(mark)}
-    if is_run(folder):
-        places = {folder}
-    found = [state_of(place) for place in sorted(places) if is_run(place)]
-    if not found:
+    runs = [state_of(place) for place in ([folder] if is_run(folder) else sorted(places)) if is_run(place)]
+    if not runs:
         raise ValueError(f"{folder}: no run in it; name the folder of a run, of an array's runs, or of a sweep")
-    return found
+    return runs
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's, and not one that shards were merged into."""
-    if (folder / LOCK).exists() or (folder / "journal" / "settings.json").exists() or any(folder.glob(LOGS)):
+    if any(any(folder.glob(mark)) for mark in MARKS if mark != "report.json"):
         return True
     return (folder / "report.json").exists() and "world" in read_report(folder / "report.json")
 
@@ -80,9 +75,9 @@ def state_of(folder: Path) -> RunState:
     Raises:
         ValueError: its `report.json` or its journal's settings are damaged.
     """
-    journal, busy = folder / "journal", at_work(folder)
+    journal, busy = Journal(folder), at_work(folder)
     report = read_report(folder / "report.json") if (folder / "report.json").exists() else {}
-    record = AttemptRecord.last(journal) if journal.is_dir() else None
+    record = AttemptRecord.last(journal.folder)
     tokens_per_s, done, errors = finished_since(journal, record.number if record else 1)
     expected = record.expected if record else None
     if record:
@@ -94,47 +89,33 @@ def state_of(folder: Path) -> RunState:
     complete = bool(report) and done == expected
     if complete and not busy:
         tokens_per_s = report["tokens_per_s"]["job"]
-    begun = (folder / LOCK).exists() or journal.is_dir() or bool(report)
+    begun = (folder / LOCK).exists() or journal.folder.is_dir() or bool(report)
     ended = "complete" if complete else "not begun" if not begun else "stopped" if busy is False else "open"
     state = "running" if busy else ended
     return RunState(folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, record)
 
 
-def finished_since(journal: Path, attempt: int) -> tuple[float, int, int]:
-    """What the last attempts have journaled.
+def finished_since(journal: Journal, attempt: int) -> tuple[float, int, int]:
+    """What the last attempts have journaled, perhaps while one still writes.
 
     Args:
-        journal: its folder.
+        journal: of the run.
         attempt: the first one whose requests are counted.
 
     Returns:
         The tokens a second of the last one, requests that were finished, and how many of them with an error.
     """
-    parts = Journal(journal.parent).parts() if journal.is_dir() else []
-    last = max(map(attempt_of, parts), default=0)
+    last = journal.next_attempt() - 1
     tokens, seconds, done, errors = 0, 0.0, 0, 0
-    for part in parts:
-        number = attempt_of(part)
-        for entry in entries(part) if number >= min(attempt, last) else ():
-            if "id" in entry and number >= attempt:
-                done += 1
-                errors += "figures" not in entry
-            if number == last:
-                tokens += entry["figures"]["tokens"] if "figures" in entry else 0
-                seconds = max(seconds, entry.get("at", 0.0))
+    for entry, where in journal.entries(min(attempt, last)):
+        number = attempt_of(where.part)
+        if "id" in entry and number >= attempt:
+            done += 1
+            errors += "figures" not in entry
+        if number == last:
+            tokens += entry["figures"]["tokens"] if "figures" in entry else 0
+            seconds = max(seconds, entry.get("at", 0.0))
     return (tokens / seconds if seconds else 0.0), done, errors
-
-
-def entries(part: Path) -> Iterator[dict[str, Any]]:
-    """The whole entries of a part, while a job may be writing the next."""
-    with part.open("rb") as lines:
-        for line in lines:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
-                yield entry
 
 
 def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
@@ -150,9 +131,3 @@ def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
         return report["task"].get("shard", 0), report["task"].get("shards", 1)
     given = dict(word.partition("=")[::2] for word in typed_words(folder))
     return int(given.get("task.shard", 0)), int(given.get("task.shards", 1))
-
-
-def typed_words(folder: Path) -> list[str]:
-    """The settings that were typed for the run in a folder; empty where Hydra did not start it."""
-    file = folder / ".hydra" / "overrides.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []

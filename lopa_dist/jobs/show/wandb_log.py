@@ -42,9 +42,7 @@ class WandbLog:
     """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
 
     def __init__(self, config: Config, folder: Path, rank: int) -> None:
-        mode = config.logging.wandb.mode
-        if mode == "auto":
-            mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        mode = chosen_mode(config)
         self.every_s, self.folder = config.logging.every_s, folder
         self.extra = Extra("W&B is lost", LIMIT_S, abandon_service)
         run = self.extra.wait(lambda: self.begin_or_refusal(config, mode, rank), 2 * INIT_TIMEOUT_S + LIMIT_S)
@@ -99,18 +97,16 @@ class WandbLog:
         change = {name: amount - self.before.get(name, 0) for name, amount in reached.items()}
         if not change["steps"]:
             return
-        steps, forwards = change["steps"], change["forwards"]
+        steps, filled = change["steps"], change["filled"]
         entry = {f"step_ms/{phase}": 1000 * change[phase] / steps for phase in PHASES}
-        entry["filled_per_forward"] = change["filled"] / forwards
-        entry["filled_per_s"] = change["filled"] / max(1e-9, now - self.last)
+        entry["filled_per_forward"] = filled / change["forwards"]
+        entry["filled_per_s"] = filled / max(1e-9, now - self.last)
         entry["sequences_in_flight"] = change["forwards"] / steps
         wins = {name: amount for name, amount in change.items() if name.startswith("wins/")}
-        choices = sum(wins.values())
-        if choices:
+        if choices := sum(wins.values()):
             entry |= {name: amount / choices for name, amount in wins.items()}
             entry["lookahead_win_share"] = 1 - wins.get("wins/anchor", 0) / choices
-        drafted = change.get("drafted", 0)
-        if drafted:
+        if drafted := change["drafted"]:
             entry["drafts/accepted_per_forward"] = change["accepted"] / drafted
         entry |= {name: amount / steps for name, amount in change.items() if name.startswith("comm_bytes/")}
         entry |= confidences(engine.winner and engine.winner.scores)
@@ -120,23 +116,22 @@ class WandbLog:
         if (run := self.run) is not None:
             self.extra.post(partial(run.log, entry, step=statistics.steps))
 
-    def close(self, engine: Engine, stopped: bool) -> None:
-        """The end, on other ranks than 0; `stopped`: the job was asked to stop, and there is little time."""
+    def finish(self, engine: Engine, stopped: bool, report: dict[str, Any]) -> None:
+        """The end of the run.
+
+        Args:
+            engine: that has run.
+            stopped: the job was asked to stop, and there is little time.
+            report: the final figures, on rank 0, which also logs the page and the results; empty elsewhere.
+        """
         self.flush(engine)
         if (run := self.run) is not None:
-            self.extra.wait(run.finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)
+            finish = partial(self.log_results, run, report) if report else run.finish
+            self.extra.wait(finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)
         self.extra.close()
 
-    def finish(self, report: dict[str, Any], engine: Engine, stopped: bool) -> None:
-        """The end, on rank 0: the final figures, the page and the results."""
-        self.flush(engine)
-        if (run := self.run) is not None:
-            limit_s = STOP_LIMIT_S if stopped else FINISH_LIMIT_S
-            self.extra.wait(lambda: self.finish_run(run, report), limit_s)
-        self.extra.close()
-
-    def finish_run(self, run: wandb.Run, report: dict[str, Any]) -> None:
-        """Log what is left, and wait until it is written or sent."""
+    def log_results(self, run: wandb.Run, report: dict[str, Any]) -> None:
+        """Log what rank 0 has at the end, and wait until it is written or sent."""
         import wandb
 
         run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
@@ -149,6 +144,12 @@ class WandbLog:
             artifact.add_file(str(results))
         run.log_artifact(artifact)
         run.finish()
+
+
+def chosen_mode(config: Config) -> str:
+    """The mode of W&B; ``auto`` is online where there is a key."""
+    mode = config.logging.wandb.mode
+    return mode if mode != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
 
 
 def abandon_service() -> None:
@@ -164,18 +165,18 @@ def abandon_service() -> None:
 
 def children(name: str) -> list[int]:
     """The running processes called `name` that this one started (Linux; none elsewhere)."""
-    found = []
+    processes = []
     for thread in Path("/proc/self/task").glob("*/children"):
         for process in thread.read_text().split():
             with contextlib.suppress(OSError):  # it has just ended
                 called, _, state = Path(f"/proc/{process}/stat").read_text().partition("(")[2].rpartition(")")
                 if called == name and not state.lstrip().startswith("Z"):
-                    found.append(int(process))
-    return found
+                    processes.append(int(process))
+    return processes
 
 
 def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
-    """All that grows, by name."""
+    """Counters that only grow, by name."""
     return {
         "steps": statistics.steps,
         "forwards": statistics.forwards,
@@ -190,12 +191,9 @@ def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
 
 def confidences(scores: torch.Tensor | None) -> dict[str, float]:
     """Mean score of the anchors and of the best branches in the last step, where there was a choice."""
-    if scores is None or scores.shape[1] < 2:
-        return {}
-    ran = scores[torch.isfinite(scores).sum(1) > 1]
-    if not len(ran):
-        return {}
-    return {"confidence/anchor": float(ran[:, 0].mean()), "confidence/best": float(ran.amax(1).mean())}
+    if scores is not None and len(chosen := scores[torch.isfinite(scores).sum(1) > 1]):
+        return {"confidence/anchor": float(chosen[:, 0].mean()), "confidence/best": float(chosen.amax(1).mean())}
+    return {}
 
 
 def memory_gib() -> float:

@@ -119,10 +119,10 @@ def test_what_triton_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_memory_is_held_against_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
     for free, state in ((40 * gib, State.FINE), (800 << 20, State.SLOW), (1 << 20, State.BROKEN)):
-        monkeypatch.setattr(program, "available", lambda free=free: free)
-        assert program.room(machine("engine.max_sequences=128")).state == state, free
-    monkeypatch.setattr(program, "available", lambda: 600 << 20)
-    assert "too little is left for one sequence" in program.room(machine()).text
+        monkeypatch.setattr(program, "available_memory", lambda free=free: free)
+        assert program.memory_needed(machine("engine.max_sequences=128")).state == state, free
+    monkeypatch.setattr(program, "available_memory", lambda: 600 << 20)
+    assert "too little is left for one sequence" in program.memory_needed(machine()).text
 
 
 def test_a_run_folder_must_be_writable_roomy_and_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

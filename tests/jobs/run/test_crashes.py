@@ -155,7 +155,7 @@ def test_what_counts_as_a_crash(tmp_path: Path, error: BaseException | None, lon
         begun = Begun(tmp_path, attempt, 0, lone)
         begun.note(*(["a", "b", "c"] if attempt < 3 else ["b", "x"]))
         begun.note("c", ended=True)
-        begun.leave(error)
+        begun.__exit__(type(error), error, None)
     ids, done = ids_of("a", None, "b", "c"), bytearray(4)
     assert crashes(tmp_path, ids, done, 0) == bytearray([2 * kept, 0, 3 * kept, 0])
     assert crashes(tmp_path, ids, done, 2) == bytearray([kept, 0, 2 * kept, 0])

@@ -30,7 +30,7 @@ from lopa_dist.jobs.run.job import Job, run
 from lopa_dist.jobs.run.results import NOT_NUMBERS
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, settings_distinguish, short_names
-from lopa_dist.jobs.show.sweep import Group
+from lopa_dist.jobs.show.seed_groups import SeedGroup
 from lopa_dist.jobs.show.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -436,7 +436,7 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     """By decode settings where they do, else by what their names do not have in common."""
     report = finished[1]
     named = [(f"seed={i},task.limit=9", report) for i in range(2)]
-    groups = [Group(name, report, []) for name, report in named]
+    groups = [SeedGroup(name, report, []) for name, report in named]
     assert not settings_distinguish(groups)
     assert short_names([name for name, _ in named]) == ["seed=0", "seed=1"]
     for name, _ in named:
@@ -448,8 +448,8 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     assert "seed=0" in shown
     assert "seed=1" in shown
     other = report | {"decode": report["decode"] | {"branches": 5}}
-    assert settings_distinguish([Group("decode.branches=2", report, []), Group("decode.branches=5", other, [])])
-    assert not settings_distinguish([Group("plain", report, []), Group("lopa", other, [])])
+    assert settings_distinguish([SeedGroup("decode.branches=2", report, []), SeedGroup("decode.branches=5", other, [])])
+    assert not settings_distinguish([SeedGroup("plain", report, []), SeedGroup("lopa", other, [])])
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):

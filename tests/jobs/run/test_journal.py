@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.engine.request import Request
-from lopa_dist.jobs.run.journal import Journal, Writer, difference, merge, request_id
+from lopa_dist.jobs.run.journal import Journal, Writer, difference, merge
 from lopa_dist.parallel.launcher import Start
 from tests.jobs.run.test_packed import ids_of
 
@@ -125,30 +124,8 @@ def test_a_restart_goes_on_whatever_its_command_line_says(
     assert len(list(tmp_path.glob("journal.old*"))) == (1 if again else 2)
 
 
-def test_a_request_is_the_same_when_its_text_would_be() -> None:
-    request = Request(4, [1, 2], 8, 77)
-    same = request_id("a", Request(0, [1, 2], 8, 77))
-    assert request_id("a", request) == same
-    others = [Request(4, [1, 3], 8, 77), Request(4, [1, 2], 9, 77), Request(4, [1, 2], 8, 78)]
-    assert len({same, request_id("b", request), *(request_id("a", o) for o in others)}) == 5
-
-
 def test_difference_names_nested_keys() -> None:
     assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3, "d": 4}) == ["c was 2, is 3", "d was None, is 4"]
-
-
-def test_what_it_is_judged_by_makes_another_request() -> None:
-    request = Request(0, [1, 2], 5, 3)
-    assert len({request_id("a", request), request_id("a", request, reference="5")}) == 2
-    tests = ("def f():", "assert f() == 1")
-    assert request_id("a", request, (), tests) == request_id("a", request, reference=tests)
-    assert request_id("a", request, ["5"]) != request_id("a", request, reference=["5"])
-
-
-def test_other_stop_strings_make_another_request() -> None:
-    request = Request(0, [1, 2], 5, 3)
-    assert request_id("a", request) == request_id("a", request, ())
-    assert len({request_id("a", request), request_id("a", request, ["x"]), request_id("a", request, ["y"])}) == 3
 
 
 def test_a_run_folder_that_is_removed_is_noticed_at_once(tmp_path: Path) -> None:

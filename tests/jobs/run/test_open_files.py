@@ -13,7 +13,7 @@ import pytest
 
 from lopa_dist.jobs.run import open_files
 from lopa_dist.jobs.run.journal import Journal, merge
-from lopa_dist.jobs.run.open_files import OpenFiles, lines_of
+from lopa_dist.jobs.run.open_files import lines_of, mapped_files
 from lopa_dist.jobs.run.packed import RequestIds
 
 resource = pytest.importorskip("resource")
@@ -40,10 +40,11 @@ def part_files(tmp_path: Path) -> list[Path]:
 
 
 def test_places_in_many_files(part_files: list[Path]) -> None:
-    with few_files(open_files.OPEN + 20), OpenFiles() as files:
+    mapped = mapped_files()
+    with few_files(open_files.OPEN + 20):
         for number in [*range(300), *reversed(range(300))]:
             second = len(f"{number} a\u2028\n".encode())
-            assert files.read(part_files[number], second, 3) == f"{number} b"[:3].encode()
+            assert mapped(part_files[number])[second : second + 3] == f"{number} b"[:3].encode()
 
 
 def test_lines_of_many_files(part_files: list[Path]) -> None:

@@ -40,6 +40,6 @@ def test_what_a_row_has_not_is_nan() -> None:
     nan = math.nan
     assert columns["a"].tolist() == pytest.approx([1, 2.5, nan, nan], nan_ok=True)
     assert columns["also.x"].tolist() == pytest.approx([nan, 1, nan, 0], nan_ok=True)
-    assert columns.given("also.x").tolist() == [1, 0]
+    assert columns.known("also.x").tolist() == [1, 0]
     assert set(columns.columns) == {"a", "also.x", "b"}
-    assert columns.given("never").tolist() == []
+    assert columns.known("never").tolist() == []

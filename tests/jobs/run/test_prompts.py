@@ -115,7 +115,7 @@ def test_the_template_gets_its_variables(embedded_tokenizer: PreTrainedTokenizer
 
     def rendered(**given: Any) -> Any:
         config = Config(model=ModelOptions(template=given), decode=DecodeConfig(max_new_tokens=8))
-        return Encoder(config, SMALL, tokenizer).render(0, Item("a", messages=TURNS[:1]))
+        return Encoder(config, SMALL, tokenizer).render(Item("a", messages=TURNS[:1])).text
 
     assert rendered() == rendered(enable_thinking=True) == "<|user|> Tom has 3 coins .<|assistant|>"
     assert rendered(enable_thinking=False) == rendered() + "<think>\n\n</think>"

@@ -14,7 +14,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare, curves_of
-from lopa_dist.jobs.show.sweep import Group, load_reports
+from lopa_dist.jobs.show.seed_groups import SeedGroup, load_reports
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
 from tests.pages import Page
@@ -73,10 +73,10 @@ def fronts(page: Page) -> list[bool]:
     return ["best" in str(attributes.get("class")).split() for tag, attributes in page.tags if tag == "g"]
 
 
-def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[Group]:
+def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[SeedGroup]:
     """Runs of a sweep with these decode settings."""
     return [
-        Group(",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of}, [])
+        SeedGroup(",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of}, [])
         for of in settings
     ]
 

@@ -13,7 +13,7 @@ from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.report import UNCONFINED, accuracy_interval, figures, read_report
-from lopa_dist.jobs.show.run_page import LONGEST, asked, asked_again, short, write_run_page
+from lopa_dist.jobs.show.run_page import LONGEST, questions_again, questions_of, short, write_run_page
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.task import Item
 from tests.jobs.run.test_job import config
@@ -41,7 +41,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     lines[0]["text"] = HOSTILE
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_run_page(folder, report, asked_again(report))
+    write_run_page(folder, report, questions_again(report))
     return folder
 
 
@@ -123,7 +123,7 @@ def test_the_report_command_makes_the_same_page_again(judged: Path, hostile: Pat
 def test_an_input_that_is_gone_leaves_the_answers(hostile: Path, tmp_path: Path) -> None:
     report = read_report(hostile / "report.json")
     for source in ("-", str(tmp_path / "gone.jsonl")):
-        assert asked_again(report | {"task": report["task"] | {"input": source}}) == {}
+        assert questions_again(report | {"task": report["task"] | {"input": source}}) == {}
     folder = tmp_path / "run"
     shutil.copytree(hostile, folder)
     write_run_page(folder, report, {})
@@ -151,7 +151,7 @@ def test_questions_go_without_what_all_prompts_share_and_are_cut() -> None:
         Item("b", messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]),
         Item("c", error="no prompt"),
     ]
-    assert asked(items) == {"a": "Mine", "b": "Why?", "c": ""}
+    assert questions_of(items) == {"a": "Mine", "b": "Why?", "c": ""}
     assert short("x" * (LONGEST + 5)) == "x" * LONGEST + " [5 more characters]"
 
 

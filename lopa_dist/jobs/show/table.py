@@ -11,12 +11,13 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.run.results import result_lines
 from lopa_dist.jobs.show.report import read_report
 from lopa_dist.jobs.show.run_page import items_again, question
 from lopa_dist.remote import is_remote, put
-from lopa_dist.whole import whole
+from lopa_dist.tasks.task import Item
 
 AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
@@ -64,7 +65,7 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
 def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
     """Yield a file that is put in its place, here or elsewhere, when it is whole."""
     if not is_remote(str(out)):
-        with whole(Path(out).expanduser()) as file:
+        with atomic(Path(out).expanduser()) as file:
             yield file
         return
     with TemporaryDirectory(prefix="lopa_dist-") as folder:
@@ -73,12 +74,12 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
         put(file, str(out), key)
 
 
-def write_parquet(file: Path, found: Iterator[dict[str, Any]], kinds: dict[str, set[type]]) -> None:
+def write_parquet(file: Path, table_rows: Iterator[dict[str, Any]], kinds: dict[str, set[type]]) -> None:
     """Write rows, some at a time; a column whose values are of several kinds holds texts.
 
     Args:
         file: to be written.
-        found: the rows.
+        table_rows: the rows.
         kinds: of the values, by column.
     """
     try:
@@ -87,44 +88,37 @@ def write_parquet(file: Path, found: Iterator[dict[str, Any]], kinds: dict[str, 
     except ImportError as error:
         raise ValueError("a .parquet file needs pyarrow: pip install 'lopa_dist[eval]', or write .csv") from error
     types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
-    alone = {name: of - {type(None)} for name, of in kinds.items()}
-    texts = {name for name, of in alone.items() if len(of) != 1 or not of & types.keys()}
-    columns = [(name, pyarrow.string() if name in texts else types[next(iter(of))]) for name, of in alone.items()]
-    with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns)) as writer:
-        while some := list(islice(found, AT_ONCE)):
+    columns = {}
+    for name, found in kinds.items():
+        [kind, *others] = found - {type(None)} or {str}
+        columns[name] = pyarrow.string() if others else types.get(kind, pyarrow.string())
+    texts = [name for name, kind in columns.items() if kind == pyarrow.string()]
+    with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns.items())) as writer:
+        while some := list(islice(table_rows, AT_ONCE)):
             for name in texts:
                 for row in some:
                     row[name] = None if row.get(name) is None else str(row[name])
             writer.write_table(pyarrow.Table.from_pylist(some, writer.schema))
 
 
-def questions(folder: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield the place, the name and the question of each item of a run, read from its input once more.
+def lines_and_items(folder: Path) -> Iterator[tuple[dict[str, Any], Item | None]]:
+    """Yield each line of a run's results with what its input, read once more, has there: None if that is shorter now.
 
     Raises:
-        ValueError, OSError: it cannot be read again.
+        ValueError, OSError: the input cannot be read again.
     """
-    report = read_report(folder / "report.json")
-    first, step = (report["task"].get(key, default) for key, default in (("shard", 0), ("shards", 1)))
-    step = step if "shard" in report["task"] else 1
-    for number, item in enumerate(items_again(report)):
-        yield first + step * number, item.custom_id, question(item)
-
-
-def asked(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Yield each line of the results with the name and the question of its item; names differ if the input changed."""
-    items = questions(folder)
-    index, name, text = -1, "", ""
+    items = items_again(read_report(folder / "report.json"))
+    index, item = -1, None
     for _, line in result_lines(folder / "results.jsonl"):
         while index < line["index"]:
-            index, name, text = next(items, (line["index"], "", ""))
-        yield line, name, text
+            index, item = next(items, (line["index"], None))
+        yield line, item
 
 
 def why_without_prompts(folder: Path) -> str:
     """Return why a table has no prompts; empty where it has."""
     try:
-        if any(line["custom_id"] != name for line, name, _ in asked(folder)):
+        if any(item is None or line["custom_id"] != item.custom_id for line, item in lines_and_items(folder)):
             return "\nwithout prompts: the input has changed since the run"
     except (ValueError, OSError) as error:
         return f"\nwithout prompts: {error}"
@@ -133,14 +127,14 @@ def why_without_prompts(folder: Path) -> str:
 
 def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
     """The results of a run, each by the names of the columns; columns of the input keep their names where they can."""
-    lines = asked(folder) if prompts else ((line, "", "") for _, line in result_lines(folder / "results.jsonl"))
-    for line, _, prompt in lines:
+    lines = lines_and_items(folder) if prompts else ((line, None) for _, line in result_lines(folder / "results.jsonl"))
+    for line, item in lines:
         sample = line.get("sample")
         row: dict[str, Any] = {"id": line["custom_id"]}
         if sample is not None:
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
-        if prompts:
-            row["prompt"] = prompt
+        if item is not None:
+            row["prompt"] = question(item)
         row |= {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
         if "tpf" in line:
             row["tokens_per_forward"] = line["tpf"]

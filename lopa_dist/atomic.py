@@ -1,16 +1,16 @@
-"""Files that are there whole or not at all, whatever kills their writer, and errors that say which file failed."""
+"""Files that are complete or not there, whatever kills their writer, and errors that say which file failed."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def named(file: Path) -> Iterator[None]:
+def naming(file: Path) -> Iterator[None]:
     """Errors of writing `file` bear its name: the system does not say where a disk is full."""
     try:
         yield
@@ -20,7 +20,7 @@ def named(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole(file: Path, mark: str = "") -> Iterator[Path]:
+def atomic(file: Path, mark: str = "") -> Iterator[Path]:
     """Yield a temporary file to write to; on success it is synced to disk and renamed to `file`.
 
     If writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt. Writers
@@ -28,7 +28,7 @@ def whole(file: Path, mark: str = "") -> Iterator[Path]:
     """
     partial = file.with_name(f"{file.name}{mark}.partial")
     try:
-        with named(file):
+        with naming(file):
             yield partial
             with partial.open("rb") as written:
                 os.fsync(written.fileno())
@@ -36,6 +36,12 @@ def whole(file: Path, mark: str = "") -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         raise
     partial.replace(file)
+
+
+def write_lines(file: Path, lines: Iterable[str]) -> None:
+    """Write texts, which bring their line ends, into a file that is complete or not there (`atomic`)."""
+    with atomic(file) as partial, partial.open("w", encoding="utf-8") as out:
+        out.writelines(lines)
 
 
 def no_room(error: OSError, then: str) -> str:

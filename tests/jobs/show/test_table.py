@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lopa_dist.config import TaskConfig
-from lopa_dist.jobs.commands.table import write_table
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.table import write_table
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
 

@@ -9,18 +9,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import yaml
-
 from lopa_dist.checks import UserError
-from lopa_dist.jobs.commands.explain import shown
+from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
-from lopa_dist.jobs.show.report import read_report
+from lopa_dist.jobs.show.report import read_report, typed_words
 
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """A point of a comparison: a run, or runs that differ in their seed alone.
 
     Attributes:
@@ -53,24 +51,24 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
     """Run folders without a report, by their names, with what was typed: jobs that failed, or still run."""
-    found = []
+    runs = []
     for file in sorted(folder.rglob(".hydra/overrides.yaml")):
         run = file.parent.parent
         parents = [parent for parent in (run, *run.parents) if parent == folder or folder in parent.parents]
         if not any((parent / "report.json").exists() for parent in parents):
-            typed = (text.partition("=") for text in yaml.safe_load(file.read_text(encoding="utf-8")) or [])
-            found.append((str(run.relative_to(folder)), {key: value for key, _, value in typed}))
-    return found
+            typed = dict(word.partition("=")[::2] for word in typed_words(run))
+            runs.append((str(run.relative_to(folder)), typed))
+    return runs
 
 
 def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
     """What a run's texts depend on, by name; names of decode settings go without their section."""
     sections = {"": "decode", "model.": "model", "task.": "task"}
-    found = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
-    return found | {"seed": report.get("seed")}
+    settings = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
+    return settings | {"seed": report.get("seed")}
 
 
-def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[Group]:
+def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[SeedGroup]:
     """Runs whose settings differ in nothing but the seed as one point each, the slowest first.
 
     A point's accuracy is the mean, but its confidence interval is a single run's: another seed asks no new problem.
@@ -79,16 +77,16 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[G
     for name, report in named:
         key = json.dumps(settings_by_name(report) | {"seed": None}, sort_keys=True)
         points.setdefault(key, []).append((name, report))
-    found = []
+    groups = []
     for runs in points.values():
         seeds = [report.get("seed") for _, report in runs]
         if len(runs) > 1 and len(set(seeds)) == len(runs):
             names = [",".join(p for p in name.split(",") if not p.startswith("seed=")) for name, _ in runs]
             name = names[0] if len(set(names)) == 1 and names[0] else " + ".join(name for name, _ in runs)
-            found.append(Group(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
+            groups.append(SeedGroup(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
         else:
-            found += [Group(name, report, [folder / name]) for name, report in runs]
-    return sorted(found, key=lambda point: point.report["tpf"])
+            groups += [SeedGroup(name, report, [folder / name]) for name, report in runs]
+    return sorted(groups, key=lambda point: point.report["tpf"])
 
 
 def mean_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -106,7 +104,7 @@ def mean_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return first | means | {"tokens_per_s": first["tokens_per_s"] | {"job": job}} | seeds
 
 
-def find_baseline(groups: Sequence[Group], asked: str) -> Group:
+def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
     """The point that is called `asked`, or the only one with these settings, as in ``decode.drafts=0,tau_conf=0.9``.
 
     Raises:
@@ -116,11 +114,11 @@ def find_baseline(groups: Sequence[Group], asked: str) -> Group:
     if len(named) == 1:
         return named[0]
     wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
-    found = [group for group in groups if wanted and wanted.items() <= in_words(group.report).items()]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(group.name for group in found or groups)
-    many = f"{len(found)} runs have these settings" if found else "no run is called so or has these settings"
+    matching = [group for group in groups if wanted and wanted.items() <= in_words(group.report).items()]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(group.name for group in matching or groups)
+    many = f"{len(matching)} runs have these settings" if matching else "no run is called so or has these settings"
     raise UserError(f"--baseline {asked}: {many}; there are {names}")
 
 
@@ -129,7 +127,7 @@ def in_words(report: dict[str, Any]) -> dict[str, str]:
     return {key: shown(value) for key, value in settings_by_name(report).items()}
 
 
-def differences(groups: Sequence[Group], baseline: Group) -> list[Paired | None]:
+def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired | None]:
     """Each point compared with the baseline on the same problems; None for the baseline and where nothing is judged."""
     of: Verdicts = verdicts(baseline.folders)
     return [None if group is baseline else compared(verdicts(group.folders), of) for group in groups]
