@@ -17,6 +17,11 @@ class UserError(ValueError):
     """A mistake that a person can mend: shown as one line, without a traceback."""
 
 
+def in_a_line(error: Exception) -> str:
+    """An error of another package in one line of at most 300 characters."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
 def did_you_mean(word: str, known: Sequence[str], number: int = 1) -> str:
     """Return ``; did you mean X?`` with the nearest of the known words, or a full stop."""
     near = get_close_matches(word, known, number)

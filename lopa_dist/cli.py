@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import signal
@@ -158,9 +157,9 @@ def summary(report: dict[str, Any], folder: Path) -> float:
 
 def first_of(folder: Path, key: str) -> str:
     """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged."""
-    with (folder / "results.jsonl").open(encoding="utf-8") as lines:
-        messages = (line[key] for text in lines if key in (line := json.loads(text)))
-        return str(next(messages, f"see {folder / 'results.jsonl'}"))
+    from lopa_dist.jobs.run.results import results
+
+    return str(next((line[key] for line in results(folder) if key in line), f"see {folder / 'results.jsonl'}"))
 
 
 def hint(arguments: list[str]) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lopa_dist.checks import in_a_line
+
 PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
@@ -31,7 +33,7 @@ def opened(path: str, key: str) -> tuple[Any, str]:
     except ImportError as error:  # which says what to install
         raise ValueError(f"{key}={path}: {error}") from error
     except Exception as error:  # packages raise whatever they like: names, credentials
-        raise ValueError(f"{key}={path}: {reason(error)}") from error
+        raise ValueError(f"{key}={path}: {in_a_line(error)}") from error
     return system, str(inside)
 
 
@@ -41,7 +43,7 @@ def exists(path: str, key: str) -> bool:
     try:
         return bool(system.exists(inside))
     except Exception as error:  # as above; and networks
-        raise ValueError(f"{key}={path}: cannot be reached ({reason(error)})") from error
+        raise ValueError(f"{key}={path}: cannot be reached ({in_a_line(error)})") from error
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def fetched(path: str, key: str) -> Iterator[Path]:
         try:
             system.get_file(inside, str(copy))
         except Exception as error:  # as above
-            raise ValueError(f"{key}={path}: cannot be read ({reason(error)})") from error
+            raise ValueError(f"{key}={path}: cannot be read ({in_a_line(error)})") from error
         yield copy
 
 
@@ -67,9 +69,4 @@ def put(file: Path, path: str, key: str) -> None:
     try:
         system.put_file(str(file), inside)
     except Exception as error:  # as above
-        raise ValueError(f"{key}={path}: cannot be written ({reason(error)})") from error
-
-
-def reason(error: Exception) -> str:
-    """An error in one line, without what a package tells of its inside."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        raise ValueError(f"{key}={path}: cannot be written ({in_a_line(error)})") from error

@@ -88,6 +88,6 @@ class SweepFolder(Callback):  # type: ignore[misc]  # hydra has no types
 
 def say_how_to_compare() -> None:
     """Print the command that compares the runs of this process' sweep, if some have ended."""
-    folder = SweepFolder.folder
+    folder, SweepFolder.folder = SweepFolder.folder, None
     if folder is not None and any(folder.glob("*/report.json")):
         print(f"Compare the runs: lopa-dist report {shlex.quote(str(folder))}")

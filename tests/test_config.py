@@ -495,14 +495,15 @@ def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> 
 
 
 def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines = [{"finish_reason": "stop"}] + [{"finish_reason": "error", "error": f"line {i}: bad"} for i in (2, 3)]
+    every = {"custom_id": "a", "index": 0, "finish_reason": "error"}
+    lines = [every | {"finish_reason": "stop"}, *(every | {"error": f"line {i}: bad"} for i in (2, 3))]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = {"requests": 3, "errors": 2, "tpf": 1.0, "tokens_per_s": {"job": 0.0}}
     with caplog.at_level("INFO", "lopa_dist"):
         assert cli.summary(report, tmp_path) == 1.0
     assert "2 with errors (see errors.jsonl)" in caplog.messages[0]
     assert caplog.messages[1] == "the first error: line 2: bad"
-    lines.append({"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
+    lines.append(every | {"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | {"unjudged": 1}, tmp_path)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from lopa_dist.checks import in_a_line
+
 log = logging.getLogger("lopa_dist")
 T = TypeVar("T")
 ABANDON_S = 5.0  # that letting go of something lost may take
@@ -56,7 +58,7 @@ class Extra:
             try:
                 results.append(act())
             except Exception as error:
-                self._lose(reason(error))
+                self._lose(in_a_line(error))
             finally:
                 done.set()
 
@@ -82,7 +84,7 @@ class Extra:
             try:
                 act()
             except Exception as error:
-                self._lose(reason(error))
+                self._lose(in_a_line(error))
             self._since = None
 
     def _lose(self, why: str) -> None:
@@ -94,8 +96,3 @@ class Extra:
         letting_go = threading.Thread(target=self.abandon, daemon=True)
         letting_go.start()
         letting_go.join(ABANDON_S)
-
-
-def reason(error: Exception) -> str:
-    """An exception in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -7,14 +7,12 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
@@ -34,7 +32,6 @@ from lopa_dist.jobs.run.journal import Merged, Writer, merge
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.output import write_output
-from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.results import (
@@ -158,9 +155,9 @@ class Job:
     def run(self) -> dict[str, Any]:
         """Generate, write, report; the report on rank 0."""
         config, group = self.config, self.group
-        before = self.finished_before() if self.is_rank_0 else None
+        before = self.finished_before() if self.is_rank_0 else {}
         if group.store.broadcast("finished", "yes" if before else "no") == "yes":
-            return before or {}
+            return before
         model = self.builder.load(self.is_rank_0, group.tensor)
         if self.is_rank_0:
             self.announce(model)
@@ -217,19 +214,16 @@ class Job:
         if self.group.is_leader:
             self.begun.note(*(request_id(self.input.items[request.index], request) for request in requests))
 
-    def finished_before(self) -> dict[str, Any] | None:
-        """The report of an earlier attempt, under the same settings on the same input, that left nothing to do."""
-        file = self.folder / "report.json"
-        if self.requests or not file.exists():
-            return None
-        try:
-            report = read_report(file)
-        except ValueError:
-            return None  # it is made anew
-        if report.get("input") != self.digest() or report["requests"] != len(self.input):
-            return None
-        if self.attempt.rejudged or report.get("unjudged"):
-            return None
+    def finished_before(self) -> dict[str, Any]:
+        """The report of an earlier attempt of the same job that left nothing to do; empty where there is none."""
+        file, report = self.folder / "report.json", {}
+        if not self.requests and not self.attempt.rejudged and file.exists():
+            with suppress(ValueError):  # a damaged one is made anew
+                report = read_report(file)
+        if not report or report.get("unjudged") or report["requests"] != len(self.input):
+            return {}
+        if report.get("input") != self.digest():
+            return {}
         self.merge()
         write_errors(self.folder, report["errors"])
         self.write_batch_output()
@@ -305,24 +299,20 @@ class Job:
         amounts = Counter[str]()
         try:
             for verdict in verdicts:
-                answer, score = verdict.answer, verdict.score
-                generation = answer.generation
-                entry = {"id": request_id(answer.item, generation.request), "at": answer.at}
+                item, generation = verdict.answer.item, verdict.answer.generation
+                entry = {"id": request_id(item, generation.request), "at": verdict.answer.at}
                 amounts.update(done=1)
                 if generation.finish_reason == "error":
-                    entries.append(entry | {"line": error_line(answer.item, NOT_NUMBERS)})
+                    entries.append(entry | {"line": error_line(item, NOT_NUMBERS)})
                     continue
-                figures, token_ids = Figures.of(generation, score, answer.item), self.config.logging.token_ids
-                line = generation_line(answer.item, generation, answer.text, score, token_ids, self.pieces)
-                if answer.reasoning is not None:
-                    line["reasoning"] = answer.reasoning
+                figures = Figures.of(generation, verdict.score, item)
+                line = generation_line(verdict, self.config.logging.token_ids, self.pieces)
                 if self.attempt.changes:
                     line["retried_with"] = self.attempt.changes
-                if (rule := verdict_rule(self.attempt.settings, answer.item)) is not None:
+                if (rule := verdict_rule(self.attempt.settings, item)) is not None:
                     entry |= {"judged_by": rule}
                 if verdict.failure:
                     entry |= {"unjudged": True}
-                    line |= {"correct": None, "unjudged": verdict.failure}
                 entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
                 amounts.update(tokens=figures.tokens, forwards=0 if generation.likelihoods else figures.forwards)
                 if figures.correct is not None:
@@ -340,26 +330,22 @@ class Job:
         """Merge all attempts' results into input order and report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
         merged = self.merge()
-        figures, replicas, errors = merged.figures, merged.replicas, merged.failed + sum(self.input.rejected)
+        errors = merged.failed + sum(self.input.rejected)
         write_errors(folder, errors)
-        complete = len(figures) + errors == len(self.input)
-        if not complete and not stopped:
-            raise RuntimeError(
-                f"{len(figures) + errors} result lines of {len(self.input)} requests in {folder}; "
-                "is it one folder for all ranks?"
-            )
-        if complete:
+        lines = len(merged.figures) + errors
+        if lines == len(self.input):
             self.write_batch_output()
-        else:
+        elif stopped:
             (folder / BATCH_OUTPUT).unlink(missing_ok=True)  # of an earlier input
-        for replica in replicas:
+        else:
+            raise RuntimeError(
+                f"{lines} result lines of {len(self.input)} requests in {folder}; is it one folder for all ranks?"
+            )
+        for replica in merged.replicas:
             if replica["attempt"] == self.attempt.number and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
-        decode_s = generation_s(figures, replicas)
         wall_s = time.perf_counter() - self.began
-        report = build_report(
-            config, figures, errors, merged.unjudged, merged.work, statistics, traffic, self.group, decode_s, wall_s
-        )
+        report = build_report(config, merged, errors, statistics, traffic, self.group, wall_s)
         report |= {
             "weights": self.attempt.settings["model"],
             "attempts": self.attempt.number,
@@ -424,15 +410,3 @@ def in_words(decode: DecodeConfig) -> str:
     drafts = f" and {decode.drafts} drafts a branch" if decode.drafts else ""
     where = f"context {decode.context} in blocks of {decode.block_size}"
     return f"{decode.branches} lookahead branches{drafts}, {where}"
-
-
-def generation_s(figures: Columns, replicas: Sequence[dict[str, Any]]) -> float:
-    """Return the seconds of generation in all attempts, each up to the last entry that it wrote.
-
-    Args:
-        figures: of the finished requests.
-        replicas: the entries that replicas wrote at their ends.
-    """
-    attempts = np.append(figures["attempt"], [replica["attempt"] for replica in replicas])
-    seconds = np.append(figures["at"], [replica["at"] for replica in replicas])
-    return sum(float(seconds[attempts == attempt].max()) for attempt in set(attempts.tolist()))

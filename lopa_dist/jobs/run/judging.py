@@ -55,7 +55,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         self.slow = task if isinstance(task, SlowTask) else None
         self.ending = Event()
         self.pool = ThreadPoolExecutor(at_once, "judge")  # starts no thread before it has work
-        self.open: dict[Future[Verdict], Answer] = {}  # without a verdict, or with one not collected yet
+        self.open = set[Future[Verdict]]()  # without a verdict, or with one not collected yet
         self.finished: SimpleQueue[Future[Verdict]] = SimpleQueue()
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         else:
             future = Future()
             future.set_result(self.judge(answer, ()))
-        self.open[future] = answer
+        self.open.add(future)
         future.add_done_callback(self.finished.put)
 
     def judge(self, answer: Answer, pauses_s: Sequence[float]) -> Verdict:
@@ -113,6 +113,6 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         with contextlib.suppress(Empty):
             future = self.finished.get(timeout=wait_s)
             while True:
-                del self.open[future]
+                self.open.remove(future)
                 yield future.result()
                 future = self.finished.get_nowait()

@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.atomic import write_lines
 from lopa_dist.decode.written import Written
 from lopa_dist.engine.request import Generation, Given, Likelihood
+from lopa_dist.jobs.run.judging import Verdict
 from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.models.tokenizer import text_of
-from lopa_dist.tasks.task import Item, Score
+from lopa_dist.tasks.task import Item
 
 ERRORS = "errors.jsonl"
 
@@ -99,14 +100,14 @@ def logprob(written: Written) -> float:
     return min(0.0, math.log(max(written.probability, sys.float_info.min)))
 
 
-def generation_line(
-    item: Item, generation: Generation, text: str, score: Score | None, token_ids: bool, pieces: Pieces
-) -> dict[str, Any]:
+def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[str, Any]:
     """The line of a finished request; `journal.merge` adds its place in the input."""
-    request, count = generation.request, len(generation.tokens)
+    answer, score = verdict.answer, verdict.score
+    item, generation, request = answer.item, answer.generation, answer.generation.request
+    count = len(generation.tokens)
     line: dict[str, Any] = {
         "custom_id": item.custom_id,
-        "text": text,
+        "text": answer.text,
         "finish_reason": generation.finish_reason,
         "usage": {
             "prompt_tokens": len(request.prompt) + len(request.suffix),
@@ -132,6 +133,10 @@ def generation_line(
         line |= {f"correct_{rule}": right for rule, right in score.also.items()}
         line |= {"reason": score.reason} if score.reason else {}
         line |= {"metrics": score.metrics} if score.metrics else {}
+    if answer.reasoning is not None:
+        line["reasoning"] = answer.reasoning
+    if verdict.failure:
+        line |= {"correct": None, "unjudged": verdict.failure}
     return line
 
 

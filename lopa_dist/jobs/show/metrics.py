@@ -15,7 +15,7 @@ from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.engine.work import Work
+from lopa_dist.jobs.run.journal import Merged
 from lopa_dist.jobs.run.packed import Columns
 from lopa_dist.jobs.run.results import logprob
 from lopa_dist.parallel.group import Group
@@ -62,14 +62,11 @@ class Figures:
 
 def build_report(
     config: Config,
-    figures: Columns,
+    merged: Merged,
     errors: int,
-    unjudged: int,
-    work: Work,
     statistics: Statistics,
     traffic: Mapping[str, int],
     group: Group,
-    decode_s: float,
     wall_s: float,
 ) -> dict[str, Any]:
     """Return `report.json`.
@@ -82,12 +79,13 @@ def build_report(
     finish. `reference_counting` counts as the LoPA code does: filler included, one more step a sample, the first
     round's time left out.
     """
+    figures, work, decode_s = merged.figures, merged.work, generation_s(merged)
     tokens, forwards, seconds, filled = (figures[name] for name in ("tokens", "forwards", "seconds", "filled"))
     later = seconds - figures["first_step_seconds"]
     rates = tokens / np.maximum(seconds, 1e-9)
     report: dict[str, Any] = {"schema": 1, "requests": len(figures) + errors, "errors": errors}
-    if unjudged:
-        report["unjudged"] = unjudged
+    if merged.unjudged:
+        report["unjudged"] = merged.unjudged
     correct = figures.known("correct")
     if len(correct):
         report |= {"accuracy": mean(correct), "judged": len(correct)}
@@ -147,6 +145,14 @@ def build_report(
         "decode_s": decode_s,
         "wall_s": wall_s,
     }
+
+
+def generation_s(merged: Merged) -> float:
+    """Return the seconds of generation in all attempts, each up to the last entry that it wrote."""
+    figures, replicas = merged.figures, merged.replicas
+    attempts = np.append(figures["attempt"], [replica["attempt"] for replica in replicas])
+    seconds = np.append(figures["at"], [replica["at"] for replica in replicas])
+    return sum(float(seconds[attempts == attempt].max()) for attempt in set(attempts.tolist()))
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
