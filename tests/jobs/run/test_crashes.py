@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lopa_dist.config import Config, JobConfig, TaskConfig
+from lopa_dist.decode import FAILED
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.running_batch import RunningBatch
 from lopa_dist.jobs.run.crashes import Begun, crashes
@@ -99,8 +100,10 @@ def test_errors_alone_run_again(
     generation, admit, admitted = RunningBatch.generation, RunningBatch.admit, set[int]()
 
     def failing(*which: int) -> Callable[..., Any]:
-        def found(self: RunningBatch, admission: Any, tokens: list[int], failed: bool, *rest: Any) -> Any:
-            return generation(self, admission, tokens, failed or admission.request.index in which, *rest)
+        def found(self: RunningBatch, slot: int, *rest: Any) -> Any:
+            if self.running[slot].request.index in which:
+                self.host.done[slot] = FAILED
+            return generation(self, slot, *rest)
 
         return found
 
