@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS
+from lopa_dist.kernels.quantized import FP8
 
-FP8 = torch.float8_e4m3fn
 GATE_BLOCK = 2048  # columns a program of SwiGLU's: 16 a thread, two vector loads each of gate and up
 FP8_BLOCK = 8192  # columns at a time where SwiGLU's result is quantised: 16 a thread
 

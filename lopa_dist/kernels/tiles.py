@@ -119,7 +119,7 @@ def tile(
         segments.start, segments.rows, segments.hi, depth, segments.shared_base, segments.shared, segments.own_base,
         *(segments.tail or ()),
     )  # fmt: skip
-    found = kept.get(key)
+    found = kept.tiles.get(key)
     if found is None:
         found = kept.put(key, replace(tiles_of(segments, tile_rows, split, stacked), until=None))
     return found if until is None else replace(found, until=until)
@@ -139,10 +139,6 @@ class KeptTiles:
     def __init__(self) -> None:
         self.tiles: dict[tuple[bytes, ...], Tiles] = {}
         self.rows = 0
-
-    def get(self, key: tuple[bytes, ...]) -> Tiles | None:
-        """Return the tiles that were put under a key."""
-        return self.tiles.get(key)
 
     def put(self, key: tuple[bytes, ...], tiles: Tiles) -> Tiles:
         """Keep tiles, and return them."""
