@@ -239,11 +239,12 @@ class Scorer:
 
     def hidden(self, tokens: list[int], positions: list[int], segments: Ints, ends: Ints) -> Tensor:
         """Hidden states ``[R, d]`` of packed rows."""
-        device, shape = self.model.head_weight.device, self.model.config
+        weight, shape = self.model.head_weight, self.model.config
         extra = padded(len(tokens)) - len(tokens)
         start, rows, base, seen = segments.T
-        groups = plan(Segments(start, rows, base, seen, start, ends), shape.heads // shape.kv_heads, device)
-        sent = to_device(np.array([tokens + extra * [0], positions + extra * [0]]), device)
+        laid_out = Segments(start, rows, base, seen, start, ends)
+        groups = plan(laid_out, shape.heads // shape.kv_heads, weight.device, weight.dtype)
+        sent = to_device(np.array([tokens + extra * [0], positions + extra * [0]]), weight.device)
         return self.model(*sent, lambda layer, q, k, v: attend_grouped(q, k, v, groups))
 
     def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int]) -> NDArray[np.float64]:

@@ -66,13 +66,13 @@ class Runners:
         name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         stack = stack_rows(config, 1 if reproducible else self.branches)
-        self.attention = make(name, heads, kv_heads, shape.head_dim, stack, device, config.causal)
+        self.attention = make(name, heads, kv_heads, shape.head_dim, stack, model.head_weight, config.causal)
         tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
         if device.type == "cpu":
             warn_of_bits()
         self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
-            self.attention = make("torch", heads, kv_heads, shape.head_dim, stack, device, config.causal)
+            self.attention = make("torch", heads, kv_heads, shape.head_dim, stack, model.head_weight, config.causal)
         possible = isinstance(self.attention, Meta) and tensor.size == 1 and not self.plain & WITHOUT_GRAPHS
         if graphs == "always" and not possible:
             raise ValueError(

@@ -37,11 +37,11 @@ class Plain:
 class Grouped:
     """torch's own attention, over segments of one shape together; K/V are gathered."""
 
-    def __init__(self, heads_per_kv: int, device: torch.device) -> None:
-        self.heads_per_kv, self.device = heads_per_kv, device
+    def __init__(self, heads_per_kv: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.heads_per_kv, self.device, self.dtype = heads_per_kv, device, dtype
 
     def plan(self, segments: Segments, rows: int) -> list[segment_attention.SegmentGroup]:
-        return segment_attention.plan(segments, self.heads_per_kv, self.device)
+        return segment_attention.plan(segments, self.heads_per_kv, self.device, self.dtype)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[segment_attention.SegmentGroup]) -> Tensor:
         return attend_grouped(q, keys, values, plan)
@@ -91,7 +91,7 @@ NAMES = ("torch", "meta", "plain")
 
 
 def make(
-    name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device, causal: bool = False
+    name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, weight: Tensor, causal: bool = False
 ) -> AttentionKernel:
     """A back end of `NAMES` for a model's shape.
 
@@ -99,13 +99,14 @@ def make(
         name: of `NAMES`.
         heads, kv_heads, dim: the model's, on this rank.
         stack_rows: the usual rows of a sequence's branches together.
-        device: of the tensors.
+        weight: one of the model's, whose device and dtype q, K and V have.
         causal: whether rows see a part of the cached tokens, and a row's bits must not depend on the rows beside it.
     """
+    device = weight.device
     if name == "plain":
         return Plain()
     if name == "torch":
-        return Exact(heads, kv_heads, device) if causal else Grouped(heads // kv_heads, device)
+        return Exact(heads, kv_heads, device) if causal else Grouped(heads // kv_heads, device, weight.dtype)
     return Meta(heads, kv_heads, dim, stack_rows, device, bounded=causal)
 
 

@@ -78,9 +78,10 @@ def rope_table(
     scaling: Llama3Scaling | YarnScaling | None = None,
     rotated: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of ``positions [R]``: two ``[R, 1, head_dim]``, angles computed in fp32.
+    """Cosines and sines of ``positions [R]`` for `apply_rope`: two ``[R, 1, head_dim]``, angles computed in fp32.
 
-    The formula is transformers' to the bit: at position 30,000, a frequency's last bit turns by what bf16 rounds away.
+    The sines of the first half are negative. The formula is transformers' to the bit: at position 30,000, a frequency's
+    last bit turns by what bf16 rounds away.
 
     Args:
         positions: ``[R]``.
@@ -95,8 +96,8 @@ def rope_table(
     inverse = inverse if scaling is None else scaling(inverse)
     inverse = F.pad(inverse, (0, (head_dim - turning) // 2))
     angles = positions[:, None].float() * inverse  # [R, head_dim / 2]
-    angles = torch.cat([angles, angles], -1)[:, None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
 
 
 def rotated_first(head_dim: int, rotated: int) -> Tensor:
@@ -111,14 +112,9 @@ def rotated_first(head_dim: int, rotated: int) -> Tensor:
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x [R, heads, head_dim]`` by the table's angles; in fp32 with a table of that, and rounded at the end."""
-    first, second = x.chunk(2, -1)
-    low, high = sin.chunk(2, -1)
-    half = first.shape[-1]
-    rotated = x * cos
-    left, right = rotated[..., :half], rotated[..., half:]  # chunks cannot be changed in place under autograd
-    left -= second * low
-    right += first * high
-    return rotated.to(x.dtype)
+    wide = x.to(cos.dtype)
+    swapped = wide.roll(x.shape[-1] // 2, -1)  # the halves, each in place of the other
+    return (wide * cos).add_(swapped.mul_(sin)).to(x.dtype)
 
 
 def rope_and_store(
@@ -141,7 +137,7 @@ def rope_and_store(
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
-        cos, sin: ``[R, 1, D]`` or ``[R, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
+        cos, sin: ``[R, 1, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
         keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
         rows: ``[1]`` int32 on qkv's device, how many rows are real.
@@ -153,20 +149,23 @@ def rope_and_store(
     Returns:
         q ``[R, H, D]``.
     """
-    cos, sin = cos.flatten(1), sin.flatten(1)
     if fused(qkv, "rotation"):
         from lopa_dist.kernels import rope_triton
 
+        cos, sin = cos.flatten(1), sin.flatten(1)
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts, slots)
     count, (kv_heads, dim) = int(rows), keys.shape[1:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    qk, v = qkv.unflatten(1, (-1, dim)).split([heads + kv_heads, kv_heads], 1)
+    of_heads = qkv.view(len(qkv), -1, dim)
+    heads = of_heads.shape[1] - 2 * kv_heads
+    qk, v = of_heads.narrow(1, 0, heads + kv_heads), of_heads.narrow(1, heads + kv_heads, kv_heads)
     if norms is not None:
         qk = torch.cat([rms_norm(qk[:, :heads], norms[0], eps), rms_norm(qk[:, heads:], norms[1], eps)], 1)
-    q, k = apply_rope(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], 1)
+    qk = apply_rope(qk, cos, sin)
+    q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
     k, v = without_overflow(k, of_drafts), without_overflow(v, of_drafts)
     if slots is None:
-        keys[scratch : scratch + count], values[scratch : scratch + count] = k[:count], v[:count]
+        keys.narrow(0, scratch, count).copy_(k[:count])
+        values.narrow(0, scratch, count).copy_(v[:count])
     else:
         keys.index_copy_(0, slots[:count], k[:count])
         values.index_copy_(0, slots[:count], v[:count])

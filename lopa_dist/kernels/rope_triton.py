@@ -56,7 +56,7 @@ def finite(x: tl.tensor, of_window: tl.tensor) -> tl.tensor:
 def rope_and_store_kernel(
     qkv: tl.tensor,  # [R, (H + 2 KV) * D]
     cos: tl.tensor,  # [R, D], of which the first half is read
-    sin: tl.tensor,  # likewise
+    sin: tl.tensor,  # [R, D], of which the second half is read, where the sines are positive
     q_norm: tl.tensor,  # [D]
     k_norm: tl.tensor,  # [D]
     q: tl.tensor,  # [R, H, D]
@@ -113,7 +113,7 @@ def rope_and_store_kernel(
         first = ((first * inverse).to(dtype).to(tl.float32) * first_scale).to(dtype).to(tl.float32)
         second = ((second * inverse).to(dtype).to(tl.float32) * second_scale).to(dtype).to(tl.float32)
     c = tl.load(cos + row * cos_stride + column, column < half, 0).to(tl.float32)
-    s = tl.load(sin + row * sin_stride + column, column < half, 0).to(tl.float32)
+    s = tl.load(sin + row * sin_stride + half + column, column < half, 0).to(tl.float32)
     wide = cos.dtype.element_ty
     turned_first = (first * c).to(wide).to(tl.float32) - (second * s).to(wide).to(tl.float32)
     turned_second = (second * c).to(wide).to(tl.float32) + (first * s).to(wide).to(tl.float32)

@@ -28,10 +28,11 @@ def same_bits() -> bool:
     generator = torch.Generator().manual_seed(0)
     for width in WIDTHS:
         x, weight = (torch.randn(n, width, generator=generator) for n in (32 * ROW_TILE, width))
-        full = F.linear(x, weight)
-        for tiles in range(1, 5):
-            if not torch.equal(F.linear(x[: tiles * ROW_TILE], weight), full[: tiles * ROW_TILE]):
-                return False
+        for laid_out in (weight, weight.t().contiguous().t()):  # as the head's is, and as layers' are
+            full = F.linear(x, laid_out)
+            for rows in range(ROW_TILE, 5 * ROW_TILE, ROW_TILE):
+                if not torch.equal(F.linear(x[:rows], laid_out), full[:rows]):
+                    return False
     return True
 
 

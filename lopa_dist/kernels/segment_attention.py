@@ -77,11 +77,13 @@ class SegmentGroup:
 
     rows: Tensor  # [N, n] query rows
     columns: Tensor  # [N, C] pool slots
-    visible: Tensor  # [N, 1, n x heads of a K/V head, rounded up, C] bool; one row of it where all are alike
+    # [N, 1, n x heads of a K/V head, rounded up, C] -inf for what is not seen, else 0; one row where all are alike
+    mask: Tensor
+    first_rows: bool  # whether the rows are the forward's first ones, in order
 
 
-def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[SegmentGroup]:
-    """Group segments by (rows, padded columns), once per forward; every layer uses the result.
+def plan(segments: Segments, heads_per_kv: int, device: torch.device, dtype: torch.dtype) -> list[SegmentGroup]:
+    """Group segments by (rows, padded columns), once per forward; every layer uses the result, with q of `dtype`.
 
     Padding columns point at a segment's own last slot, which always holds a number, and are never visible. The query
     heads that share a K/V head are stacked as rows, so K/V are never repeated.
@@ -123,37 +125,49 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device) -> list[Se
         of_columns = slice(column, column + count * width)
         segment, row, column = segment + count, of_rows.stop, of_columns.stop
         if shape & 1:
-            visible = (np.arange(width) < (cached + final)[of, None])[:, None, None]
+            unseen = (np.arange(width) >= (cached + final)[of, None])[:, None, None]
         else:
             own_column = (np.arange(width) - cached[of, None]).astype(np.int32)[:, None]  # negative where cached
-            visible = own_column < hi[of_rows].reshape(count, height, 1)
+            unseen = own_column >= hi[of_rows].reshape(count, height, 1)
             stacked = np.arange(-(-height * heads_per_kv // ROW_TILE) * ROW_TILE) % height
-            visible = visible.take(stacked, 1)[:, None]
-        parts = rows[of_rows].reshape(count, height), at[of_columns].reshape(count, width), visible
-        group = SegmentGroup(*(torch.from_numpy(x).to(device) for x in parts))
-        groups.append(group)
-        if depth is not None and until is not None and (depths := depth[parts[0]]).any():
+            unseen = unseen.take(stacked, 1)[:, None]
+        of_group, slots = rows[of_rows].reshape(count, height), at[of_columns].reshape(count, width)
+        mask = torch.from_numpy(np.where(unseen, np.float32(-np.inf), np.float32(0))).to(device, dtype)
+        if depth is not None and until is not None and (depths := depth[of_group]).any():
             row_of = np.minimum(np.arange(width) - cached[of, None], own[of, None] - 1)
             row_of = np.where(row_of < 0, len(depth), row_of + segments.start[of, None])
             of_column = until.index_select(0, torch.from_numpy(row_of.ravel()).to(device)).view(count, 1, 1, width)
-            group.visible &= torch.from_numpy(depths[:, stacked]).to(device)[:, None, :, None] < of_column
+            replaced = torch.from_numpy(depths[:, stacked]).to(device)[:, None, :, None] >= of_column
+            mask.masked_fill_(replaced, -torch.inf)
+        first_rows = np.array_equal(of_group.ravel(), np.arange(of_group.size))
+        indices = torch.from_numpy(of_group).to(device), torch.from_numpy(slots).to(device)
+        groups.append(SegmentGroup(*indices, mask, first_rows))
     return groups
 
 
 def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[SegmentGroup]) -> Tensor:
     """As `attend_plain`, with `plan`'s groups. A row's bits depend on its own segment's shape only."""
+    if len(groups) == 1 and groups[0].first_rows and groups[0].rows.numel() == len(q):
+        return attend_group(q, keys, values, groups[0])
     out = torch.zeros_like(q)
-    kv_heads, dim = keys.shape[1:]
     for group in groups:
-        count, n = group.rows.shape
-        rows, columns = group.rows.view(-1), group.columns.view(-1)  # selected whole: indexing takes twice as long
-        query = q.index_select(0, rows).view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [N, Hkv, G, n, D]
-        k, v = (x.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2) for x in (keys, values))
-        query = query.flatten(2, 3)
-        stacked = query.shape[2]
-        if stacked % ROW_TILE:
-            query = F.pad(query, (0, 0, 0, -stacked % ROW_TILE))
-        result = F.scaled_dot_product_attention(query, k, v, group.visible)[:, :, :stacked]
-        result = result.reshape(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count * n, -1, dim)
-        out.index_copy_(0, rows, result)
+        rows = group.rows.view(-1)
+        out.index_copy_(0, rows, attend_group(q.index_select(0, rows), keys, values, group))
     return out
+
+
+def attend_group(q: Tensor, keys: Tensor, values: Tensor, group: SegmentGroup) -> Tensor:
+    """As `attend_grouped`, where ``q [N x n, H, D]`` are the rows of one group."""
+    (count, n), (kv_heads, dim) = group.rows.shape, keys.shape[1:]
+    columns = group.columns.view(-1)  # selected whole: indexing takes twice as long
+    k = keys.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2)
+    v = values.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2)
+    query = q.view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [N, Hkv, heads x n, D]
+    stacked = query.shape[2]
+    extra = -stacked % ROW_TILE
+    if extra:
+        query = F.pad(query, (0, 0, 0, extra))
+    result = F.scaled_dot_product_attention(query, k, v, group.mask)
+    if extra:
+        result = result[:, :, :stacked]
+    return result.reshape(count, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(count * n, -1, dim)

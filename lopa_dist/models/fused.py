@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lopa_dist.kernels.quantized import QuantizedRows
@@ -23,7 +24,7 @@ from lopa_dist.kernels.rows import add_rms_norm, add_rms_norm_fp8, embed_rms_nor
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of
-from lopa_dist.models.quantize import QuantizedLinear, joined
+from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
@@ -60,6 +61,9 @@ class FusedLayer:
         if isinstance(mlp, MLP):
             self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
             self.down: nn.Module = mlp.down_proj
+        for linear in (self.out, getattr(self, "down", None)):
+            if isinstance(linear, nn.Linear):
+                linear.weight.data = for_few_rows(linear.weight.data)
 
 
 class FusedTransformer:
@@ -117,7 +121,7 @@ class FusedTransformer:
             )
             attended = attend(number, q if query_scale is None else q * query_scale).flatten(1)
             if wanted is not None and layer is self.layers[-1]:
-                attended, x = attended[wanted], x[wanted]
+                attended, x = attended.index_select(0, wanted), x.index_select(0, wanted)
                 if self.mask_rows is not None:
                     self.mask_rows.begin(self.drafting(tokens, cache)[wanted])
             gate_up = layer.gate_up if layer.experts is None else None
@@ -157,14 +161,18 @@ class FusedTransformer:
 
     def project(self, linear: nn.Module, x: Activations, rows: Tensor | None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` says how many do, anything."""
+        if isinstance(linear, QuantizedLinear) and not self.real_rows_only:
+            return linear(x, rows)
+        assert isinstance(linear, nn.Linear)
+        assert isinstance(x, Tensor)
         if self.real_rows_only:
-            assert isinstance(linear, nn.Linear)
-            assert isinstance(x, Tensor)
             assert rows is not None
             product = vgemm(x, linear.weight, rows, linear.bias)
             adapter = adapter_of(linear)
             return product if adapter is None else adapter.add(x, product)
-        return linear(x, rows) if isinstance(linear, QuantizedLinear) else linear(x)
+        if linear._forward_hooks or linear._forward_pre_hooks:
+            return linear(x)
+        return F.linear(x, linear.weight, linear.bias)  # to call the module takes some 4 us longer
 
 
 def takes_fp8(linear: nn.Module | None) -> bool:

@@ -117,6 +117,16 @@ def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
                     yield block, name, linear
 
 
+def for_few_rows(weight: Tensor) -> Tensor:
+    """Return a weight ``[N, K]`` in the order in memory in which its products with few rows are fastest.
+
+    On a CPU in fp32, that is by columns: products of 16 to 48 rows take 0.75 to 0.95 of the time, with the same bits.
+    In bf16 they would take up to 1.6 of the time.
+    """
+    by_columns = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return weight.t().contiguous().t() if by_columns else weight
+
+
 def joined(parts: list[nn.Module]) -> nn.Module:
     """One map that computes several of the same input side by side: weights, scales and biases one below the other.
 
@@ -126,7 +136,7 @@ def joined(parts: list[nn.Module]) -> nn.Module:
     if weights[0].element_size() == 1:  # as bytes: not every torch can join fp8 on a GPU
         weight = torch.cat([part.view(torch.uint8) for part in weights]).view(weights[0].dtype)
     else:
-        weight = torch.cat(weights)
+        weight = for_few_rows(torch.cat(weights))
     biases = [part.bias for part in parts]
     bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
     first = parts[0]

@@ -80,7 +80,7 @@ def tensors(rows: int, slots: int, group: int, seed: int = 0, dim: int = DIM) ->
 
 
 def grouped(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
-    groups = plan(segments, q.shape[1] // keys.shape[1], CPU)
+    groups = plan(segments, q.shape[1] // keys.shape[1], CPU, q.dtype)
     return attend_grouped(q, keys, values, groups)
 
 
@@ -205,7 +205,7 @@ def test_bits_do_not_depend_on_the_other_segments(batch: tuple[Segments, int, in
 def test_a_segment_is_padded_by_its_own_length_alone(batch: tuple[Segments, int, int, list[bool]]) -> None:
     segments, *_ = batch
     shapes = {}
-    for group in plan(segments, 2, CPU):
+    for group in plan(segments, 2, CPU, torch.float32):
         for rows, columns in zip(group.rows.tolist(), group.columns.tolist(), strict=True):
             shapes[rows[0]] = (len(rows), len(columns))
     own = np.array([segments.hi[s : s + n].max() for s, n in zip(segments.start, segments.rows, strict=True)])

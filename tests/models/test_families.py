@@ -89,7 +89,7 @@ def forward(model: Transformer, pool: KVPool, parts: list[Part], attention: str)
     slots = np.array([p.slot for p in parts])
     hi = torch.cat([p.hi for p in parts]).numpy()
     segments = Segments(start, rows, pool.base[slots], shared, pool.scratch + start, hi)
-    groups = plan(segments, model.config.heads // model.config.kv_heads, CPU)
+    groups = plan(segments, model.config.heads // model.config.kv_heads, CPU, torch.float32)
 
     def attend(layer: int, q: Tensor) -> Tensor:
         keys, values = pool.keys[layer], pool.values[layer]
