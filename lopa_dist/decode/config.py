@@ -196,11 +196,6 @@ class DecodeConfig:
         return MOST_DRAFTS if isinstance(self.drafts, str) else self.drafts
 
     @property
-    def extra_drafts(self) -> int:
-        """Drafts of a branch that need rows of their own at most: all but the first, two rows each."""
-        return 0 if self.causal else max(0, self.drafts - 1)
-
-    @property
     def second_choices(self) -> bool:
         """Whether branches hold second choices of drafts (`tree`), so that records need them."""
         return self.verifies and self.branches > 0

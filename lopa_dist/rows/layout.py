@@ -26,9 +26,16 @@ FEW = 4  # structures are cached for at most this many sequences in flight: with
 MOST_STRUCTURES = 1024  # in the cache; when there are more, all are dropped
 
 KINDS: tuple[Callable[[DecodeConfig, HostState], RowsBehind], ...] = (draft_rows,)
-"""The kinds of rows that stand behind windows, in this order. `sizes.branch_rows` bounds their number.
+"""The kinds of rows that stand behind windows, in this order: for each, the function that says how many there are.
 
-Rows of drafts stand last: they see the rows before them, unless these have an `until` of 1.
+To add a kind, write its function and put it before `draft_rows`, which must be last: `unpack_drafts` takes the last
+records. Rows of drafts see the rows before them, unless these have an `until` of 1.
+
+Structures are cached, so the function may read of each sequence what `shapes` yields and nothing else. It must return
+the most rows for a sequence with all branches and drafts, because `sizes.most_branch_rows` asks for these.
+
+Rows that hold another token than the canvas does are filled in on the device, as `place_drafts` does for drafts, and
+records of a kind are dropped unless `unpack` reads them.
 """
 
 Structures: TypeAlias = dict[tuple[object, ...], Structure]

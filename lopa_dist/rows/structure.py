@@ -23,19 +23,20 @@ from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows
 class RowsBehind:
     """Rows of one kind, which stand in every branch behind the window's rows, in the order of `layout.KINDS`.
 
-    A row sees the rows of its segment that stand before its kind, and the first `own` rows of its kind. Of these, it
-    sees only rows whose `until` is above its `depth`.
+    A row sees the cached tokens, the rows of its segment that stand before its kind, and the first `own` rows of its
+    kind. Of the segment's rows, it sees only those whose `until` is above its `depth`. The window's rows see none of
+    these rows, and their K/V are never kept.
 
     All branches of a sequence have the same rows, so they have equal shapes, on whichever rank they run. [n] is a row
-    of one branch of each sequence.
+    of one branch of each sequence: first `count[0]` rows of sequence 0, then `count[1]` rows of sequence 1, and so on.
     """
 
-    count: Ints  # [S] rows in each branch of a sequence
+    count: Ints  # [S] rows in each branch of a sequence; 0 where none runs (`HostState.branches` is 0)
     reported: Ints  # [S] how many of these report what they predict: the last ones
-    own: Ints  # [n]
+    own: Ints  # [n] rows of its kind that a row sees, from the first on; to see itself, at least its number + 1
     depth: Ints  # [n] drafts that a row takes as filled; 0 for all rows but those of drafts
     until: Ints  # [n] the depth from which on rows do not see this row
-    position: Ints  # [n] whose token in the canvas a row takes, if the device fills in no other
+    position: Ints  # [n] a row's position, and that of the token in the canvas that it holds
 
 
 @dataclass
@@ -294,13 +295,13 @@ def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, rows: Ints) -> Ints:
-    """Return how many of its segment's columns each row sees, ``[R]``, without those of drafts.
+    """Return how many of its segment's rows each row sees, from the first on, ``[R]``, without those behind windows.
 
     Args:
         config: `window_attention` and `prompt_attention` are read.
         position: ``[R]``.
-        first, span, rows: ``[G]`` position of each segment's first row, and its number of rows, without and with those
-            of drafts.
+        first: ``[G]`` position of each segment's first row.
+        span, rows: ``[G]`` rows of each segment, without and with those behind its window.
     """
     every = span.repeat(rows)
     causal = config.window_attention == "block_causal"
