@@ -164,12 +164,12 @@ class DecodeConfig:
 
     @property
     def stores_kv(self) -> bool:
-        """Whether a step takes K/V from an earlier one."""
+        """Whether a step takes any K/V from an earlier one."""
         return self.cache != "none"
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and reused.
+        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them.
 
         Prompts then never see their answer, and are prefilled in segments of their own.
         """
@@ -184,11 +184,6 @@ class DecodeConfig:
     def max_branches(self) -> int:
         """Branches of a sequence, the anchor included: k + 1."""
         return self.branches + 1
-
-    @property
-    def max_chain(self) -> int:
-        """The most drafts of a sequence, summed over its branches: (k + 1) * m."""
-        return self.max_branches * self.max_drafts
 
     @property
     def max_drafts(self) -> int:
@@ -207,5 +202,5 @@ class DecodeConfig:
 
     @property
     def max_edits(self) -> int:
-        """Tokens in which a branch differs from the anchor at most: 1, or the depth of a tree of drafts."""
+        """Tokens in which a branch differs from the anchor at most: 1, or with a tree of drafts its longest path."""
         return max(self.max_drafts, self.branches) if self.second_choices and not self.causal else 1

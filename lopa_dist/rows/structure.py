@@ -41,7 +41,7 @@ class RowsBehind:
 
 @dataclass
 class DraftOrigins:
-    """From where the rows of drafts are counted: what `draft_rows.drafts_now` adds the windows' places to."""
+    """To what the rows of drafts belong. `draft_rows.draft_offsets` adds where the windows are in a step."""
 
     segment: Ints  # [D] of each token row, and of the verification row that belongs to it
     sequence: Ints  # [2 D] of token rows, then of verification rows
@@ -82,7 +82,7 @@ class Structure:
     #   row_minus_cell [h]: the predicting row minus the predicted position's cell in the dense records [S, width]
     #   rows_behind [H - h]: the predicting rows behind windows
     #   head_slot [H]: as `ForwardBatch.head_slots`
-    # and, where drafts have rows, those of `draft_rows.add_indices`
+    # and, where drafts have rows, those of `draft_rows.add_draft_indices`
     indices: dict[str, Ints]
     on_device: dict[str, Tensor] = field(default_factory=dict)  # the same
     drafts: DraftOrigins | None = None  # None: no draft has rows of its own
@@ -123,7 +123,7 @@ def make_structure(
         sequence = np.append(prefill.sequence, sequence)
         branch = np.append(np.full_like(prefill.sequence, -1), branch)
         reports = np.append(np.zeros_like(prefill.sequence, bool), reports)
-        first, span = np.append(prefill.first, first), np.append(prefill.behind - prefill.first, span)
+        first, span = np.append(prefill.first, first), np.append(prefill.stop - prefill.first, span)
     rows = span + sum(kind.count[sequence] for kind in behind) * (branch >= 0)
     start = rows.cumsum() - rows
     if prefill:
