@@ -1,4 +1,7 @@
-"""D2F's part of a step: write what the winner brings, fill, move the two frontiers, append a block, finish."""
+"""D2F's part of a step: write what the winner brings, fill, move the two frontiers, append a block, finish.
+
+The numbers in comments are those in docs/lopa-step.md.
+"""
 
 from __future__ import annotations
 
@@ -35,24 +38,27 @@ def advance(state: State, winner: Winner) -> Window:
     by_block = (slots, width // size, size)
     span, token, inside, masked_before = state.window(width)
     running = state.done == 0
+
+    # 3: what was complete is committed with this forward
     keep_boundary(state, records, running)
     if config.stores_kv:
         torch.where(running, state.complete, state.committed, out=state.committed)
 
     edit = None if config.tau_edit is None else replacements(state, records)
 
-    # what the winner brings becomes the sequence's tokens
+    # 4: what the winner brings becomes the sequence's tokens
     token = write(token, winner.position - state.complete[:, None], winner.token)
     masked = (token == mask_id) & inside
     used = masked if edit is None else masked | edit.possible  # positions whose records decide something
     failed = ((records.probability + records.confidence).isnan() & used).any(1)
 
+    # 5: activate
     total = (end[:, None] - span[:, ::size]).clamp(0, size)  # [S, blocks] positions of each block; 0: not appended
     full = active_blocks(config, masked, total, running)
 
-    # fill; with drafts, a position is forced only if the winner brings no token
-    stuck = None if winner.accepted is None else (winner.position < 0).all(1)
-    chosen = fill(config, records, state.fillable(masked), full, stuck)
+    # 6: fill; with drafts, a position is forced only if the winner brings no token
+    may_force = None if winner.accepted is None else (winner.position < 0).all(1)
+    chosen = fill(config, records, state.fillable(masked), full, may_force)
     if config.boundary == "fill" and state.vocabulary.shift:
         # Fast-dLLM: the forward that fills the cache decides the window's first position only
         chosen = torch.where(masked[:, :1], arange(width, token.device) == 0, chosen)
@@ -65,7 +71,7 @@ def advance(state: State, winner: Winner) -> Window:
     final = running if edit is None else settled(state, masked_before, edit.replaced)  # what is filled now stays
     state.eos |= is_eos.any(1) & final
 
-    # frontiers and the next block
+    # 8, 9: frontiers and the next block
     first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` if none is masked
     complete = torch.where(first < end, first - first % size, end)  # end of the leading complete blocks
     if edit is not None:
@@ -78,7 +84,7 @@ def advance(state: State, winner: Winner) -> Window:
         append &= (end - complete + size - 1) // size < config.max_active_blocks
     new_end = torch.minimum(torch.add(end, append, alpha=size), last_end(config, state.limit))
 
-    # done: nothing of the answer left to fill, or an EOS with nothing masked before it
+    # 10: done, with nothing of the answer left to fill, or an EOS with nothing masked before it
     done = (first >= state.limit) | (first >= new_end)
     if config.stop_at_eos:
         done |= (is_eos & (span < first[:, None])).any(1)
@@ -132,7 +138,9 @@ def keep_boundary(state: State, records: Records, running: Tensor) -> None:
         torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)
 
 
-def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, stuck: Tensor | None = None) -> Tensor:
+def fill(
+    config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, may_force: Tensor | None = None
+) -> Tensor:
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
@@ -140,7 +148,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
-        stuck: ``[S]`` bool, sequences in which a position may be forced; None: all.
+        may_force: ``[S]`` bool, sequences in which that may be done; None: all.
     """
     slots, width = masked.shape
     size = config.block_size
@@ -153,8 +161,8 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     none = full & ~passed.view(by_block).any(2)  # [S, blocks]
     best = arange(size, masked.device) == ranked.view(by_block).argmax(2, keepdim=True)  # the first of equals
     forced = (best & none[..., None]).view(slots, width)
-    if stuck is not None:
-        forced = forced & stuck[:, None]
+    if may_force is not None:
+        forced = forced & may_force[:, None]
     chosen = passed | forced & masked
     if config.extra_fill:
         rest = masked & ~chosen

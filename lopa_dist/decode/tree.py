@@ -286,9 +286,9 @@ def verifying_tokens(state: State) -> Tensor:
     before, number = position - 1, arange(m, position.device)[:, None]
     written = state.canvas.gather(1, (before + state.origin).clamp_(min=0).flatten(1))
     if state.config.branches:
-        # no edit: -2, as a place that is before no position
-        place = state.edit_position.masked_fill(state.edit_position < 0, -2)
-        position, token = torch.cat([place, position], 2), torch.cat([state.edit_token, token], 2)
+        # no edit: -2, which is the position before no draft
+        edited = state.edit_position.masked_fill(state.edit_position < 0, -2)
+        position, token = torch.cat([edited, position], 2), torch.cat([state.edit_token, token], 2)
     length = position.shape[2]
     earlier = arange(length, position.device) < length - m + number
     drafted = (position[:, :, None] == before[..., None]) & earlier  # [S, K, m, length]

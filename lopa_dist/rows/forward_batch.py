@@ -62,9 +62,9 @@ class ForwardBatch:
     branch: Ints  # [G]; -1 for prompts
     start: Ints  # [G] its first row among the packed ones
     rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] tokens before it, which it sees
+    shared: Ints  # [G] tokens of its sequence before it, in the pool, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
-    hi: Ints  # [R] rows of its segment that a row sees, from the first on
+    hi: Ints  # [R] rows of its segment that a row sees, from the first on: the row behind the last of them
     depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
     tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
     begin: Ints  # [S] position of the first row of each sequence's windows

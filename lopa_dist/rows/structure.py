@@ -165,6 +165,10 @@ def predict_windows(
 ) -> None:
     """Set which rows predict the wanted positions of the windows, and where each prediction goes.
 
+    The host knows how many positions of a window are masked, but not which. In one segment, a position's predicting row
+    and its cell in the dense records ``[S, width]`` are always the same number apart. So the device, which finds the
+    cells of the masks, only adds `row_minus_cell` to each (`layout.predict`).
+
     Args:
         state, host, prefixes, ranks: as of `layout`.
         structure: of the rows; changed in place.
@@ -230,7 +234,8 @@ def add_rows_behind(
 
         silent = np.where(reports, (kind.count - kind.reported)[sequence], rows)  # [G] rows that report nothing
         head = np.flatnonzero(number >= silent.repeat(rows))
-        # a branch's last row reports to the last column of its sequence
+        # A branch's last row reports to the last column of its sequence. Counted back from there, this is the slot of
+        # the branch's first row, whether that reports or not.
         slot = branch // ranks * structure.columns + column + (kind.reported.cumsum() - kind.count)[sequence]
         structure.head_sequence = np.append(structure.head_sequence, of_row[head])
         indices["rows_behind"] = np.append(indices["rows_behind"], row[head])
@@ -257,11 +262,11 @@ def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tup
 
 
 def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
-    """Return the range ``[begin, stop)`` of positions of each window that go through the model, ``[S]`` each.
+    """Return the range ``[begin, stop)`` of positions that go through the model in a window's segment, ``[S]`` each.
 
-    With `keeps_kv` a window begins at the first uncommitted token or at the boundary row before it, and ends with the
-    last appended block and the suffix. Without, all of the sequence runs. With a dual cache it runs whenever a block
-    was completed; in other steps the appended blocks alone do.
+    With `keeps_kv` it begins at the first uncommitted token or at the boundary row before it, and ends with the last
+    appended block and the suffix. Without, it is all of the sequence. With a dual cache it is that whenever a block was
+    completed, and in other steps the appended blocks alone.
     """
     if state.config.keeps_kv:
         begin = np.maximum(host.committed, 0) - fresh_boundary(state, host)
