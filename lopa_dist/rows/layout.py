@@ -83,7 +83,7 @@ def layout(
         moved |= draft_offsets(structure.drafts, host, block_begin, row_minus_position)
     index = structure.on_device | together(device, **moved)
     tokens, positions = state.canvas.view(-1).index_select(0, index["cells"]), index["positions"]
-    padded = len(structure.row_position) - 1
+    padded = len(structure.row_position) - 1  # R'; the row there takes the edits that a branch does not have
     if structure.has_edits:
         edited, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] positions, tokens
         row = edited + index["row_minus_position"][:, None]

@@ -36,7 +36,7 @@ class Prefill:
     num_prefixes: int  # segments that are shared prefixes
     waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not in the cache before this forward
     prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
-    suffix_row: Ints  # [S] packed row where the rest of its prompt begins; -1: likewise
+    suffix_row: Ints  # [S] packed row where the prompt goes on behind the prefix; -1: it is not in this forward
     hidden_to_store: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
     reads_stored: bool = False  # whether a stored hidden state is among the forward's `head_rows`
 

@@ -149,7 +149,7 @@ def make_structure(
         row_sequence=row_sequence, row_position=row_position,
         indices={"edit_cell": sequence * config.max_branches + np.maximum(branch, 0)},
     )  # fmt: skip
-    predict_windows(state, host, structure, prefixes, wanted, wanted[sequence] * reports, ranks)
+    predict_windows(state, host, structure, prefixes, wanted, reports, ranks)
     add_rows_behind(structure, behind, span, reports, block_begin, ranks)
     return structure
 
@@ -160,7 +160,7 @@ def predict_windows(
     structure: Structure,
     prefixes: SharedPrefixes | None,
     wanted: Ints,
-    reported: Ints,
+    reports: NDArray[np.bool_],
     ranks: int,
 ) -> None:
     """Set which rows predict the wanted positions of the windows, and where each prediction goes.
@@ -173,9 +173,10 @@ def predict_windows(
         state, host, prefixes, ranks: as of `layout`.
         structure: of the rows; changed in place.
         wanted: ``[S]`` predicted positions of each branch of a sequence.
-        reported: ``[G]`` predictions of each segment that this rank reports.
+        reports: ``[G]`` whether this rank reports a segment's predictions.
     """
     sequence, prefill, width = structure.sequence, structure.prefill, structure.width
+    reported = wanted[sequence] * reports  # [G] predictions
     first_head = reported.cumsum() - reported  # [G]
     number = np.arange(reported.sum()) + ((wanted.cumsum() - wanted)[sequence] - first_head).repeat(reported)
 
@@ -216,7 +217,7 @@ def add_rows_behind(
         structure: of the windows' rows, with room for these rows; changed in place.
         behind: as of `make_structure`.
         span: ``[G]`` rows of each segment without these.
-        reports: ``[G]`` whether this rank reports a segment's predictions.
+        reports: ``[G]`` as of `predict_windows`.
         block_begin: ``[S]`` from `block_begins`.
         ranks: of the branch group.
     """
