@@ -57,7 +57,9 @@ def draft_rows(config: DecodeConfig, host: HostState) -> RowsBehind:
 
 
 def add_draft_indices(state: State, host: HostState, structure: Structure) -> None:
-    """Set `Structure.drafts`, and what the device needs to fill in rows of drafts, unless no branch has any.
+    """Set what `Structure` has of drafts, and what the device needs to fill in their rows, unless no branch has any.
+
+    This is `drafts`, `indices` and, with block-causal windows, the `until` of rows behind the drafts' block.
 
     A rank whose branches have none needs it, too: it unpacks the records of all ranks.
 
@@ -74,7 +76,7 @@ def add_draft_indices(state: State, host: HostState, structure: Structure) -> No
     sequence, branch = structure.sequence, np.maximum(structure.branch, 0)
     t = extra[sequence] * (structure.branch >= 0)  # [G] token rows, and as many verification rows
     is_token = ragged_arange(2 * t) < t.repeat(2 * t)
-    row = np.flatnonzero(structure.depth)
+    row = np.flatnonzero(structure.depth)  # only rows of drafts have a depth
     token_row, verification_row = row[is_token], row[~is_token]  # [D]
     segment, depth = np.arange(len(t)).repeat(t), structure.depth[token_row]  # [D]
 
