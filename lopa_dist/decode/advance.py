@@ -1,4 +1,7 @@
-"""D2F's part of a step: write what the winner brings, fill, move the two frontiers, append a block, finish."""
+"""D2F's part of a step: write what the winner brings, fill, move the two frontiers, append a block, finish.
+
+The numbers in comments are those in docs/lopa-step.md.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from torch import Tensor
 
 from lopa_dist.checks import UserError
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.edit import edits, settled
+from lopa_dist.decode.edit import replacements, settled
 from lopa_dist.decode.state import FAILED, Records, State, Window, arange, last_end
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
@@ -27,46 +30,48 @@ def advance(state: State, winner: Winner) -> Window:
             end - complete.
 
     Returns:
-        The forward's windows as they are after the fill, for `spawn`.
+        The forward's windows as they are after the fill, for `spawn`. Blocks that this step appends are not in them.
     """
     config, mask_id, records = state.config, state.vocabulary.mask_id, winner.records
     slots, width = records.packed.shape[1:]
     size, end = config.block_size, state.end
     by_block = (slots, width // size, size)
-    span, window, inside, masked_before = state.window(width)
+    span, token, inside, masked_before = state.window(width)
     running = state.done == 0
+
+    # 3: what was complete is committed with this forward
     keep_boundary(state, records, running)
     if config.stores_kv:
         torch.where(running, state.complete, state.committed, out=state.committed)
 
-    edit = None if config.tau_edit is None else edits(state, records)
+    edit = None if config.tau_edit is None else replacements(state, records)
 
-    # what the winner brings becomes the sequence's tokens
-    window = write(window, winner.position - state.complete[:, None], winner.token)
-    masked = (window == mask_id) & inside
-    read = masked if edit is None else masked | edit.possible
-    failed = ((records.probability + records.confidence).isnan() & read).any(1)
+    # 4: what the winner brings becomes the sequence's tokens
+    token = write(token, winner.position - state.complete[:, None], winner.token)
+    masked = (token == mask_id) & inside
+    used = masked if edit is None else masked | edit.possible  # positions whose records decide something
+    failed = ((records.probability + records.confidence).isnan() & used).any(1)
 
+    # 5: activate
     total = (end[:, None] - span[:, ::size]).clamp(0, size)  # [S, blocks] positions of each block; 0: not appended
     full = active_blocks(config, masked, total, running)
 
-    # fill
-    # with drafts, a position is forced only if the winner brings no token
-    stuck = None if winner.accepted is None else (winner.position < 0).all(1)
-    chosen = fill(config, records, state.fillable(masked), full, stuck)
+    # 6: fill; with drafts, a position is forced only if the winner brings no token
+    may_force = None if winner.accepted is None else (winner.position < 0).all(1)
+    chosen = fill(config, records, state.fillable(masked), full, may_force)
     if config.boundary == "fill" and state.vocabulary.shift:
         # Fast-dLLM: the forward that fills the cache decides the window's first position only
-        chosen = torch.where(masked[:, :1], arange(width, window.device) == 0, chosen)
-    window = torch.where(chosen if edit is None else chosen | edit.replaced, records.token, window)
-    state.answers.scatter_(1, span, window)
+        chosen = torch.where(masked[:, :1], arange(width, token.device) == 0, chosen)
+    token = torch.where(chosen if edit is None else chosen | edit.replaced, records.token, token)
+    state.answers.scatter_(1, span, token)
     masked ^= chosen  # all that is chosen was masked
-    is_eos = state.is_eos(window) & inside
+    is_eos = state.is_eos(token) & inside
     if config.prompt_attention == "blocks":
         is_eos &= span >= state.known[:, None]
     final = running if edit is None else settled(state, masked_before, edit.replaced)  # what is filled now stays
     state.eos |= is_eos.any(1) & final
 
-    # frontiers and the next block
+    # 8, 9: frontiers and the next block
     first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` if none is masked
     complete = torch.where(first < end, first - first % size, end)  # end of the leading complete blocks
     if edit is not None:
@@ -79,7 +84,7 @@ def advance(state: State, winner: Winner) -> Window:
         append &= (end - complete + size - 1) // size < config.max_active_blocks
     new_end = torch.minimum(torch.add(end, append, alpha=size), last_end(config, state.limit))
 
-    # done: nothing of the answer left to fill, or an EOS with nothing masked before it
+    # 10: done, with nothing of the answer left to fill, or an EOS with nothing masked before it
     done = (first >= state.limit) | (first >= new_end)
     if config.stop_at_eos:
         done |= (is_eos & (span < first[:, None])).any(1)
@@ -89,8 +94,8 @@ def advance(state: State, winner: Winner) -> Window:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    left = Window(span, window, inside, masked)
-    note(state, winner, left, chosen, None if edit is None else edit.replaced)
+    window = Window(span, token, inside, masked)
+    note(state, winner, window, chosen, None if edit is None else edit.replaced)
     # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.starts_masked)
     state.starts_masked &= complete < new_end
@@ -98,7 +103,7 @@ def advance(state: State, winner: Winner) -> Window:
     state.complete.copy_(complete)
     state.end.copy_(new_end)
     state.forget_window()
-    return left
+    return window
 
 
 def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: 
 
 
 def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
-    """Return the windows' tokens ``[S, W]`` with `token` ``[S, F]`` written at `offset`, unless that is negative."""
+    """Return the windows' tokens ``[S, W]`` with `token` at `offset` (``[S, F]`` each), unless that is negative."""
     width = window.shape[1]
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)
@@ -133,7 +138,9 @@ def keep_boundary(state: State, records: Records, running: Tensor) -> None:
         torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)
 
 
-def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, stuck: Tensor | None = None) -> Tensor:
+def fill(
+    config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, may_force: Tensor | None = None
+) -> Tensor:
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
@@ -141,7 +148,7 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
-        stuck: ``[S]`` bool, sequences in which a position may be forced; None: all.
+        may_force: ``[S]`` bool, sequences in which that may be done; None: all.
     """
     slots, width = masked.shape
     size = config.block_size
@@ -154,8 +161,8 @@ def fill(config: DecodeConfig, records: Records, masked: Tensor, full: Tensor, s
     none = full & ~passed.view(by_block).any(2)  # [S, blocks]
     best = arange(size, masked.device) == ranked.view(by_block).argmax(2, keepdim=True)  # the first of equals
     forced = (best & none[..., None]).view(slots, width)
-    if stuck is not None:
-        forced = forced & stuck[:, None]
+    if may_force is not None:
+        forced = forced & may_force[:, None]
     chosen = passed | forced & masked
     if config.extra_fill:
         rest = masked & ~chosen

@@ -33,8 +33,8 @@ def verify(state: State, records: Records) -> Winner:
 
     Args:
         state: from which the forward was laid out.
-        records: ``[S, K, D]``, what the rows of pending and of each branch's drafts predict. `Records.drafts`
-            ``[S, K, D, n]`` is what the masks behind each of these rows predict; without a mask, the token is -1.
+        records: ``[S, K, D]``, what the rows of pending and of each branch's D - 1 drafts predict. `Records.drafts`
+            ``[S, K, D, n]`` is what the n masks behind each of these rows predict; without a mask, the token is -1.
 
     Returns:
         The verified tokens, up to the first end-of-text and the answer's limit.
@@ -89,23 +89,23 @@ def advance(state: State, winner: Winner) -> None:
     note(state, winner)
 
 
-def spawn(state: State, winner: Winner, left: Window | None = None) -> None:
+def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
     The anchor's drafts are also written into the canvas. Drafts that no row could verify before the answer's limit are
     left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
-    before it predicts it. There are no windows, of which something could be `left`.
+    before it predicts it. `window` is None: causal models have no windows.
     """
-    config, slots = state.config, arange(state.slots, state.canvas.device)
+    config, slot = state.config, arange(state.slots, state.canvas.device)
     groups = winner.records.drafts
     assert groups is not None
     assert winner.accepted is not None
-    proposed = Records(groups.packed[:, slots, winner.accepted])  # [S, n]
+    proposed = Records(groups.packed[:, slot, winner.accepted])  # [S, n]
     n = proposed.packed.shape[2]
     token, usable = proposed.token.long(), proposed.token >= 0
     if config.stop_at_eos:
         ends = state.is_eos(token)
-        state.ends.copy_((ends & (usable.cumprod(1) > 0)).any(1))
+        state.expects_eos.copy_((ends & (usable.cumprod(1) > 0)).any(1))
         usable &= ~ends
     count = usable.cumprod(1).sum(1)
     most = (state.limit - 1 - state.complete).clamp(min=0)

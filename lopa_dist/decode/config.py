@@ -164,12 +164,12 @@ class DecodeConfig:
 
     @property
     def stores_kv(self) -> bool:
-        """Whether a step takes K/V from an earlier one."""
+        """Whether a step takes any K/V from an earlier one."""
         return self.cache != "none"
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and reused.
+        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them.
 
         Prompts then never see their answer, and are prefilled in segments of their own.
         """
@@ -186,19 +186,9 @@ class DecodeConfig:
         return self.branches + 1
 
     @property
-    def max_chain(self) -> int:
-        """The most drafts of a sequence, summed over its branches: (k + 1) * m."""
-        return self.max_branches * self.max_drafts
-
-    @property
     def max_drafts(self) -> int:
         """Drafts that a branch verifies at most: m."""
         return MOST_DRAFTS if isinstance(self.drafts, str) else self.drafts
-
-    @property
-    def extra_drafts(self) -> int:
-        """Drafts of a branch that need rows of their own at most: all but the first, two rows each."""
-        return 0 if self.causal else max(0, self.drafts - 1)
 
     @property
     def second_choices(self) -> bool:
@@ -212,5 +202,5 @@ class DecodeConfig:
 
     @property
     def max_edits(self) -> int:
-        """Tokens in which a branch differs from the anchor at most: 1, or the depth of a tree of drafts."""
+        """Tokens in which a branch differs from the anchor at most: 1, or with a tree of drafts its longest path."""
         return max(self.max_drafts, self.branches) if self.second_choices and not self.causal else 1

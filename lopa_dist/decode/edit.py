@@ -16,15 +16,17 @@ from lopa_dist.decode.state import Records, State
 MOST_CHECKS = 16  # forwards of a block without masks, after which it is complete, whatever the last one changed
 
 
-class Edits(NamedTuple):
+class Replacements(NamedTuple):
     """What a forward says of the filled positions of the windows, ``[S, W]`` bool."""
 
     possible: Tensor  # positions of the answer that were filled before the forward
     replaced: Tensor  # of these, where the record's token replaces the one that stands there
 
 
-def edits(state: State, records: Records) -> Edits:
+def replacements(state: State, records: Records) -> Replacements:
     """Return which filled tokens of the windows are replaced.
+
+    `State.edits` is another thing: the tokens in which branches differ.
 
     Args:
         state: as it was laid out for the forward, with `DecodeConfig.tau_edit`.
@@ -34,16 +36,17 @@ def edits(state: State, records: Records) -> Edits:
     width = records.packed.shape[-1]
     _, token, _, masked = state.window(width)
     possible = state.wanted(width) & ~masked
-    return Edits(possible, possible & (records.token != token) & (records.probability > state.config.tau_edit))
+    differs = records.token != token
+    return Replacements(possible, possible & differs & (records.probability > state.config.tau_edit))
 
 
 def settled(state: State, masked: Tensor, replaced: Tensor) -> Tensor:
-    """Return which windows are complete, ``[S]`` bool; counts the forwards that found no mask in them.
+    """Return which windows are complete, ``[S]`` bool, and count in `State.settling` the forwards that found no mask.
 
     Args:
-        state: whose `settling` is moved.
+        state: its `settling` is changed in place.
         masked: ``[S, W]`` bool, the masks that the forward found.
-        replaced: ``[S, W]`` bool, of `Edits`.
+        replaced: ``[S, W]`` bool, of `Replacements`.
     """
     checked = (state.done == 0) & ~masked.any(1)
     state.settling.add_(1).mul_(checked)

@@ -37,16 +37,16 @@ def by_confidence(state: State, records: Records) -> Winner:
         return anchor_alone(state, records)
     width = records.packed.shape[-1]
     window = state.window(width)
-    k = arange(state.config.max_branches, window.span.device)
+    number = arange(state.config.max_branches, window.span.device)
     # [S, K, W] what a branch leaves masked: all but the one position that it fills
     open_ = window.masked[:, None] & (state.edit_position != window.span[:, None])
     scores = branch_confidence(records.confidence, open_)
-    scores = scores.masked_fill(k >= state.branches[:, None], -torch.inf)
-    # argmax takes the first of equals: the lookaheads by rank, then the anchor
-    branch = (scores.roll(-1, 1).argmax(1) + 1) % len(k)
-    slots = arange(state.slots, branch.device)
-    position, token = state.edits[:, slots, branch].unbind()
-    return Winner(branch, Records(records.packed[:, slots, branch]), position, token, scores)
+    scores = scores.masked_fill(number >= state.branches[:, None], -torch.inf)
+    # argmax takes the first of equals: the lookaheads in their order, then the anchor
+    branch = (scores.roll(-1, 1).argmax(1) + 1) % len(number)
+    slot = arange(state.slots, branch.device)
+    position, token = state.edits[:, slot, branch].unbind()
+    return Winner(branch, Records(records.packed[:, slot, branch]), position, token, scores)
 
 
 VERIFY: dict[str, Callable[[State, Records], Winner]] = {
@@ -56,7 +56,7 @@ VERIFY: dict[str, Callable[[State, Records], Winner]] = {
 """The rules of verification, by their names in `DecodeConfig.verify`."""
 
 
-def spawn(state: State, winner: Winner, left: Window | None) -> None:
+def spawn(state: State, winner: Winner, window: Window | None) -> None:
     """Make the branches of the next forward: the anchor, and lookaheads at its most confident masked positions.
 
     The lookaheads take the tokens of the winner's records, so no forward is spent on drafting (LoPA, section 3).
@@ -64,27 +64,27 @@ def spawn(state: State, winner: Winner, left: Window | None) -> None:
     Args:
         state: after `advance`.
         winner: of this step.
-        left: the windows that `advance` left.
+        window: from `advance`.
     """
     config, records = state.config, winner.records
     most = most_candidates(config) if config.drafts else config.branches
     if not most:
         state.branches.copy_(state.done == 0)
         return
-    assert left is not None
-    span, masked = left.span, state.fillable(left.masked)
+    assert window is not None
+    span, masked = window.span, state.fillable(window.masked)
     possible = masked & (records.probability >= config.tau_look) if config.tau_look else masked
     if config.drafts > 1 and config.window_attention == "block_causal":
         # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
         possible = possible & (span < (state.complete + config.block_size)[:, None])
     ranked = torch.where(possible, records.confidence, -torch.inf)
-    rank = ranked.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [S, n]
-    candidates = torch.stack([span.gather(1, rank), records.token.gather(1, rank)])  # [2, S, n] positions, tokens
+    column = ranked.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [S, n] of the candidates
+    candidates = torch.stack([span.gather(1, column), records.token.gather(1, column)])  # [2, S, n] positions, tokens
     count = possible.sum(1)  # of candidates; what lies behind them is not used
     if config.drafts:
-        branches = spawn_tree(state, records, rank, candidates, count)
+        branches = spawn_tree(state, records, column, candidates, count)
     else:  # branch j fills the j-th candidate
-        state.edits[:, :, 1 : rank.shape[1] + 1, 0] = candidates
+        state.edits[:, :, 1 : column.shape[1] + 1, 0] = candidates
         branches = (count + 1).clamp(max=config.max_branches)
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
 

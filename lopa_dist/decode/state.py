@@ -98,8 +98,8 @@ class HostState(NamedTuple):
     masked: Ints  # masked positions in [complete, end)
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
     starts_masked: Ints  # 1 if the window's first position, `complete`, is masked
-    drafts: Ints  # the most drafts that the next forward may accept, along the deepest branch (verify=agreement)
-    ends: Ints  # 1 if the model expects an end-of-text behind the drafts, so that nothing is drafted there (causal)
+    drafts: Ints  # the most drafts that the next forward may accept, those of the deepest branch's path included
+    expects_eos: Ints  # 1 if the model expects an end-of-text behind the drafts: nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
     done: Ints  # 1 if the slot is empty or its sequence is finished, FAILED if its predictions were not numbers
@@ -142,11 +142,11 @@ class State:
     eos: Tensor  # [S] bool: an EOS was filled, in this step or an earlier one; with `tau_edit`, in a settled block
     settling: Tensor  # [S] forwards in a row that found no mask in the window (tau_edit)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
-    # [3, S, K x m] of each branch's drafts, in the order of their verification: position, token, and the context that
-    # predicts it: the token before its position, given the drafts before it (`tree`), or without the shift a mask
+    # [3, S, K x m] of each branch's drafts, in the order of their verification: position; token; and the token of the
+    # row that verifies it: with the shift the one before its position (`tree.verifying_tokens`), without it a mask
     chain: Tensor
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
-    boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the row before it
+    boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the token before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
 
@@ -157,10 +157,10 @@ class State:
         self.committed, self.complete, self.end = rows["committed"], rows["complete"], rows["end"]
         self.masked, self.starts_masked = rows["masked"], rows["starts_masked"]
         self.branches, self.winner = rows["branches"], rows["winner"]
-        self.drafts, self.ends, self.accepted = rows["drafts"], rows["ends"], rows["accepted"]
+        self.drafts, self.expects_eos, self.accepted = rows["drafts"], rows["expects_eos"], rows["accepted"]
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
-        self.chain_position, self.chain_token, self.chain_context = self.chain
+        self.chain_position, self.chain_token, self.chain_verifying = self.chain
         # [S, K] each: choices in a branch's path, the branch that verifies the last one, its token, drafts behind it
         self.path_depth, self.path_parent, self.path_token, self.path_drafts = self.paths
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
@@ -181,7 +181,7 @@ class State:
         device: torch.device,
         max_suffix: int = 0,
     ) -> State:
-        """Return a state of `slots` empty slots for prompts and suffixes of at most so many tokens."""
+        """Return a state of `slots` empty slots; prompts have at most `max_prompt` tokens, suffixes `max_suffix`."""
         # twice the length: the widest window of the batch, laid over any sequence, stays inside
         most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
         columns = 2 * -(-most // config.block_size) * config.block_size
@@ -204,7 +204,7 @@ class State:
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             settling=long(slots),
             edits=long(2, slots, k, e),
-            chain=long(3, slots, config.max_chain),
+            chain=long(3, slots, k * config.max_drafts),
             paths=long(4, slots, k),
             boundary=long(config.record_size, slots).int(),
             sampled=np.zeros(slots, bool),
@@ -212,7 +212,7 @@ class State:
         state.committed.fill_(-1)
         state.done.fill_(1)
         state.edit_position.fill_(-1)
-        state.chain_context.fill_(vocabulary.mask_id)
+        state.chain_verifying.fill_(vocabulary.mask_id)
         return state
 
     def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
@@ -231,29 +231,29 @@ class State:
         self._window = None
         columns, mask_id = self.canvas.shape[1], self.vocabulary.mask_id
         slots = np.array([one.slot for one in admitted])
-        tail = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
-        before = np.array([len(one.prompt) for one in admitted]) - tail
-        limit = np.array([one.max_new_tokens for one in admitted]) + tail
+        known = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
+        prompt = np.array([len(one.prompt) for one in admitted]) - known
+        limit = np.array([one.max_new_tokens for one in admitted]) + known
         suffix = np.array([len(one.suffix) for one in admitted])
         # what leads to a suffix is seen as a whole from the start
         first_block = np.minimum(self.config.block_size, last_end(self.config, limit))
-        end = tail if self.config.causal else np.where(suffix > 0, limit, first_block)
+        end = known if self.config.causal else np.where(suffix > 0, limit, first_block)
         zeros, ones = np.zeros_like(slots), np.ones_like(slots)
         fields = dict.fromkeys(HostState._fields, zeros) | {
-            "prompt": before,
+            "prompt": prompt,
             "committed": -ones,
-            "complete": tail if self.config.causal else zeros,
+            "complete": known if self.config.causal else zeros,
             "end": end,
             "limit": limit,
-            "known": tail,
+            "known": known,
             "suffix": suffix,
-            "masked": end - tail,
+            "masked": end - known,
             "branches": ones,
-            "starts_masked": np.where((tail == 0) & (not self.config.causal), 1, 0),
+            "starts_masked": np.where((known == 0) & (not self.config.causal), 1, 0),
         }
         integers = np.stack([*fields.values()])
         canvas = np.full((len(admitted), columns), mask_id)
-        for row, one, begin in zip(canvas, admitted, self.origin - before, strict=True):
+        for row, one, begin in zip(canvas, admitted, self.origin - prompt, strict=True):
             row[begin : begin + len(one.prompt)] = one.prompt
             behind = begin + len(one.prompt) + one.max_new_tokens
             row[behind : behind + len(one.suffix)] = one.suffix
@@ -269,20 +269,20 @@ class State:
         self.settling.index_fill_(0, at, 0)
         self.edit_position.index_fill_(0, at, -1)
         self.paths.index_fill_(1, at, 0)
-        known = np.stack(host)
-        known[:, slots] = integers
-        return HostState._make(known)
+        values = np.stack(host)
+        values[:, slots] = integers
+        return HostState._make(values)
 
     def finish(self, slots: Sequence[int], host: HostState) -> HostState:
         """Finish the sequences in some slots; returns what the host knows then."""
-        at, known = to_device(np.array(slots), self.canvas.device), np.stack(host)
+        at, values = to_device(np.array(slots), self.canvas.device), np.stack(host)
         for field, value in (("done", 1), ("branches", 0), ("drafts", 0)):
             getattr(self, field).index_fill_(0, at, value)
-            known[HostState._fields.index(field), slots] = value
-        return HostState._make(known)
+            values[HostState._fields.index(field), slots] = value
+        return HostState._make(values)
 
     def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
-        """Return the answers in `slots` up to the positions `ends`, in one transfer, without the prompts' tails."""
+        """Return the answers in `slots` up to the positions `ends`, in one transfer, without `known` tokens."""
         at = to_device(np.array(slots), self.canvas.device)
         rows = torch.cat([self.known[at, None], self.answers[at]], 1).tolist()
         return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
@@ -303,7 +303,7 @@ class State:
         return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
     def forget_window(self) -> None:
-        """Let `window` be computed anew: the sequences were moved."""
+        """Let `window` be computed anew: the sequences have taken a step."""
         self._window = None
 
     def is_eos(self, token: Tensor) -> Tensor:
@@ -364,7 +364,7 @@ class State:
 
 
 def known_tokens(config: DecodeConfig, prompt: int) -> int:
-    """Return how many of a prompt's `prompt` tokens count as the answer's first ones (see above)."""
+    """Return how many of a prompt's `prompt` tokens count as the answer's first ones, `HostState.known`."""
     if config.causal:  # the last one, which predicts the first token of the answer
         return min(prompt, 1)
     return prompt % config.block_size if config.prompt_attention == "blocks" else 0

@@ -55,7 +55,8 @@ def by_agreement(state: State, records: Records) -> Winner:
         x.view(slots, branches, m) for x in (*state.chain[:2], records.drafts.token, records.drafts.probability)
     )
     depth = state.path_depth
-    valid = (number < state.path_drafts[..., None]) & ~probability.isnan()  # rows of drafts may overflow
+    # a draft whose rows overflow, so that its probability is NaN, is rejected
+    valid = (number < state.path_drafts[..., None]) & ~probability.isnan()
     accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
     branch, accepted_with = depth.new_zeros(slots), None
     if config.branches:
@@ -121,26 +122,26 @@ def path_probability(state: State, probability: Tensor, branch: Tensor) -> Tenso
     return path
 
 
-def spawn_tree(state: State, records: Records, rank: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
+def spawn_tree(state: State, records: Records, column: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
     """Choose the paths of the next forward, and the drafts that each verifies.
 
     Args:
         state: gets the branches' paths, edits and drafts.
         records: ``[S, W]`` of the winner.
-        rank: ``[S, n]`` columns of the candidates in `records`, the most confident first.
+        column: ``[S, n]`` of the candidates in `records`, the most confident first.
         candidates: ``[2, S, n]`` their positions and tokens.
         count: ``[S]`` how many candidates there are.
 
     Returns:
         ``[S]`` branches to run, the anchor included.
     """
-    config, (slots, n), device = state.config, rank.shape, rank.device
+    config, (slots, n), device = state.config, column.shape, column.device
     m = config.drafts
     count = count.clamp(max=n).masked_fill(state.done != 0, 0)
     branches = torch.ones_like(count)
     depth = state.path_depth
     if config.branches:
-        branches = choose_paths(state, records, rank, candidates, count)
+        branches = choose_paths(state, records, column, candidates, count)
 
     # every branch has rows for the same number of drafts: if fewer are left, drafts of its own path fill the gap
     number = arange(m, device)
@@ -150,30 +151,30 @@ def spawn_tree(state: State, records: Records, rank: Tensor, candidates: Tensor,
     deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.path_drafts, 0)
     state.drafts.copy_(deepest.amax(1))
     if m > 1 and state.vocabulary.shift:
-        state.chain_context.copy_(contexts(state))
+        state.chain_verifying.copy_(verifying_tokens(state))
     return branches
 
 
-def choose_paths(state: State, records: Records, rank: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
+def choose_paths(state: State, records: Records, column: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
     """Choose the paths of the next forward.
 
     Args:
         state: gets the branches' paths and edits.
-        records, rank, candidates: as of `spawn_tree`.
+        records, column, candidates: as of `spawn_tree`.
         count: ``[S]`` candidates, at most n.
 
     Returns:
         ``[S]`` branches to run, the anchor included.
     """
-    config, m, length = state.config, state.config.drafts, min(state.config.max_edits, rank.shape[1])
-    rank, position, token = rank[:, :length], candidates[0, :, :length], candidates[1, :, :length]
-    probability, second_probability = (p.gather(1, rank) for p in (records.probability, records.second_probability))
+    config, m, length = state.config, state.config.drafts, min(state.config.max_edits, column.shape[1])
+    column, position, token = column[:, :length], candidates[0, :, :length], candidates[1, :, :length]
+    probability, second_probability = (p.gather(1, column) for p in (records.probability, records.second_probability))
     paths = best_paths(probability, second_probability, count, config.branches, m)
-    second = records.second_token.gather(1, rank)
+    second = records.second_token.gather(1, column)
     tokens = torch.where(paths.second, second[:, None], token[:, None])
     k, last = paths.last.shape[1], paths.last[..., None]
     state.edits[0, :, 1:].fill_(-1)
-    state.edits[0, :, 1 : k + 1, :length] = torch.where(arange(length, rank.device) <= last, position[:, None], -1)
+    state.edits[0, :, 1 : k + 1, :length] = torch.where(arange(length, column.device) <= last, position[:, None], -1)
     state.edits[1, :, 1 : k + 1, :length] = tokens
 
     state.path_depth.zero_()
@@ -187,7 +188,7 @@ class Paths(NamedTuple):
     """The k' paths of largest weight, of each sequence; k' is k, or less if there are few drafts."""
 
     chosen: Tensor  # [S] how many there are
-    number: Tensor  # [S, k'] in the table of all paths
+    number: Tensor  # [S, k'] cell in the table of all paths (`best_paths`)
     earlier: Tensor  # [S, k'] draft for which a path takes the second choice before its end; -1: none
     last: Tensor  # [S, k'] draft for which it makes its last choice
     second: Tensor  # [S, k', n] bool: drafts for which it takes the second choice
@@ -197,8 +198,9 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
     """Choose the paths of largest weight.
 
     A path ends with a choice for draft j: the second one, or the first where it goes on behind all m drafts of another
-    branch. Before that it may have another second choice, for draft i. So one table of i (or none) by j and choice has
-    the weights of all paths.
+    branch. Before that it may have another second choice, for draft i. So one table holds the weights of all paths: row
+    0 is for paths without such an i, row i + 1 for draft i; column 2 j is for the first choice at j, 2 j + 1 for the
+    second.
 
     Args:
         first, second: ``[S, n]`` probabilities of the drafts' first and second choices.
@@ -207,13 +209,13 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
         m: drafts that a branch verifies.
     """
     slots, n = first.shape
-    both = torch.stack(chances(first.double(), second.double()), 2)  # [S, n, 2]
-    both = both.log().clamp(min=LEAST).nan_to_num(LEAST)
-    first = both[..., 0]
+    log_chances = torch.stack(chances(first.double(), second.double()), 2)  # [S, n, 2] by draft and choice
+    log_chances = log_chances.log().clamp(min=LEAST).nan_to_num(LEAST)
+    log_first, log_second = log_chances.unbind(2)
     number = arange(n, first.device)
-    before = torch.where(number < count[:, None], first.cumsum(1) - first, -torch.inf)
-    final = (before[..., None] + both).view(slots, 1, -1)  # [S, 1, 2 n]
-    earlier_second = F.pad(both[..., 1] - first, (1, 0))  # [S, 1 + n] what it adds
+    before = torch.where(number < count[:, None], log_first.cumsum(1) - log_first, -torch.inf)  # of the drafts before j
+    final = (before[..., None] + log_chances).view(slots, 1, -1)  # [S, 1, 2 n]
+    earlier_second = F.pad(log_second - log_first, (1, 0))  # [S, 1 + n] what it adds
     weight = earlier_second[..., None] + final + bias_of_paths(m, n, first.device)
     best = weight.flatten(1).topk(min(k, weight[0].numel()), dim=1)
     earlier, column = best.indices // (2 * n) - 1, best.indices % (2 * n)
@@ -239,7 +241,8 @@ def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def branches_before(paths: Paths, m: int, n: int) -> Tensor:
     """Return the branch that verifies each path's last draft, ``[S, k']``; 0: the anchor.
 
-    Its path goes behind draft i, or the beginning, by the largest multiple of m drafts that fits.
+    That branch's path is the beginning of this one: what ends with draft i, or nothing, and then as many runs of m
+    first choices as fit before the last draft. It is looked up by its cell in the table of `best_paths`.
 
     Args:
         paths: from `best_paths`.
@@ -247,8 +250,8 @@ def branches_before(paths: Paths, m: int, n: int) -> Tensor:
         n: drafts that `best_paths` had.
     """
     begin = paths.earlier + 1
-    depth = begin + (paths.last - begin) // m * m
-    of_second = (depth == begin) & (paths.earlier >= 0)  # it ends with that second choice
+    depth = begin + (paths.last - begin) // m * m  # of that branch's path
+    of_second = (depth == begin) & (paths.earlier >= 0)  # it ends with the second choice for draft i
     wanted = torch.where(of_second, 2 * paths.earlier + 1, begin * 2 * n + 2 * (depth - 1))
     match = (wanted[:, :, None] == paths.number[:, None]).long()  # [S, k', k'], at most one
     return (match.argmax(2) + 1) * (depth > 0)
@@ -256,7 +259,7 @@ def branches_before(paths: Paths, m: int, n: int) -> Tensor:
 
 @lru_cache(64)
 def bias_of_paths(m: int, length: int, device: torch.device) -> Tensor:
-    """Return what is added to the weights of paths: ``[1 + length, 2 length]``, i (or none) by j and choice.
+    """Return what is added to the weights of paths: ``[1 + length, 2 length]``, the table of `best_paths`.
 
     Combinations that are not a path get -inf. The others get a tiny amount that breaks ties.
 
@@ -272,7 +275,7 @@ def bias_of_paths(m: int, length: int, device: torch.device) -> Tensor:
     return torch.where(is_path, -TIE * order.double(), -torch.inf)
 
 
-def contexts(state: State) -> Tensor:
+def verifying_tokens(state: State) -> Tensor:
     """Return the token before each draft's position ``[S, K x m]``, from which a model with the shift predicts it.
 
     If a token of the branch's path or an earlier draft stands there, it is that token, otherwise the sequence's.
@@ -283,9 +286,9 @@ def contexts(state: State) -> Tensor:
     before, number = position - 1, arange(m, position.device)[:, None]
     written = state.canvas.gather(1, (before + state.origin).clamp_(min=0).flatten(1))
     if state.config.branches:
-        # no edit: -2, as a place that is before no position
-        place = state.edit_position.masked_fill(state.edit_position < 0, -2)
-        position, token = torch.cat([place, position], 2), torch.cat([state.edit_token, token], 2)
+        # no edit: -2, which is the position before no draft
+        edited = state.edit_position.masked_fill(state.edit_position < 0, -2)
+        position, token = torch.cat([edited, position], 2), torch.cat([state.edit_token, token], 2)
     length = position.shape[2]
     earlier = arange(length, position.device) < length - m + number
     drafted = (position[:, :, None] == before[..., None]) & earlier  # [S, K, m, length]

@@ -10,7 +10,7 @@ from lopa_dist.decode.state import Records, State
 
 
 class Winner(NamedTuple):
-    """What verification decides for every sequence."""
+    """What verification decides for every sequence. F is how many tokens a winner may bring."""
 
     branch: Tensor  # [S] the branch that wins
     records: Records  # [S, W] that branch's predictions, over the windows
@@ -24,7 +24,7 @@ class Winner(NamedTuple):
 
 
 def anchor_alone(state: State, records: Records) -> Winner:
-    """Return the anchor, the only branch, as the winner: it brings nothing.
+    """Return the anchor, the only branch, as the winner: it has no edits, so it brings nothing.
 
     Args:
         state: from which the forward was laid out.

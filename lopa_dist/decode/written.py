@@ -44,7 +44,7 @@ def take_notes(state: State, wanted: bool) -> None:
 def note(
     state: State,
     winner: Winner,
-    left: Window | None = None,
+    window: Window | None = None,
     chosen: Tensor | None = None,
     replaced: Tensor | None = None,
 ) -> None:
@@ -53,7 +53,7 @@ def note(
     Args:
         state: with the drafts of this step.
         winner: what it brings was written.
-        left: the windows after the fill; None: the model has none.
+        window: the windows after the fill; None: the model has none.
         chosen: ``[S, W]`` bool, the positions that were filled from the winner's records.
         replaced: ``[S, W]`` bool, the positions whose token was replaced by the records'; None: of none.
     """
@@ -76,20 +76,20 @@ def note(
         way = ((accepted < state.drafts[:, None]) * BONUS).masked_fill(number < accepted, ACCEPTED)
     put(STEP, winner.position, step)
     put(WAY, winner.position, way)
-    if left is not None and chosen is not None:
-        put(PROBABILITY, left.span.masked_fill(~(left.masked | chosen), -1), winner.records.packed[1])
-        filled = left.span.masked_fill(~chosen, -1)
+    if window is not None and chosen is not None:
+        put(PROBABILITY, window.span.masked_fill(~(window.masked | chosen), -1), winner.records.packed[1])
+        filled = window.span.masked_fill(~chosen, -1)
         put(STEP, filled, step)
         put(WAY, filled, step.new_full((1, 1), FILLED))
-    if left is not None and replaced is not None:
-        edited = left.span.masked_fill(~replaced, -1)
+    if window is not None and replaced is not None:
+        edited = window.span.masked_fill(~replaced, -1)
         put(PROBABILITY, edited, winner.records.packed[1])
         put(STEP, edited, step)
         put(WAY, edited, step.new_full((1, 1), EDITED))
 
 
 def written(state: State, slots: Sequence[int], ends: Sequence[int]) -> list[list[Written]]:
-    """Return how the answers in `slots` up to the positions `ends` were written, without the prompts' tails."""
+    """Return how the answers in `slots` up to the positions `ends` were written, without `known` tokens."""
     assert state.written is not None
     recorded = state.written[to_device(np.array(slots), state.written.device)].cpu().numpy()
     known = state.known.cpu().numpy()[slots]

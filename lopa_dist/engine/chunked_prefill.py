@@ -69,7 +69,7 @@ class ChunkedPrefill:
 
         stores_hidden = first + count == entry.tokens and not causal  # of the last row, for the token behind it
         prefill = Prefill(
-            sequence=one(0), first=one(first), behind=one(first + count), num_prefixes=1, waiting=np.ones(1, bool),
+            sequence=one(0), first=one(first), stop=one(first + count), num_prefixes=1, waiting=np.ones(1, bool),
             prefix_row=one(-1), suffix_row=one(-1),
             hidden_to_store=(one(count - 1), one(entry.hidden_slot)) if stores_hidden else None,
         )  # fmt: skip

@@ -111,8 +111,8 @@ class Engine:
                 prepared, gathered = self.lockstep.forward(batch.runner, rows, step)  # records of all ranks
                 records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
                 winner = verify(step.state, records)  # LoPA: which branch wins
-                left = advance(step.state, winner)  # D2F: write what it brings, fill, append, finish; what is left
-                spawn(step.state, winner, left)  # LoPA: the branches of the next step
+                window = advance(step.state, winner)  # D2F: write what it brings, fill, append, finish
+                spawn(step.state, winner, window)  # LoPA: the branches of the next step
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
                 if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host

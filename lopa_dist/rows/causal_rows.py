@@ -69,7 +69,7 @@ def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]
     depth = np.arange(int((host.drafts * running).max(initial=0)) + 1)
     last = depth == host.drafts[:, None]
     wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
-    wanted &= (depth <= (host.drafts - host.ends)[:, None]) & running[:, None]
+    wanted &= (depth <= (host.drafts - host.expects_eos)[:, None]) & running[:, None]
     # the first mask predicts two places further on, which a row there verifies if it is not the answer's last
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.clip(most, 0, lookahead.masks) * wanted
@@ -132,7 +132,7 @@ def segments_on_rank(
     if prefill:
         sequence[PROMPT] = prefill.sequence
         first[PROMPT] = prefill.first + host.prompt[prefill.sequence]
-        rows[PROMPT] = prefill.behind - prefill.first
+        rows[PROMPT] = prefill.stop - prefill.first
     kind = np.arange(4).repeat([len(part) for part in sequence])
     branch, depths = np.where(kind == PROMPT, -1, 0), np.zeros_like(kind)
     branch[kind == PATH], depths[kind == GROUP] = own[number], depth

@@ -14,7 +14,7 @@ They stand behind the window's rows, in this order:
 
 The window's rows do not see the drafts. T_i sees the window without the masks at p_1 .. p_i, and T_1 .. T_i. C_i sees
 what T_{i-1} sees; no row sees C_i. So drafts see one another as if they were filled, but the rest of the window as it
-was without them. That is an approximation, like a cache that is one step old (docs/architecture.md).
+was without them. That is an approximation (docs/lopa-step.md, "Several drafts in one branch").
 
 Two numbers for each row express this. Its `depth` is how many drafts it takes as filled: i for T_i and C_{i+1}, 0 for
 the window's rows. Its `until` is the depth from which on rows do not see it: i for the mask at p_i. With block-causal
@@ -56,8 +56,10 @@ def draft_rows(config: DecodeConfig, host: HostState) -> RowsBehind:
     )  # fmt: skip
 
 
-def add_indices(state: State, host: HostState, structure: Structure) -> None:
-    """Set `Structure.drafts`, and what the device needs to fill in rows of drafts, unless no branch has any.
+def add_draft_indices(state: State, host: HostState, structure: Structure) -> None:
+    """Set what `Structure` has of drafts, and what the device needs to fill in their rows, unless no branch has any.
+
+    This is `drafts`, `indices` and, with block-causal windows, the `until` of rows behind the drafts' block.
 
     A rank whose branches have none needs it, too: it unpacks the records of all ranks.
 
@@ -74,8 +76,8 @@ def add_indices(state: State, host: HostState, structure: Structure) -> None:
     sequence, branch = structure.sequence, np.maximum(structure.branch, 0)
     t = extra[sequence] * (structure.branch >= 0)  # [G] token rows, and as many verification rows
     is_token = ragged_arange(2 * t) < t.repeat(2 * t)
-    row = np.flatnonzero(structure.depth)
-    token_row, check_row = row[is_token], row[~is_token]  # [D]
+    row = np.flatnonzero(structure.depth)  # only rows of drafts have a depth
+    token_row, verification_row = row[is_token], row[~is_token]  # [D]
     segment, depth = np.arange(len(t)).repeat(t), structure.depth[token_row]  # [D]
 
     # a prediction that no draft can change needs no row
@@ -89,21 +91,23 @@ def add_indices(state: State, host: HostState, structure: Structure) -> None:
     elif config.prompt_attention != "joint":
         sees_from = np.maximum(structure.begin, -block_begins(config, host))
 
-    cell = (sequence * config.max_chain + branch * m)[segment] + depth - 1
+    cell = (sequence * config.max_branches + branch)[segment] * m + depth - 1
     plane = state.chain_token.numel()
     shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
     structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, sees_from)
     structure.indices |= {
         # in `State.chain`, of token rows, then of verification rows: [2 D] tokens, [2 D] positions
         "chain_cell": np.concatenate([plane + cell, 2 * plane + cell + 1, cell, cell + 1]),
-        "draft_row": np.append(token_row, check_row),  # [2 D]
+        "draft_row": np.append(token_row, verification_row),  # [2 D]
         "draft_depth": depth,  # [D]
         "until": structure.until,  # [R] without the masks that drafts replace
         "draft_cell": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),  # `DraftRows.cell`
     }
 
 
-def drafts_now(origins: DraftOrigins, host: HostState, block_begin: Ints, row_minus_position: Ints) -> dict[str, Ints]:
+def draft_offsets(
+    origins: DraftOrigins, host: HostState, block_begin: Ints, row_minus_position: Ints
+) -> dict[str, Ints]:
     """Return what `place_drafts` needs that depends on where the windows are.
 
     Args:
@@ -124,7 +128,7 @@ def place_drafts(state: State, index: dict[str, Tensor], tokens: Tensor, positio
 
     Args:
         state: of this step.
-        index: of `Structure.indices` and `drafts_now`, on the device.
+        index: of `Structure.indices` and `draft_offsets`, on the device.
         tokens, positions: ``[R']`` of all rows; changed in place.
     """
     row, depth = index["draft_row"], index["draft_depth"]

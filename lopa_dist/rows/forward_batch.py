@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import Ints, ragged_arange, to_device
 from lopa_dist.rows.prefill import Prefill
 
 
@@ -55,17 +55,16 @@ class ForwardBatch:
     first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, with a dual
     cache, the tokens behind their segment, whose K/V an earlier forward computed.
 
-    Rows of a segment are in the order of positions. In a branch that verifies several drafts, rows of drafts follow:
-    see `rows.draft_rows`.
+    Rows of a segment are in the order of positions. In a window's segment, further rows may follow: see `RowsBehind`.
     """
 
     sequence: Ints  # [G] sequence of each segment
     branch: Ints  # [G]; -1 for prompts
     start: Ints  # [G] its first row among the packed ones
     rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] tokens before it, which it sees
+    shared: Ints  # [G] tokens of its sequence before it, in the pool, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
-    hi: Ints  # [R] rows of its segment that a row sees, from the first on
+    hi: Ints  # [R] rows of its segment that a row sees, from the first on: the row behind the last of them
     depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
     tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
     begin: Ints  # [S] position of the first row of each sequence's windows
@@ -91,14 +90,15 @@ class ForwardBatch:
         return self.predict()
 
     def of_drafts(self) -> Tensor | None:
-        """Return which packed rows belong to drafts or are padding, ``[R']`` bool; None if there are no drafts.
+        """Return which packed rows stand behind windows, as drafts' do, or are padding, ``[R']`` bool; None: none does.
 
         Of a causal model all rows count: a token's K/V are the same whether it is verified as a draft or alone.
         """
         if self.causal is not None:
             return torch.ones_like(self.tokens, dtype=torch.bool)
-        if self.drafts is None:
+        behind = np.where(self.branch < 0, 0, self.rows - (self.stop - self.begin)[self.sequence])  # [G]
+        if not behind.any():
             return None
         found = np.ones(len(self.tokens), bool)
-        found[: len(self.depth)] = self.depth > 0
+        found[: len(self.hi)] = ragged_arange(self.rows) >= (self.rows - behind).repeat(self.rows)
         return to_device(found, self.tokens.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State, wanted_count
 from lopa_dist.ragged import to_device, together
-from lopa_dist.rows.draft_rows import add_indices, draft_rows, drafts_now, place_drafts
+from lopa_dist.rows.draft_rows import add_draft_indices, draft_offsets, draft_rows, place_drafts
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.structure import RowsBehind, Structure, block_begins, make_structure
@@ -26,9 +26,16 @@ FEW = 4  # structures are cached for at most this many sequences in flight: with
 MOST_STRUCTURES = 1024  # in the cache; when there are more, all are dropped
 
 KINDS: tuple[Callable[[DecodeConfig, HostState], RowsBehind], ...] = (draft_rows,)
-"""The kinds of rows that stand behind windows, in this order. `sizes.branch_rows` bounds their number.
+"""The kinds of rows that stand behind windows, in this order: for each, the function that says how many there are.
 
-Rows of drafts stand last: they see the rows before them, unless these have an `until` of 1.
+To add a kind, write its function and put it before `draft_rows`, which must be last: `unpack_drafts` takes the last
+records. Rows of drafts see the rows before them, unless these have an `until` of 1.
+
+Structures are cached, so the function may read of each sequence what `shapes` yields and nothing else. It must return
+the most rows for a sequence with all branches and drafts, because `sizes.most_branch_rows` asks for these.
+
+Rows that hold another token than the canvas does are filled in on the device, as `place_drafts` does for drafts, and
+records of a kind are dropped unless `unpack` reads them.
 """
 
 Structures: TypeAlias = dict[tuple[object, ...], Structure]
@@ -73,10 +80,10 @@ def layout(
     if structure.has_edits:
         moved["row_minus_position"] = row_minus_position
     if structure.drafts is not None:
-        moved |= drafts_now(structure.drafts, host, block_begin, row_minus_position)
+        moved |= draft_offsets(structure.drafts, host, block_begin, row_minus_position)
     index = structure.on_device | together(device, **moved)
     tokens, positions = state.canvas.view(-1).index_select(0, index["cells"]), index["positions"]
-    padded = len(structure.row_position) - 1
+    padded = len(structure.row_position) - 1  # R'; the row there takes the edits that a branch does not have
     if structure.has_edits:
         edited, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] positions, tokens
         row = edited + index["row_minus_position"][:, None]
@@ -144,7 +151,7 @@ def find_structure(
         return structures[key]
     behind = [rows for kind in KINDS if (rows := kind(config, host)).count.any()]
     made = make_structure(state, host, rank, ranks, prefixes, behind)
-    add_indices(state, host, made)
+    add_draft_indices(state, host, made)
     made.on_device = together(state.canvas.device, **made.indices)
     if made.of_commit.any():
         made.on_device["of_commit"] = to_device(made.of_commit, state.canvas.device)
@@ -183,7 +190,7 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     branches = state.config.max_branches
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
     cells = state.slots * batch.width
-    dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `layout`
+    dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `predict`
     where = batch.predictions.where
     assert where is not None
     dense.index_copy_(2, where, parts[:, :, : len(where)])

@@ -32,11 +32,11 @@ class Prefill:
 
     sequence: Ints  # [P] sequence of each segment; shared prefixes come first
     first: Ints  # [P] position of its first row
-    behind: Ints  # [P] position behind its last row
+    stop: Ints  # [P] position behind its last row
     num_prefixes: int  # segments that are shared prefixes
     waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not in the cache before this forward
     prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
-    suffix_row: Ints  # [S] packed row where the rest of its prompt begins; -1: it is not in this forward
+    suffix_row: Ints  # [S] packed row where the prompt goes on behind the prefix; -1: it is not in this forward
     hidden_to_store: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
     reads_stored: bool = False  # whether a stored hidden state is among the forward's `head_rows`
 
@@ -54,7 +54,7 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
     return Prefill(
         sequence=np.append(prefixes, suffixes),
         first=np.append(-host.prompt[prefixes], behind_prefix[suffixes]),
-        behind=np.append(behind_prefix[prefixes], np.zeros_like(suffixes)),
+        stop=np.append(behind_prefix[prefixes], np.zeros_like(suffixes)),
         num_prefixes=len(prefixes),
         waiting=waiting,
         prefix_row=np.full_like(slots, -1),

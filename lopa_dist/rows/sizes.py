@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State
 from lopa_dist.ragged import Ints
@@ -26,22 +28,31 @@ def usual_rows(config: DecodeConfig) -> int:
     if config.causal:  # the pending token, its drafts, and masks behind them; drafts and masks of each path
         return 1 + 2 * config.max_drafts * config.max_branches
     window = config.block_size * window_blocks(config) if config.stores_kv else config.max_new_tokens
-    return config.max_branches * branch_rows(config, window)
+    return config.max_branches * most_branch_rows(config, window)
 
 
-def branch_rows(config: DecodeConfig, window: int) -> int:
-    """Return the most rows of a branch whose window has `window` rows, with both rows of every draft."""
-    return window + 2 * config.extra_drafts
+def most_branch_rows(config: DecodeConfig, window: int) -> int:
+    """Return the most rows of a branch whose window has `window` rows, those behind the window included.
+
+    The kinds of rows are asked how many they have of a sequence with all branches and drafts, and a window of nothing
+    but masks.
+    """
+    if config.causal:
+        return window
+    most = dict.fromkeys(("end", "limit", "masked"), config.max_new_tokens)
+    most |= {"branches": config.max_branches, "drafts": config.max_edits + config.max_drafts, "starts_masked": 1}
+    host = HostState(*(np.array([most.get(field, 0)]) for field in HostState._fields))
+    return window + int(sum(kind(config, host).count[0] for kind in KINDS))
 
 
 def stack_rows(config: DecodeConfig, branches: int) -> int:
     """Return how many rows the windows of `branches` branches, which attend in one stack, usually have."""
-    return branches * branch_rows(config, config.block_size * window_blocks(config))
+    return branches * most_branch_rows(config, config.block_size * window_blocks(config))
 
 
 def longest_sequence(config: DecodeConfig, prompt: int) -> int:
     """Return the most tokens of a sequence whose prompt has `prompt` tokens, with the rows of its drafts."""
-    return branch_rows(config, prompt + config.max_new_tokens + config.block_size)
+    return most_branch_rows(config, prompt + config.max_new_tokens + config.block_size)
 
 
 def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0) -> int:
@@ -63,7 +74,7 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
         window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
     if not config.keeps_kv:
         window = longest - suffix
-    return max(longest, branches * branch_rows(config, window + suffix))
+    return max(longest, branches * most_branch_rows(config, window + suffix))
 
 
 def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: int, limit: int) -> int:
@@ -81,7 +92,7 @@ def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: 
         limit: rows of a forward that holds more than one sequence.
     """
     window = usual_window(config) if config.keeps_kv else longest
-    each = max(longest, branches * branch_rows(config, window))
+    each = max(longest, branches * most_branch_rows(config, window))
     return min(sequences * each, max(limit, each))
 
 
@@ -94,7 +105,7 @@ def usual_predictions(config: DecodeConfig, branches: int, sequences: int) -> in
     if config.causal:
         return sequences * usual_rows(config)
     window = usual_window(config) if config.keeps_kv else config.max_new_tokens
-    return sequences * branches * branch_rows(config, window)
+    return sequences * branches * most_branch_rows(config, window)
 
 
 def usual_window(config: DecodeConfig) -> int:

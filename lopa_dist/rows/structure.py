@@ -23,24 +23,25 @@ from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows
 class RowsBehind:
     """Rows of one kind, which stand in every branch behind the window's rows, in the order of `layout.KINDS`.
 
-    A row sees the rows of its segment that stand before its kind, and the first `own` rows of its kind. Of these, it
-    sees only rows whose `until` is above its `depth`.
+    A row sees the cached tokens, the rows of its segment that stand before its kind, and the first `own` rows of its
+    kind. Of the segment's rows, it sees only those whose `until` is above its `depth`. The window's rows see none of
+    these rows, and their K/V are never kept.
 
     All branches of a sequence have the same rows, so they have equal shapes, on whichever rank they run. [n] is a row
-    of one branch of each sequence.
+    of one branch of each sequence: first `count[0]` rows of sequence 0, then `count[1]` rows of sequence 1, and so on.
     """
 
-    count: Ints  # [S] rows in each branch of a sequence
+    count: Ints  # [S] rows in each branch of a sequence; 0 where none runs (`HostState.branches` is 0)
     reported: Ints  # [S] how many of these report what they predict: the last ones
-    own: Ints  # [n]
+    own: Ints  # [n] rows of its kind that a row sees, from the first on; to see itself, at least its number + 1
     depth: Ints  # [n] drafts that a row takes as filled; 0 for all rows but those of drafts
     until: Ints  # [n] the depth from which on rows do not see this row
-    position: Ints  # [n] whose token in the canvas a row takes, if the device fills in no other
+    position: Ints  # [n] a row's position, and that of the token in the canvas that it holds
 
 
 @dataclass
 class DraftOrigins:
-    """From where the rows of drafts are counted: what `draft_rows.drafts_now` adds the windows' places to."""
+    """To what the rows of drafts belong. `draft_rows.draft_offsets` adds where the windows are in a step."""
 
     segment: Ints  # [D] of each token row, and of the verification row that belongs to it
     sequence: Ints  # [2 D] of token rows, then of verification rows
@@ -81,7 +82,7 @@ class Structure:
     #   row_minus_cell [h]: the predicting row minus the predicted position's cell in the dense records [S, width]
     #   rows_behind [H - h]: the predicting rows behind windows
     #   head_slot [H]: as `ForwardBatch.head_slots`
-    # and, where drafts have rows, those of `draft_rows.add_indices`
+    # and, where drafts have rows, those of `draft_rows.add_draft_indices`
     indices: dict[str, Ints]
     on_device: dict[str, Tensor] = field(default_factory=dict)  # the same
     drafts: DraftOrigins | None = None  # None: no draft has rows of its own
@@ -122,7 +123,7 @@ def make_structure(
         sequence = np.append(prefill.sequence, sequence)
         branch = np.append(np.full_like(prefill.sequence, -1), branch)
         reports = np.append(np.zeros_like(prefill.sequence, bool), reports)
-        first, span = np.append(prefill.first, first), np.append(prefill.behind - prefill.first, span)
+        first, span = np.append(prefill.first, first), np.append(prefill.stop - prefill.first, span)
     rows = span + sum(kind.count[sequence] for kind in behind) * (branch >= 0)
     start = rows.cumsum() - rows
     if prefill:
@@ -148,7 +149,7 @@ def make_structure(
         row_sequence=row_sequence, row_position=row_position,
         indices={"edit_cell": sequence * config.max_branches + np.maximum(branch, 0)},
     )  # fmt: skip
-    predict_windows(state, host, structure, prefixes, wanted, wanted[sequence] * reports, ranks)
+    predict_windows(state, host, structure, prefixes, wanted, reports, ranks)
     add_rows_behind(structure, behind, span, reports, block_begin, ranks)
     return structure
 
@@ -159,18 +160,23 @@ def predict_windows(
     structure: Structure,
     prefixes: SharedPrefixes | None,
     wanted: Ints,
-    reported: Ints,
+    reports: NDArray[np.bool_],
     ranks: int,
 ) -> None:
     """Set which rows predict the wanted positions of the windows, and where each prediction goes.
+
+    The host knows how many positions of a window are masked, but not which. In one segment, a position's predicting row
+    and its cell in the dense records ``[S, width]`` are always the same number apart. So the device, which finds the
+    cells of the masks, only adds `row_minus_cell` to each (`layout.predict`).
 
     Args:
         state, host, prefixes, ranks: as of `layout`.
         structure: of the rows; changed in place.
         wanted: ``[S]`` predicted positions of each branch of a sequence.
-        reported: ``[G]`` predictions of each segment that this rank reports.
+        reports: ``[G]`` whether this rank reports a segment's predictions.
     """
     sequence, prefill, width = structure.sequence, structure.prefill, structure.width
+    reported = wanted[sequence] * reports  # [G] predictions
     first_head = reported.cumsum() - reported  # [G]
     number = np.arange(reported.sum()) + ((wanted.cumsum() - wanted)[sequence] - first_head).repeat(reported)
 
@@ -211,7 +217,7 @@ def add_rows_behind(
         structure: of the windows' rows, with room for these rows; changed in place.
         behind: as of `make_structure`.
         span: ``[G]`` rows of each segment without these.
-        reports: ``[G]`` whether this rank reports a segment's predictions.
+        reports: ``[G]`` as of `predict_windows`.
         block_begin: ``[S]`` from `block_begins`.
         ranks: of the branch group.
     """
@@ -229,7 +235,8 @@ def add_rows_behind(
 
         silent = np.where(reports, (kind.count - kind.reported)[sequence], rows)  # [G] rows that report nothing
         head = np.flatnonzero(number >= silent.repeat(rows))
-        # a branch's last row reports to the last column of its sequence
+        # A branch's last row reports to the last column of its sequence. Counted back from there, this is the slot of
+        # the branch's first row, whether that reports or not.
         slot = branch // ranks * structure.columns + column + (kind.reported.cumsum() - kind.count)[sequence]
         structure.head_sequence = np.append(structure.head_sequence, of_row[head])
         indices["rows_behind"] = np.append(indices["rows_behind"], row[head])
@@ -256,11 +263,11 @@ def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tup
 
 
 def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
-    """Return the range ``[begin, stop)`` of positions of each window that go through the model, ``[S]`` each.
+    """Return the range ``[begin, stop)`` of positions that go through the model in a window's segment, ``[S]`` each.
 
-    With `keeps_kv` a window begins at the first uncommitted token or at the boundary row before it, and ends with the
-    last appended block and the suffix. Without, all of the sequence runs. With a dual cache it runs whenever a block
-    was completed; in other steps the appended blocks alone do.
+    With `keeps_kv` it begins at the first uncommitted token or at the boundary row before it, and ends with the last
+    appended block and the suffix. Without, it is all of the sequence. With a dual cache it is that whenever a block was
+    completed, and in other steps the appended blocks alone.
     """
     if state.config.keeps_kv:
         begin = np.maximum(host.committed, 0) - fresh_boundary(state, host)
@@ -294,13 +301,13 @@ def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, rows: Ints) -> Ints:
-    """Return how many of its segment's columns each row sees, ``[R]``, without those of drafts.
+    """Return how many of its segment's rows each row sees, from the first on, ``[R]``, without those behind windows.
 
     Args:
         config: `window_attention` and `prompt_attention` are read.
         position: ``[R]``.
-        first, span, rows: ``[G]`` position of each segment's first row, and its number of rows, without and with those
-            of drafts.
+        first: ``[G]`` position of each segment's first row.
+        span, rows: ``[G]`` rows of each segment, without and with those behind its window.
     """
     every = span.repeat(rows)
     causal = config.window_attention == "block_causal"

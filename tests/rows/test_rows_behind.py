@@ -13,7 +13,7 @@ from lopa_dist.decode import DecodeConfig, HostState, State
 from lopa_dist.ragged import UNBOUNDED
 from lopa_dist.rows import ForwardBatch, layout, sizes, unpack
 from lopa_dist.rows.draft_rows import draft_rows
-from lopa_dist.rows.sizes import rows_of_branch
+from lopa_dist.rows.sizes import most_branch_rows, rows_of_branch
 from lopa_dist.rows.structure import RowsBehind
 from tests.rows.test_draft_rows import MASK, drafted
 
@@ -56,11 +56,14 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
             patch.setattr(module, "KINDS", (next_mask, draft_rows))
         after = [layout(state, host, rank, ranks) for rank in range(ranks)]
         rows_after = rows_of_branch(state.config, host, after[0].begin, after[0].stop)
+        most_after = most_branch_rows(state.config, 10)
     assert (rows_after - rows_before == (host.branches > 0)).all()
+    assert most_after == most_branch_rows(state.config, 10) + 1
     running = np.flatnonzero(host.branches > 0)
     wanted = len(before[0].predictions.where)
     for rank, (one, two) in enumerate(zip(before, after, strict=True)):
         assert two.columns == one.columns + len(running)
+        behind = two.of_drafts()  # whose K/V must be finite, because the window's rows do not see them
         slots = dict(zip(two.predictions.rows.tolist(), two.head_slots.tolist(), strict=True))
         for g in range(len(one.rows)):
             slot, branch = int(one.sequence[g]), int(one.branch[g])
@@ -73,6 +76,9 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
             assert int(two.tokens[row]) == MASK
             assert int(two.positions[row]) == host.prompt[slot] + host.end[slot]
             assert two.hi[row] == width + 1
+            assert behind is not None
+            assert behind[row]
+            assert not behind[two.start[g] : row].any()
             column = wanted + running.tolist().index(slot)
             mine = branch % ranks == rank  # otherwise its rows run here for the K/V alone
             assert slots.get(row) == (branch // ranks * two.columns + column if mine else None)
