@@ -186,10 +186,27 @@ def test_same_text_on_two_ranks_and_with_few_rows_a_step(small_model: Transforme
         assert found == wanted
 
 
-def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bucket, of 32 rows."""
     monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+    monkeypatch.setattr("lopa_dist.engine.buckets.TOP", 32)
+
+
+@pytest.mark.usefixtures("short_ladder")
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_hidden_states_have_room_for_steps_over_buffers_alone(small_model: Transformer, reproducible: bool) -> None:
+    """All steps above the ladder give the eager path's text; only products of real rows need buffers as large."""
+    rooms: list[tuple[int, int]] = []
+
+    def observe(runner: StaticRunner) -> None:
+        rooms.append((runner.room, runner.pool.keys.shape[1] - runner.pool.scratch))
+
     requests = random_requests(5, 6, BASE.max_new_tokens)
-    assert static_texts(small_model, BASE, requests) == texts(small_model, BASE, requests)
+    _, found = static_run(small_model, BASE, requests, observe=observe, reproducible=reproducible)
+    assert found == texts(small_model, BASE, requests)
+    assert all(scratch > 32 for _, scratch in rooms)
+    assert all(room > 32 if reproducible else room == 32 for room, _ in rooms)
 
 
 def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +277,8 @@ def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch
     assert split_for(1, 4, 64, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
 
 
-def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+@pytest.mark.usefixtures("short_ladder")
+def test_large_steps_leave_nothing_behind(small_model: Transformer) -> None:
     engine = Engine(small_model, replace(BASE, branches=3), Solo(), EngineConfig(4, attention="meta", graphs="always"))
     assert all(g.forwards for g in engine.generate(random_requests(5, 6, BASE.max_new_tokens)))
     runner = engine.batch.runner
@@ -403,10 +420,10 @@ def test_usual_steps_waste_less_than_an_eighth(rows: int, size: int) -> None:
     assert bucket(rows) == size
 
 
+@pytest.mark.usefixtures("short_ladder")
 def test_steps_above_the_ladder_run_their_own_rows_without_a_graph(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static_runner, "bucket", lambda rows: bucket(rows) if rows <= 32 else None)
     rows: list[int] = []
     feed_forward = FusedTransformer.feed_forward
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from netrc import netrc
 from pathlib import Path
 from threading import Thread
@@ -37,6 +37,7 @@ from rich.text import Text
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, check_keys, composed, with_own_model
 from lopa_dist.engine import memory
+from lopa_dist.engine.buckets import hidden_rows
 from lopa_dist.engine.kernel_choice import widths_of
 from lopa_dist.jobs.commands.explain import in_cache, shape_of
 from lopa_dist.jobs.run.prompts import check_template
@@ -345,8 +346,9 @@ def memory_needed(machine: Machine) -> Finding:
     longest, engine = each + config.decode.block_size, config.engine
     try:
         plan = memory.plan(
-            machine.shape, element, free - weights, needs, asked, engine.max_rows, engine.kv_tokens, longest
-        )
+            machine.shape, element, free - weights, needs, asked, engine.max_rows, engine.kv_tokens, longest,
+            partial(hidden_rows, real_rows_only=engine.reproducible),
+        )  # fmt: skip
     except memory.TooLarge:
         what += f", too little is left for one sequence of {each} tokens"
         return broken(what, "shorten decode.max_new_tokens, or model.quantization")
