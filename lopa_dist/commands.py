@@ -47,7 +47,7 @@ def status(options: argparse.Namespace) -> None:
 def merge(options: argparse.Namespace) -> None:
     """`lopa-dist merge FOLDER`."""
     from lopa_dist.jobs.commands.shards import merge_shards
-    from lopa_dist.jobs.run.batch_output import NAME
+    from lopa_dist.jobs.folder.batch_output import NAME
     from lopa_dist.jobs.show.compare import compare
 
     merged = merge_shards(options.folder)
