@@ -92,7 +92,7 @@ def doctor(options: argparse.Namespace) -> None:
     """`lopa-dist doctor [KEY=VALUE ...]`; exit status 1 where a job would not run."""
     from rich.console import Console
 
-    from lopa_dist.jobs.commands.doctor import doctor as examine
+    from lopa_dist.jobs.commands.doctor.doctor import doctor as examine
 
     if not examine(options.settings, Console()):
         raise SystemExit(1)
