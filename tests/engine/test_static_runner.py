@@ -34,7 +34,7 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models import fused
-from lopa_dist.models.fused import Attend, Cache, FusedLayer, FusedTransformer
+from lopa_dist.models.fused import FusedLayer, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, ragged_arange
@@ -52,22 +52,13 @@ class NanPadding(FusedTransformer):
         vars(self).update(vars(network))
         self.embedding = F.pad(network.embedding, (0, 0, 0, 1), value=torch.nan)
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        rows: Tensor | None,
-        cache: Cache,
-        attend: Attend,
-        wanted: Tensor | None = None,
-        rope: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        if rows is None or rope is None:  # a step above the ladder has no rows that do not count
-            return super().__call__(tokens, positions, rows, cache, attend, wanted)
-        padding = torch.arange(len(tokens)) >= rows
-        tokens, positions = tokens.masked_fill(padding, len(self.embedding) - 1), positions.masked_fill(padding, 500)
-        cos, sin = (one.masked_fill(padding[:, None, None], torch.nan) for one in rope)
-        return super().__call__(tokens, positions, rows, cache, attend, rope=(cos, sin))
+    def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, *given: Any, **named: Any) -> Tensor:
+        if rows is not None:  # a step above the ladder has no rows that do not count
+            padding = torch.arange(len(tokens)) >= rows
+            tokens = tokens.masked_fill(padding, len(self.embedding) - 1)
+            positions = positions.masked_fill(padding, 500)
+            named["rope"] = tuple(one.masked_fill(padding[:, None, None], torch.nan) for one in named["rope"])
+        return super().__call__(tokens, positions, rows, *given, **named)
 
 
 def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
