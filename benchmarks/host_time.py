@@ -6,8 +6,9 @@ Prints medians over steps, in milliseconds and as a share of the forward, with t
 give, for one thread and for all cores, and writes benchmarks/results/host_time.json. The ways of decoding take turns,
 run by run, so that they share whatever else the machine does meanwhile.
 Host time is all of a step but the model's forward, the preparation of its attention included. Exposed is what of it a
-GPU would wait for, on the path that a GPU runs (`benchmarks.exposed`), in processor time: every run is repeated with
-its records, and where the model would run, the host only looks at the clock for `FORWARD_S`.
+GPU would wait for, on the path that a GPU runs (`benchmarks.exposed`), in processor time: a run on one thread is
+repeated with its records, and where the model would run, the host only looks at the clock for `FORWARD_S`. It is the
+same for any number of threads, since it is one thread's processor time.
 Requests come one after the other, as in a job, many times as many as are in flight: with one, most steps then find
 the structure of an earlier one (`rows.layout`).
 """
@@ -40,7 +41,7 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.tasks.embedded import Arithmetic
 
 EXPOSED = "exposed"
-FORWARD_S = 0.005
+FORWARD_S = 0.001  # a longer wait changes no exposed time
 RUNS = {1: (1, 128), 8: (2, 32), 64: (1, 256)}  # by sequences in flight: how often, and how many requests each time
 DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
@@ -66,18 +67,21 @@ class Steps:
 
 def generate(
     builder: EngineBuilder, config: DecodeConfig, sequences: int, requests: list[Request], steps: list[dict[str, float]]
-) -> int:
-    """Return how many tokens the requests get, with so many in flight, and append what their steps take to `steps`."""
-    engine = builder.engine(config, EngineConfig(sequences), on_step=Steps(steps))
-    return sum(len(generation.tokens) for generation in engine.generate(requests))
+) -> tuple[int, list[Tensor]]:
+    """Return how many tokens the requests get, with so many in flight, and all steps' records.
 
-
-def exposed(builder: EngineBuilder, config: DecodeConfig, sequences: int, requests: list[Request]) -> list[float]:
-    """Return the exposed milliseconds of each step that follows another one."""
-    options = EngineConfig(sequences, attention="meta", graphs="always")
-    records: list[Tensor] = []
+    What each step takes is appended to `steps`.
+    """
+    engine, records = builder.engine(config, EngineConfig(sequences), on_step=Steps(steps)), list[Tensor]()
     with recorded(records):
-        list(builder.engine(config, options).generate(requests))
+        return sum(len(generation.tokens) for generation in engine.generate(requests)), records
+
+
+def exposed(
+    builder: EngineBuilder, config: DecodeConfig, sequences: int, requests: list[Request], records: list[Tensor]
+) -> list[float]:
+    """Return the exposed milliseconds of each step that follows another one, in a run with an earlier one's records."""
+    options = EngineConfig(sequences, attention="meta", graphs="always")
     watched, engine = Exposed(), builder.engine(config, options)
     watched.watch(engine.statistics)
     with watched.launches(records, FORWARD_S):
@@ -90,10 +94,10 @@ def main() -> None:
     builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
     items = list(Arithmetic(256).items())
     rows: list[dict[str, Any]] = []
+    alone: dict[tuple[int, str], list[float]] = {case: [] for case in product(RUNS, DECODINGS)}
     for threads, sequences in product(sorted({1, len(os.sched_getaffinity(0))}), RUNS):
         torch.set_num_threads(threads)
         steps: dict[str, list[dict[str, float]]] = {name: [] for name in DECODINGS}
-        alone: dict[str, list[float]] = {name: [] for name in DECODINGS}
         rates: dict[str, list[float]] = {name: [] for name in DECODINGS}
         runs, count = RUNS[sequences]
         for run, name in product(range(runs), DECODINGS):
@@ -103,12 +107,13 @@ def main() -> None:
             chosen = [items[(run * count + i) % len(items)] for i in range(count)]
             requests = requests_of(chosen, builder.tokenizer, config.max_new_tokens)
             began = time.perf_counter()
-            tokens = generate(builder, config, sequences, requests, steps[name])
+            tokens, records = generate(builder, config, sequences, requests, steps[name])
             rates[name].append(tokens / (time.perf_counter() - began))
-            alone[name] += exposed(builder, config, sequences, requests)
+            if threads == 1:
+                alone[sequences, name] += exposed(builder, config, sequences, requests, records)
         for name in DECODINGS:
             median = {phase: statistics.median(step[phase] for step in steps[name]) for phase in PHASES}
-            median[EXPOSED] = statistics.median(alone[name])
+            median[EXPOSED] = statistics.median(alone[sequences, name])
             host = statistics.median(sum(step[p] for p in PHASES) - step["forward"] for step in steps[name])
             about = {"threads": threads, "decoding": name, "sequences": sequences, "steps": len(steps[name])}
             rate = statistics.median(rates[name])

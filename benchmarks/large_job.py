@@ -33,7 +33,7 @@ from benchmarks.branch_scaling import TORCHRUN
 from benchmarks.results import replace_rows, show
 from lopa_dist.config import Config, composed
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.run.batch_output import LINES, line_of
+from lopa_dist.jobs.folder.batch_output import LINES, line_of
 from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder

@@ -157,7 +157,7 @@ def summary(report: dict[str, Any], folder: Path) -> float:
 
 def first_of(folder: Path, key: str) -> str:
     """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged."""
-    from lopa_dist.jobs.run.results import results
+    from lopa_dist.jobs.folder.results import results
 
     return str(next((line[key] for line in results(folder) if key in line), f"see {folder / 'results.jsonl'}"))
 

@@ -47,7 +47,7 @@ def status(options: argparse.Namespace) -> None:
 def merge(options: argparse.Namespace) -> None:
     """`lopa-dist merge FOLDER`."""
     from lopa_dist.jobs.commands.shards import merge_shards
-    from lopa_dist.jobs.run.batch_output import NAME
+    from lopa_dist.jobs.folder.batch_output import NAME
     from lopa_dist.jobs.show.compare import compare
 
     merged = merge_shards(options.folder)
@@ -92,7 +92,7 @@ def doctor(options: argparse.Namespace) -> None:
     """`lopa-dist doctor [KEY=VALUE ...]`; exit status 1 where a job would not run."""
     from rich.console import Console
 
-    from lopa_dist.jobs.commands.doctor import doctor as examine
+    from lopa_dist.jobs.commands.doctor.doctor import doctor as examine
 
     if not examine(options.settings, Console()):
         raise SystemExit(1)

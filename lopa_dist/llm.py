@@ -20,9 +20,9 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.likelihood import SAMPLES
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Likelihood, Request
+from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import answer_of, logprob
 from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
@@ -379,7 +379,7 @@ class LLM:
             seconds=generation.seconds,
             tokens_per_forward=len(generation.tokens) / max(1, generation.forwards),
             acceptance=work.accepted_share() if work.drafts_verified else None,
-            logprobs=None if written is None else [logprob(token) for token in written],
+            logprobs=None if written is None else [token.logprob for token in written],
             steps=None if written is None else [token.step for token in written],
             ways=None if written is None else [token.way for token in written],
             tries=generation.tries,

@@ -474,7 +474,7 @@ def test_a_full_disk_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, t
         if "/journal/0" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("lopa_dist.jobs.run.journal.os.fsync", fsync)
+    monkeypatch.setattr("lopa_dist.jobs.folder.journal.os.fsync", fsync)
     settings = ["task.limit=1", "logging.wandb.mode=disabled", "parallel.threads=1"]
     monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path}", *settings])
     message = f"{os.strerror(number)} in {tmp_path}/journal: make room there, then start it again with hydra.run.dir="

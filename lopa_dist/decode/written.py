@@ -7,6 +7,8 @@ masked positions the probability is that of the last prediction, which a lookahe
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,6 +32,11 @@ class Written(NamedTuple):
     # "filled"; "accepted": a draft or a lookahead that stayed; "bonus": instead of a draft that failed; "edited":
     # instead of a token that was filled before
     way: str
+
+    @property
+    def logprob(self) -> float:
+        """The log probability in nats, finite also where the probability is 0 in fp32."""
+        return min(0.0, math.log(max(self.probability, sys.float_info.min)))
 
 
 def take_notes(state: State, wanted: bool) -> None:

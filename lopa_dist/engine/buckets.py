@@ -20,6 +20,19 @@ def bucket(rows: int) -> int | None:
     return None
 
 
+def buffered(rows: int, real_rows_only: bool) -> int | None:
+    """Return how many rows the fixed buffers of a step with `rows` rows have; None: it runs without them.
+
+    Above the ladder only a network with `real_rows_only` needs them: it reads from one how many rows count.
+    """
+    return bucket(rows) or (rows if real_rows_only else None)
+
+
+def hidden_rows(rows: int, real_rows_only: bool) -> int:
+    """Return how many rows the buffer of hidden states has if no step has more than `rows`: at least the ladder's."""
+    return max(buffered(rows, real_rows_only) or 0, TOP)
+
+
 def ladder(top: int = TOP) -> list[int]:
     """Return all sizes up to `top`."""
     sizes, begin = [], 0

@@ -191,7 +191,9 @@ class Engine:
         free = self.lockstep.least(free, self.device)
         rows = most_rows(self.config, self.runners.branches, self.prefix_rules.at_once(longest), suffix)
         element = self.model.head_weight.element_size()
-        plan = memory.plan(model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows)
+        plan = memory.plan(
+            model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows, self.runners.hidden_rows
+        )
         log.info(
             "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
             plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",

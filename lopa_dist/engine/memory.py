@@ -6,7 +6,7 @@ their memory is taken at once: a growing pool would hold two copies for a moment
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ class Plan:
     sequences: int  # running at once
     row_limit: int | None  # of one forward; None: no bound
     scratch: int | None = None  # rows that no forward exceeds; None: not known
-    bytes: int = 0  # that K/V and rows take
+    bytes: int = 0  # that K/V, rows and the buffer of hidden states take
 
 
 class TooLarge(ValueError):
@@ -61,12 +61,15 @@ def token_bytes(model: ModelConfig, element: int) -> int:
 
 
 def row_bytes(model: ModelConfig, element: int) -> int:
-    """Return about how many bytes a row of a forward takes: its K/V in all layers, and the largest layer's numbers."""
+    """Return about how many bytes a row of a forward takes: its K/V in all layers, and the largest layer's numbers.
+
+    The buffer of hidden states that forwards with graphs write is not counted (`plan`).
+    """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     inner = 3 * model.intermediate_size
     if model.experts is not None:  # each choice of a row has a row of its own: input, gate, up and output
         inner = model.experts.chosen * (2 * model.hidden_size + 3 * model.experts.size)
-    numbers = 6 * model.hidden_size + heads + inner
+    numbers = 5 * model.hidden_size + heads + inner
     return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
 
 
@@ -108,7 +111,7 @@ def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
 
 def plan(
     model: ModelConfig, element: int, free: int, needs: Ints, sequences: int, limit: int | None,
-    kv_limit: int | None, longest: int,
+    kv_limit: int | None, longest: int, hidden_rows: Callable[[int], int],
 ) -> Plan:  # fmt: skip
     """Return what fits in `free` bytes: forwards get smaller if that costs no speed, then fewer sequences run.
 
@@ -121,17 +124,20 @@ def plan(
         limit: `engine.max_rows`; None: as many as fit, up to `MOST_ROWS`.
         kv_limit: `engine.kv_tokens`; None: no bound.
         longest: the most rows of one sequence in a forward; it runs alone if they exceed the limit.
+        hidden_rows: by the rows of the largest forward, those of the buffer of hidden states that graphs write.
 
     Raises:
         TooLarge: it says what one sequence takes.
     """
     usable = int(SHARE * free) - RESERVED
     of_token, of_row = token_bytes(model, element), row_bytes(model, element)
+    of_hidden = model.hidden_size * element
 
     def planned(count: int, rows: int) -> Plan:
         tokens = kv_budget(needs, count, kv_limit)
         scratch = min(count * longest, max(rows, longest))
-        return Plan(count, rows, scratch, tokens * of_token + scratch * of_row)
+        taken = tokens * of_token + scratch * of_row + hidden_rows(scratch) * of_hidden
+        return Plan(count, rows, scratch, taken)
 
     limits = [limit] if limit is not None else [MOST_ROWS, MOST_ROWS // 2, FEW_ROWS]
     for rows in limits:

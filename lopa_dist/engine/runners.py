@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.buckets import hidden_rows
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kernel_choice import plain_kernels
 from lopa_dist.engine.kv_pool import KVPool
@@ -91,6 +92,10 @@ class Runners:
                 "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, Triton's kernels "
                 "(engine.kernels), parallel.tensor=1"
             )
+
+    def hidden_rows(self, rows: int) -> int:
+        """Return how many rows a runner's buffer of hidden states has if no forward exceeds `rows`; 0: it has none."""
+        return hidden_rows(rows, self.options.reproducible) if self.static else 0
 
     def make(
         self, pool: KVPool, sampling: Sampling, sequences: int, longest_prompt: int, scratch: int | None = None

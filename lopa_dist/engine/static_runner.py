@@ -3,7 +3,8 @@
 A graph freezes sizes and addresses. So sizes come from a ladder of buckets, and whatever changes from step to step
 lies in buffers at fixed addresses: tokens, positions, attention tiles, and how many of the rows count. Rows added to
 fill a bucket (virtual padding) write no K/V, are in no tile and in no result; they may hold anything, NaN included
-(tests). Steps too large for the ladder run the same functions without a graph.
+(tests). Steps too large for the ladder run without graphs: `Runner.run` runs them, or, if the network has
+`real_rows_only`, the same functions over larger buffers.
 
 On a CPU the "graphs" are the functions themselves, over the same buffers, so tests reach everything except the capture.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopa_dist.engine.buckets import TOP, bucket, ladder
+from lopa_dist.engine.buckets import TOP, bucket, buffered, hidden_rows, ladder
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.engine.runner import Prepared, Runner
@@ -250,7 +251,7 @@ class StaticRunner(Runner):
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
         most = bucket(rows) or padded(rows)
-        self.make_room(max(most, TOP))
+        self.make_room(hidden_rows(rows, network.real_rows_only))
         self.usual, self.usual_heads = min(most, TOP), min(bucket(predictions) or TOP, most, TOP)
         pool.reserve(most, most)
         self.address = pool.keys.data_ptr()
@@ -311,20 +312,28 @@ class StaticRunner(Runner):
         rows = len(batch.tokens)
         size = bucket(rows) or rows
         self.pool.reserve(size)
-        if self.pool.keys.data_ptr() != self.address or self.room < size:
+        room = self.buffered(rows) or 0
+        if self.pool.keys.data_ptr() != self.address or self.room < room:
             self.forget()
             self.address = self.pool.keys.data_ptr()
-        if self.room < size:
-            self.make_room(size)
+        if self.room < room:
+            self.make_room(room)
         segments = self.segments(batch, slots)
         tiles = tile(segments, self.tile_rows, self.split, self.stacked, self.kept_tiles)
         of_drafts = batch.of_drafts() if self.may_overflow else None
         return Prepared(batch, slots, segments, tiles, of_drafts, self.kv_slots(batch, slots))
 
+    def buffered(self, rows: int) -> int | None:
+        """Return how many rows the buffers of a step with `rows` rows have; None: `Runner.run` runs it, without them.
+
+        `Runner.run` computes the wanted rows alone behind the last layer's attention, which saves more than a graph.
+        """
+        return buffered(rows, self.network.real_rows_only)
+
     def run(self, prepared: Prepared) -> Tensor:
-        """As `Runner.forward`: with graphs, or if it is above the ladder, with what the wanted rows alone need."""
+        """As `Runner.run`; over the buffers, with graphs, unless the step runs without them (`buffered`)."""
         batch = prepared.batch
-        if bucket(len(batch.tokens)) is None and not self.network.real_rows_only:
+        if self.buffered(len(batch.tokens)) is None:
             return super().run(prepared)
         if len(batch.rows):  # first of all: the device has nothing to do until then
             self.body(prepared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,19 +72,12 @@ def load_model(
     config = read_config(folder, adapter.folder if adapter is not None and of_masks else None)
     with torch.device("meta"):
         model = Transformer(config)
-    wanted = places(model)
+    wanted, stored = places(model), stored_tensors(weight_files(folder))
     if config.tied:
         wanted.pop("lm_head.weight")
-    ours: dict[str, list[str]] = {}  # the checkpoint's name -> ours, of which several may be one below the other
-    for name in wanted:
-        ours.setdefault(checkpoint_name(config.family, name), []).append(name)
-    shapes = {
-        theirs: [sum(wanted[name].shape[0] for name in names), *wanted[names[0]].shape[1:]]
-        for theirs, names in ours.items()
-    }
-    stored = stored_tensors(weight_files(folder))
-    if config.tied:  # some write the tied copy too
-        stored.pop(checkpoint_name(config.family, "lm_head.weight"), None)
+        stored.pop(checkpoint_name(config.family, "lm_head.weight"), None)  # some write the tied copy too
+    ours = our_names(config, wanted)
+    shapes = {theirs: joint_shape([wanted[name] for name in names]) for theirs, names in ours.items()}
     compare(folder, {name: shape for name, (_, shape) in stored.items()}, shapes)
     if adapter is not None:
         adapter.check(shapes)
@@ -95,8 +89,38 @@ def load_model(
     check(model, quantization, device)
     if quantization != "none":
         allocate_experts(model, quantization)
-    sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    loaded: dict[str, torch.Tensor] = {}
+    weights = rank_weights(stored, ours, wanted, config, adapter, comm, device)
+    assign(model, weights, wanted, dtype, quantization)
+    if config.tied:
+        tie(model, comm)
+    if adapter is not None and of_masks:
+        attach(model, adapter, ours, comm)
+    model.requires_grad_(False).eval()
+    if quantization != "none":
+        quantize(model, quantization)
+    return model
+
+
+def rank_weights(
+    stored: dict[str, tuple[Path, list[int]]],
+    ours: dict[str, list[str]],
+    wanted: dict[str, Place],
+    config: ModelConfig,
+    adapter: Adapter | None,
+    comm: Communicator,
+    device: torch.device,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield this rank's part of every weight on the device, by our name, in the checkpoint's precision.
+
+    Args:
+        stored: from `stored_tensors`.
+        ours: from `our_names`.
+        wanted: from `places`.
+        config: of the model.
+        adapter: merged into the weights that it changes.
+        comm: the group that the model is split over.
+        device: where the weights go.
+    """
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped
             joint = tensors.get_tensor(name)
@@ -109,31 +133,48 @@ def load_model(
                 weight = weight[tensor_parallel.rows(own, len(weight), comm)].to(device)
                 if weight.untyped_storage().nbytes() > weight.nbytes and (merged or len(parts) > 1):
                     weight = weight.clone()  # else the part would keep the joint tensor in memory
-                place = wanted[own]
-                if place.part:
-                    for parameter, stored_part in stored_parts(place.parameter, weight.to(dtype), quantization):
-                        if parameter not in loaded:
-                            loaded[parameter] = torch.empty(sizes[parameter], dtype=stored_part.dtype, device=device)
-                        loaded[parameter][place.part] = stored_part
-                else:
-                    loaded[place.parameter] = weight.to(torch.float32 if own.endswith("expert_bias") else dtype)
+                yield own, weight
+
+
+def assign(
+    model: Transformer,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    wanted: dict[str, Place],
+    dtype: torch.dtype,
+    quantization: str,
+) -> None:
+    """Make `weights`, in `dtype`, the parameters of a model on the meta device; experts are quantised on the way."""
+    sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    loaded: dict[str, torch.Tensor] = {}
+    for own, weight in weights:
+        place = wanted[own]
+        if place.part:
+            for parameter, part in stored_parts(place.parameter, weight.to(dtype), quantization):
+                if parameter not in loaded:
+                    loaded[parameter] = torch.empty(sizes[parameter], dtype=part.dtype, device=part.device)
+                loaded[parameter][place.part] = part
+        else:
+            loaded[place.parameter] = weight.to(torch.float32 if own.endswith("expert_bias") else dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
-    if config.tied:
-        embedding = model.model.embed_tokens.weight
-        own_rows = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
-        model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own_rows], requires_grad=False)
-    if adapter is not None and of_masks:
-        model.mask_rows = MaskRows()
-        for theirs in adapter.pairs:
-            name = ours[theirs][0]
-            a, b = adapter.pair(theirs, device, dtype)
-            b = b[tensor_parallel.rows(name, len(b), comm)].clone()
-            projection = model.get_submodule(name.removesuffix(".weight"))
-            MaskRowAdapter(model.mask_rows, [(len(b), (a, b))]).attach(projection)
-    model.requires_grad_(False).eval()
-    if quantization != "none":
-        quantize(model, quantization)
-    return model
+
+
+def tie(model: Transformer, comm: Communicator) -> None:
+    """Make the embedding, or this rank's part of it, the head's weight."""
+    embedding = model.model.embed_tokens.weight
+    own_rows = tensor_parallel.rows("lm_head.weight", len(embedding), comm)
+    model.lm_head.weight = embedding if comm.size == 1 else nn.Parameter(embedding[own_rows], requires_grad=False)
+
+
+def attach(model: Transformer, adapter: Adapter, ours: dict[str, list[str]], comm: Communicator) -> None:
+    """Attach an adapter that acts on rows of masks alone to the projections that it changes; `ours`: `our_names`."""
+    weight = model.model.embed_tokens.weight
+    model.mask_rows = MaskRows()
+    for theirs in adapter.pairs:
+        name = ours[theirs][0]
+        a, b = adapter.pair(theirs, weight.device, weight.dtype)
+        b = b[tensor_parallel.rows(name, len(b), comm)].clone()
+        projection = model.get_submodule(name.removesuffix(".weight"))
+        MaskRowAdapter(model.mask_rows, [(len(b), (a, b))]).attach(projection)
 
 
 def check_adapter(adapter: Adapter, config: ModelConfig, projections: list[str]) -> None:
@@ -175,6 +216,19 @@ def places(model: Transformer) -> dict[str, Place]:
         else:
             by_name[name] = Place(name, shape)
     return by_name
+
+
+def our_names(config: ModelConfig, wanted: Iterable[str]) -> dict[str, list[str]]:
+    """Our names of weights by the checkpoint's, which may hold several as one tensor, one below the other."""
+    ours: dict[str, list[str]] = {}
+    for name in wanted:
+        ours.setdefault(checkpoint_name(config.family, name), []).append(name)
+    return ours
+
+
+def joint_shape(places: list[Place]) -> list[int]:
+    """The shape of weights that are one below the other."""
+    return [sum(place.shape[0] for place in places), *places[0].shape[1:]]
 
 
 def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,16 +13,24 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine import memory
+from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import FEW_ROWS, MOST_ROWS, RESERVED, Plan, TooLarge, plan, row_bytes, token_bytes
+from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.models import fused
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.fused import Cache
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from tests.conftest import SMALL
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, random_requests, texts
 from tests.strategies import engine_configs
@@ -36,12 +45,55 @@ NEEDS = np.full(200, 1312)  # prompts of 800 tokens and answers of 512
 
 
 def planned(free: float, sequences: int = 64, limit: int | None = None, kv_limit: int | None = None) -> Plan:
-    return plan(LLADA, 2, int(free * GIB), NEEDS, sequences, limit, kv_limit, 1344)
+    return plan(LLADA, 2, int(free * GIB), NEEDS, sequences, limit, kv_limit, 1344, lambda rows: TOP)
 
 
 def test_what_a_token_takes() -> None:
     assert token_bytes(LLADA, 2) == 512 * 1024
     assert 0 < row_bytes(LLADA, 2) - token_bytes(LLADA, 2) < 512 * 1024
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors that operations made and that still exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: set[int] = set()  # addresses
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for storage in (x.untyped_storage() for x in tree_leaves(out) if isinstance(x, Tensor)):
+            if storage.nbytes() and storage.data_ptr() not in self.known | given:
+                self.known.add(storage.data_ptr())
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.freed, storage.data_ptr(), storage.nbytes())
+        return out
+
+    def freed(self, address: int, size: int) -> None:
+        self.known.discard(address)
+        self.now -= size
+
+
+def test_a_forward_takes_no_more_than_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the forms that run on a GPU, whose kernels are left out; their attention writes over the queries."""
+    rows_triton = pytest.importorskip("lopa_dist.kernels.rows_triton", reason="needs triton", exc_type=ImportError)
+    shape = replace(SMALL, hidden_size=256, heads=8, kv_heads=2, head_dim=32, intermediate_size=768, layers=3)
+    rows = 1024
+    model = Transformer(shape).to(torch.bfloat16).requires_grad_(False).eval()
+    monkeypatch.setattr(fused, "CPU_ROWS", rows)
+    for name in ("rows", "rope"):
+        monkeypatch.setattr(f"lopa_dist.kernels.{name}.fused", lambda *_: True)
+    monkeypatch.setattr(type(rows_triton.swiglu_kernel), "run", lambda *given, **options: None)
+    keys = torch.zeros(shape.layers, rows, shape.kv_heads, shape.head_dim, dtype=torch.bfloat16)
+    tokens, cache = torch.zeros(rows, dtype=torch.long), Cache(keys, keys.clone(), 0)
+    network = fused.FusedTransformer(model)
+    with torch.inference_mode(), Live() as live:
+        network(tokens, tokens, None, cache, lambda layer, q: q, torch.arange(rows))
+    planned = row_bytes(shape, 2) - token_bytes(shape, 2)
+    assert 0.7 * planned < live.most / rows < planned
 
 
 def test_first_forwards_get_smaller_then_fewer_sequences_run() -> None:
@@ -112,8 +164,9 @@ def test_as_many_run_as_there_is_memory_for(
     wanted = texts(small_model, config, random_requests(3, 8, config.max_new_tokens))
     running = []
     caplog.set_level(logging.INFO, "lopa_dist")
+    buffer = 4 * TOP * small_model.config.hidden_size
     for free in (10**8, 112_000, 92_000):
-        engine, found = watched(small_model, config, monkeypatch, free)
+        engine, found = watched(small_model, config, monkeypatch, free + int(buffer / memory.SHARE))
         assert found == wanted
         assert engine.batch is not None
         running.append(engine.batch.state.slots)
@@ -123,6 +176,26 @@ def test_as_many_run_as_there_is_memory_for(
     assert "(not 5, for want of memory)" in caplog.text
     with pytest.raises(TooLarge):
         watched(small_model, BASE, monkeypatch, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"), [({}, TOP), ({"reproducible": True}, None), ({"graphs": "never"}, 0)], ids=str
+)
+def test_the_plan_counts_the_buffer_of_hidden_states(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], rows: int | None
+) -> None:
+    """Larger than the ladder only where a network is one of real rows alone, and nothing without graphs."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: GIB)
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(5, attention="meta", **{"graphs": "always"} | options))
+    requests = [replace(r, prompt=[1] * 1000) for r in random_requests(3, 5, BASE.max_new_tokens)]
+    space = engine.prepare(requests)
+    assert space.plan.scratch is not None
+    assert space.plan.scratch > TOP
+    runner, shape = space.runner, small_model.config
+    made = runner.hidden[: runner.room] if isinstance(runner, StaticRunner) else torch.empty(0, shape.hidden_size)
+    assert len(made) == (space.plan.scratch if rows is None else rows)
+    others = space.pool.scratch * token_bytes(shape, 4) + space.plan.scratch * row_bytes(shape, 4)
+    assert space.plan.bytes == others + made.nbytes
 
 
 def test_ranks_plan_alike(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models import fused
-from lopa_dist.models.fused import Attend, Cache, FusedLayer, FusedTransformer
+from lopa_dist.models.fused import FusedLayer, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, ragged_arange
@@ -52,22 +52,13 @@ class NanPadding(FusedTransformer):
         vars(self).update(vars(network))
         self.embedding = F.pad(network.embedding, (0, 0, 0, 1), value=torch.nan)
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        rows: Tensor | None,
-        cache: Cache,
-        attend: Attend,
-        wanted: Tensor | None = None,
-        rope: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        if rows is None or rope is None:  # a step above the ladder has no rows that do not count
-            return super().__call__(tokens, positions, rows, cache, attend, wanted)
-        padding = torch.arange(len(tokens)) >= rows
-        tokens, positions = tokens.masked_fill(padding, len(self.embedding) - 1), positions.masked_fill(padding, 500)
-        cos, sin = (one.masked_fill(padding[:, None, None], torch.nan) for one in rope)
-        return super().__call__(tokens, positions, rows, cache, attend, rope=(cos, sin))
+    def __call__(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, *given: Any, **named: Any) -> Tensor:
+        if rows is not None:  # a step above the ladder has no rows that do not count
+            padding = torch.arange(len(tokens)) >= rows
+            tokens = tokens.masked_fill(padding, len(self.embedding) - 1)
+            positions = positions.masked_fill(padding, 500)
+            named["rope"] = tuple(one.masked_fill(padding[:, None, None], torch.nan) for one in named["rope"])
+        return super().__call__(tokens, positions, rows, *given, **named)
 
 
 def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
@@ -186,10 +177,27 @@ def test_same_text_on_two_ranks_and_with_few_rows_a_step(small_model: Transforme
         assert found == wanted
 
 
-def test_steps_above_the_ladder_run_without_a_graph(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bucket, of 32 rows."""
     monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+    monkeypatch.setattr("lopa_dist.engine.buckets.TOP", 32)
+
+
+@pytest.mark.usefixtures("short_ladder")
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_hidden_states_have_room_for_steps_over_buffers_alone(small_model: Transformer, reproducible: bool) -> None:
+    """All steps above the ladder give the eager path's text; only products of real rows need buffers as large."""
+    rooms: list[tuple[int, int]] = []
+
+    def observe(runner: StaticRunner) -> None:
+        rooms.append((runner.room, runner.pool.keys.shape[1] - runner.pool.scratch))
+
     requests = random_requests(5, 6, BASE.max_new_tokens)
-    assert static_texts(small_model, BASE, requests) == texts(small_model, BASE, requests)
+    _, found = static_run(small_model, BASE, requests, observe=observe, reproducible=reproducible)
+    assert found == texts(small_model, BASE, requests)
+    assert all(scratch > 32 for _, scratch in rooms)
+    assert all(room > 32 if reproducible else room == 32 for room, _ in rooms)
 
 
 def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +268,8 @@ def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch
     assert split_for(1, 4, 64, cpu) == Split(2 * 132 // 4)  # as on the GPU that it stands in for
 
 
-def test_large_steps_leave_nothing_behind(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa_dist.engine.buckets.STEPS", ((32, 32),))
+@pytest.mark.usefixtures("short_ladder")
+def test_large_steps_leave_nothing_behind(small_model: Transformer) -> None:
     engine = Engine(small_model, replace(BASE, branches=3), Solo(), EngineConfig(4, attention="meta", graphs="always"))
     assert all(g.forwards for g in engine.generate(random_requests(5, 6, BASE.max_new_tokens)))
     runner = engine.batch.runner
@@ -403,10 +411,10 @@ def test_usual_steps_waste_less_than_an_eighth(rows: int, size: int) -> None:
     assert bucket(rows) == size
 
 
+@pytest.mark.usefixtures("short_ladder")
 def test_steps_above_the_ladder_run_their_own_rows_without_a_graph(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static_runner, "bucket", lambda rows: bucket(rows) if rows <= 32 else None)
     rows: list[int] = []
     feed_forward = FusedTransformer.feed_forward
 

@@ -16,7 +16,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.stop_strings import has_stop
-from lopa_dist.jobs.run.results import finished_text
+from lopa_dist.jobs.run.answers import finished_text
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.tasks.embedded import Arithmetic

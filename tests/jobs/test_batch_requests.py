@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.run.answers import error_line
 from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import error_line
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.batch_line import LABELS, NEUTRAL, SAMPLING, URLS, items_of, read_sampling
 from lopa_dist.tasks.rows import parse, rows

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from lopa_dist.config import TaskConfig
-from lopa_dist.jobs.run.batch_output import line_of, write_batch_output
+from lopa_dist.jobs.folder.batch_output import line_of, write_batch_output
+from lopa_dist.jobs.folder.journal import Journal, merge
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.jobs.run.journal import Journal, merge
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.tasks.batch import Batch
 from tests.jobs.run.test_job import config

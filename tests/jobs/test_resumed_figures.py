@@ -13,8 +13,8 @@ import pytest
 
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.folder.journal import Writer
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.journal import Writer
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config, lines
 

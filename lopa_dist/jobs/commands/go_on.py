@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lopa_dist.config import typed
-from lopa_dist.jobs.run.attempt_record import AttemptRecord
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.show.report import typed_words
 from lopa_dist.jobs.show.run_page import LAUNCHERS
 from lopa_dist.jobs.show.run_state import RunState

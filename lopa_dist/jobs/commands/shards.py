@@ -11,10 +11,10 @@ from typing import Any
 
 from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.commands.status import shards_in_words
-from lopa_dist.jobs.run.batch_output import Line, read_batch_lines, write_batch_output
-from lopa_dist.jobs.run.journal import difference
+from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
+from lopa_dist.jobs.folder.journal import difference
+from lopa_dist.jobs.folder.results import result_lines, results, write_errors
 from lopa_dist.jobs.run.output import write_output
-from lopa_dist.jobs.run.results import result_lines, results, write_errors
 from lopa_dist.jobs.show.metrics import mean, ratio, wilson
 from lopa_dist.jobs.show.report import config_of, is_rule, judged, read_report, write_report
 from lopa_dist.jobs.show.run_state import runs_below

@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.folder.results import result_lines
+from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.jobs.run.results import answer_of, result_lines
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page

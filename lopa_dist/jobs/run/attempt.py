@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from lopa_dist.config import Config, TaskConfig
-from lopa_dist.jobs.run.attempt_record import AttemptRecord
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord
+from lopa_dist.jobs.folder.journal import FORMAT, Journal, Writer, read
 from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.jobs.run.journal import FORMAT, Journal, Writer, read
 from lopa_dist.jobs.run.rejudge import rejudge
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.own_code import digest, is_own

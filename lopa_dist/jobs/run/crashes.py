@@ -18,7 +18,7 @@ import numpy as np
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.running_batch import NextRequests
-from lopa_dist.jobs.run.packed import RequestIds
+from lopa_dist.jobs.folder.packed import RequestIds
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.stop import StopLevel, Stopped
 

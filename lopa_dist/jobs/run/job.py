@@ -22,31 +22,24 @@ from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
+from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
+from lopa_dist.jobs.folder.journal import Merged, Writer, merge
+from lopa_dist.jobs.folder.one_job import only_job
+from lopa_dist.jobs.folder.results import results, write_errors
+from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
-from lopa_dist.jobs.run.batch_output import NAME as BATCH_OUTPUT
-from lopa_dist.jobs.run.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.run.crashes import Begun, in_turn
-from lopa_dist.jobs.run.extra import Extra
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
-from lopa_dist.jobs.run.journal import Merged, Writer, merge
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
-from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.rejudge import verdict_rule
-from lopa_dist.jobs.run.results import (
-    NOT_NUMBERS,
-    Pieces,
-    answer_of,
-    error_line,
-    generation_line,
-    results,
-    write_errors,
-)
 from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
+from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.metrics import Figures, build_report
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.jobs.show.report import read_report, write_report

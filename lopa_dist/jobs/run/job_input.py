@@ -15,9 +15,9 @@ import numpy as np
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.run.packed import RequestIds
+from lopa_dist.jobs.folder.packed import RequestIds
+from lopa_dist.jobs.run.answers import error_line
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.results import error_line
 from lopa_dist.jobs.run.spool import Chosen, Spool
 from lopa_dist.jobs.setup.resolve import sequences_of_replica
 from lopa_dist.jobs.show.run_page import questions_of

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.jobs.run.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
 from lopa_dist.tasks.task import CannotJudge, Item, Task
 
 OF_A_VERDICT = ("correct", "extracted", "unjudged")  # fields of a line

@@ -13,7 +13,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request, request_key
 from lopa_dist.engine.running_batch import NextRequests, in_order
 from lopa_dist.engine.work import Work
-from lopa_dist.jobs.run.results import answer_of
+from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.tasks.task import Item
 

@@ -15,9 +15,8 @@ from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
-from lopa_dist.jobs.run.journal import Merged
-from lopa_dist.jobs.run.packed import Columns
-from lopa_dist.jobs.run.results import logprob
+from lopa_dist.jobs.folder.journal import Merged
+from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Item, Score
 
@@ -55,7 +54,7 @@ class Figures:
             filled=g.filled,
             correct=score.correct if score else None,
             also=dict(score.also) if score else {},
-            probability=math.exp(mean([logprob(token) for token in g.written])) if g.written else None,
+            probability=math.exp(mean([token.logprob for token in g.written])) if g.written else None,
             tries=tries,
         )
 

@@ -9,7 +9,7 @@ from math import comb, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from lopa_dist.jobs.run.results import results
+from lopa_dist.jobs.folder.results import results
 
 Verdicts = Mapping[str, float]
 """By custom_id, 1 for a right answer and 0 for a wrong one; of several runs, the mean."""

@@ -9,8 +9,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.jobs.run.packed import Columns
-from lopa_dist.jobs.run.results import results
+from lopa_dist.jobs.folder.packed import Columns
+from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.setup.settings import settings_of, shown
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.show.report import (

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.jobs.run.attempt_record import AttemptRecord
-from lopa_dist.jobs.run.journal import Journal, attempt_of
-from lopa_dist.jobs.run.one_job import NAME as LOCK
-from lopa_dist.jobs.run.one_job import at_work
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord
+from lopa_dist.jobs.folder.journal import Journal, attempt_of
+from lopa_dist.jobs.folder.one_job import NAME as LOCK
+from lopa_dist.jobs.folder.one_job import at_work
 from lopa_dist.jobs.show.report import read_report, typed_words
 
 LOGS = "slurm-*.log"  # links to the logs of a batch script's jobs, which it makes before the ranks start

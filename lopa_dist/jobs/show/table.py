@@ -13,7 +13,7 @@ from typing import Any
 
 from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
-from lopa_dist.jobs.run.results import result_lines
+from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.show.report import read_report
 from lopa_dist.jobs.show.run_page import items_again, question
 from lopa_dist.remote import is_remote, put

@@ -24,7 +24,7 @@ import torch
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.statistics import PHASES, Statistics
-from lopa_dist.jobs.run.extra import Extra
+from lopa_dist.jobs.show.extra import Extra
 
 if TYPE_CHECKING:
     import wandb

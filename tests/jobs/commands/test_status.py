@@ -19,12 +19,12 @@ from lopa_dist.config import composed
 from lopa_dist.jobs.commands.go_on import spans
 from lopa_dist.jobs.commands.shards import merge_shards
 from lopa_dist.jobs.commands.status import status
-from lopa_dist.jobs.run.attempt_record import AttemptRecord, Submission
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord, Submission
+from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.one_job import only_job
 from lopa_dist.jobs.show.run_state import state_of
 from lopa_dist.parallel.launcher import Start, World
-from tests.jobs.run.test_one_job import other
+from tests.jobs.folder.test_one_job import other
 from tests.jobs.test_resumed_figures import Killed, killed_after
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +65,7 @@ def array(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 run(job, folder, World("python"))
                 continue
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("lopa_dist.jobs.run.journal.Writer.write", killed_after(1))
+                patch.setattr("lopa_dist.jobs.folder.journal.Writer.write", killed_after(1))
                 with pytest.raises(Killed):
                     run(job, folder, World("python"))
     finally:

@@ -26,8 +26,8 @@ from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, Par
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
+from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.job import Job, run
-from lopa_dist.jobs.run.results import NOT_NUMBERS
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, settings_distinguish, short_names
 from lopa_dist.jobs.show.seed_groups import SeedGroup
@@ -245,7 +245,7 @@ def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: 
         if "/journal/0" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("lopa_dist.jobs.run.journal.os.fsync", fsync)
+    monkeypatch.setattr("lopa_dist.jobs.folder.journal.os.fsync", fsync)
     with pytest.raises(UserError, match=rf"make room there, then start it again with hydra\.run\.dir={tmp_path};"):
         run(config(TaskConfig(limit=1)), tmp_path, World("python"))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from lopa_dist.atomic import write_lines
 from lopa_dist.encodable import json_line
-from lopa_dist.jobs.run.open_files import lines_of
+from lopa_dist.jobs.folder.open_files import lines_of
 from lopa_dist.tasks.task import Item
 
 NAME = "batch_output.jsonl"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lopa_dist.jobs.run.packed import LENGTH, Columns, RequestIds
+from lopa_dist.jobs.folder.packed import LENGTH, Columns, RequestIds
 
 
 def ids_of(*names: str | None) -> RequestIds:

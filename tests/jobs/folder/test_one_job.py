@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from lopa_dist.checks import UserError
-from lopa_dist.jobs.run.one_job import NAME, at_work, only_job
+from lopa_dist.jobs.folder.one_job import NAME, at_work, only_job
 from lopa_dist.parallel.launcher import Start
 
 HOLDER = """
 import json, sys
 from pathlib import Path
-from lopa_dist.jobs.run.one_job import only_job
+from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.parallel.launcher import Start
 with only_job(Path(sys.argv[1]), Start(**json.loads(sys.argv[2]))):
     print("held", flush=True)

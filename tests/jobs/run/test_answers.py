@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.run.results import finished_text, thought
+from lopa_dist.jobs.run.answers import finished_text, thought
 
 
 @pytest.mark.parametrize(

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.atomic import write_lines
-from lopa_dist.decode.written import Written
 from lopa_dist.engine.request import Generation, Given, Likelihood
 from lopa_dist.jobs.run.judging import Verdict
-from lopa_dist.jobs.run.open_files import lines_of
 from lopa_dist.models.tokenizer import text_of
 from lopa_dist.tasks.task import Item
-
-ERRORS = "errors.jsonl"
 
 
 def finished_text(
@@ -90,14 +81,9 @@ class Pieces:
         """Each token of an answer with its log probability, in nats, its step, and the way in which it was written."""
         assert generation.written is not None
         return [
-            {"token": self.text_of(token), "logprob": round(logprob(step), 6), "step": step.step, "way": step.way}
+            {"token": self.text_of(token), "logprob": round(step.logprob, 6), "step": step.step, "way": step.way}
             for token, step in zip(generation.tokens, generation.written, strict=True)
         ]
-
-
-def logprob(written: Written) -> float:
-    """A token's log probability in nats, finite also where its probability is 0 in fp32."""
-    return min(0.0, math.log(max(written.probability, sys.float_info.min)))
 
 
 def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[str, Any]:
@@ -158,7 +144,6 @@ def likelihood_of(likelihood: Likelihood, parts: Sequence[Given]) -> dict[str, A
 
 
 THINK, ANSWER = "<think>", "</think>"  # around reasoning, in the templates of Qwen3 and its kin
-AGAIN = "start its job again with this run folder, which writes the file anew"
 NOT_NUMBERS = (
     "the model's predictions are not numbers; fp16 overflows in many models: use model.dtype=bf16 or fp32, or shorten "
     "or leave out this prompt"
@@ -168,34 +153,3 @@ NOT_NUMBERS = (
 def error_line(item: Item, message: str) -> dict[str, Any]:
     """The line of a request that could not run, or not to its end."""
     return {"custom_id": item.custom_id, "text": "", "finish_reason": "error", "error": message}
-
-
-def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a `results.jsonl`, each as text and parsed.
-
-    Raises:
-        ValueError: one is damaged.
-    """
-    for number, text in enumerate(lines_of(file), 1):
-        try:
-            line = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number}: damaged ({error}); {AGAIN}") from error
-        if not isinstance(line, dict) or not {"custom_id", "index", "finish_reason"} <= line.keys():
-            raise ValueError(f"{file}, line {number}: no result of a job; {AGAIN}")
-        yield text, line
-
-
-def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `results.jsonl`, as `result_lines` reads them; none where the report alone was kept."""
-    if (folder / "results.jsonl").exists():
-        yield from (line for _, line in result_lines(folder / "results.jsonl"))
-
-
-def write_errors(folder: Path, count: int) -> None:
-    """Write the result lines of the `count` requests that could not run into `errors.jsonl`; no file if all could."""
-    (folder / ERRORS).unlink(missing_ok=True)
-    if not count:
-        return
-    failed = (text for text, line in result_lines(folder / "results.jsonl") if line["finish_reason"] == "error")
-    write_lines(folder / ERRORS, failed)

@@ -22,10 +22,10 @@ from typing import Any
 from lopa_dist.atomic import naming, write_lines
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.work import Work
-from lopa_dist.jobs.run.batch_output import LINES, NAME
-from lopa_dist.jobs.run.open_files import mapped_files
-from lopa_dist.jobs.run.packed import Columns, RequestIds
-from lopa_dist.jobs.run.results import ERRORS
+from lopa_dist.jobs.folder.batch_output import LINES, NAME
+from lopa_dist.jobs.folder.open_files import mapped_files
+from lopa_dist.jobs.folder.packed import Columns, RequestIds
+from lopa_dist.jobs.folder.results import ERRORS
 from lopa_dist.parallel.launcher import Start
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)

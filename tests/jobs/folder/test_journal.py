@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.jobs.run.journal import Journal, Writer, difference, merge
+from lopa_dist.jobs.folder.journal import Journal, Writer, difference, merge
 from lopa_dist.parallel.launcher import Start
-from tests.jobs.run.test_packed import ids_of
+from tests.jobs.folder.test_packed import ids_of
 
 SETTINGS: dict[str, Any] = {"decode": {"branches": 3}, "seed": 0}
 

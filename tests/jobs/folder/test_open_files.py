@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lopa_dist.jobs.run import open_files
-from lopa_dist.jobs.run.journal import Journal, merge
-from lopa_dist.jobs.run.open_files import lines_of, mapped_files
-from lopa_dist.jobs.run.packed import RequestIds
+from lopa_dist.jobs.folder import open_files
+from lopa_dist.jobs.folder.journal import Journal, merge
+from lopa_dist.jobs.folder.open_files import lines_of, mapped_files
+from lopa_dist.jobs.folder.packed import RequestIds
 
 resource = pytest.importorskip("resource")
 

@@ -10,7 +10,7 @@ import pytest
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.commands.trace import trace
-from lopa_dist.jobs.run.batch_output import choice
+from lopa_dist.jobs.folder.batch_output import choice
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.word_problems import HAS

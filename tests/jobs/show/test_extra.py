@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.jobs.run.extra import Extra
+from lopa_dist.jobs.show.extra import Extra
 
 
 def broken() -> None:

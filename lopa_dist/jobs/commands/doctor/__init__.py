@@ -1,0 +1,1 @@
+"""`lopa-dist doctor`."""

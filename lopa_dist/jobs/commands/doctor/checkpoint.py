@@ -1,0 +1,120 @@
+"""Checks of the model: its files, its tokenizer, and the memory that it takes."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lopa_dist.engine import memory
+from lopa_dist.engine.buckets import hidden_rows
+from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
+from lopa_dist.jobs.commands.explain import in_cache
+from lopa_dist.jobs.run.prompts import check_template
+from lopa_dist.jobs.setup.device import choose_dtype
+from lopa_dist.jobs.setup.resolve import resolve
+from lopa_dist.models.checkpoint import DTYPES
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import find, local
+from lopa_dist.models.quantize import linears, mixtures
+from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.transformer import Transformer
+
+PROMPT = 1024  # tokens, where memory is planned: the doctor reads no input
+
+
+def model(machine: Machine) -> Finding:
+    """Whether the checkpoint is here, and is one that can be run."""
+    path, shape = machine.config.model.path, machine.shape
+    if shape is None:
+        if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+            return broken(f"{path} is not on this machine, and HF_HUB_OFFLINE is set", "fetch it: hf download " + path)
+        return fine(f"{path} is not here yet; a job downloads it, so a node without network needs it beforehand")
+    resolve(machine.config, shape, machine.device)  # settings that do not go with the model are refused
+    return fine(f"{path}: {shape.family}, {parameters(shape) / 1e6:,.0f} million weights")
+
+
+def parameters(shape: ModelConfig) -> int:
+    """Return how many weights a model has, from its configuration alone."""
+    return weight_bytes(shape, "none", 1)
+
+
+def weight_bytes(shape: ModelConfig, kind: str, element: int) -> int:
+    """Return the bytes of a model's weights, from its configuration alone.
+
+    Args:
+        shape: the configuration.
+        kind: `model.quantization`.
+        element: bytes of a number that is not quantised.
+    """
+    with torch.device("meta"):
+        model = Transformer(shape)
+    eight: set[int] = set()
+    if kind != "none":
+        eight = {id(linear.weight) for _, _, linear in linears(model)}
+        eight |= {id(weight) for mlp in mixtures(model) for weight in (mlp.gate_up, mlp.down)}
+    return sum(weight.numel() * (1 if id(weight) in eight else element) for weight in model.parameters())
+
+
+def memory_needed(machine: Machine) -> Finding:
+    """The memory that is free, against weights, K/V and rows of the sequences that are to run at once."""
+    if machine.shape is None:
+        return fine("not planned: it follows from the model's configuration, which is not here yet")
+    config = resolve(machine.config, machine.shape, machine.device)
+    free = memory.free_bytes(machine.device) or available_memory()
+    element = DTYPES[choose_dtype(config.model, machine.device)].itemsize
+    weights = weight_bytes(machine.shape, config.model.quantization, element)
+    what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
+    if free <= weights:
+        return broken(what, "take a GPU with more, model.quantization, model.dtype=bf16 or parallel.tensor")
+    each, asked = PROMPT + config.decode.max_new_tokens, config.engine.max_sequences
+    needs = np.full(asked, each if config.decode.stores_kv else 0)
+    longest, engine = each + config.decode.block_size, config.engine
+    try:
+        plan = memory.plan(
+            machine.shape, element, free - weights, needs, asked, engine.max_rows, engine.kv_tokens, longest,
+            partial(hidden_rows, real_rows_only=engine.reproducible),
+        )  # fmt: skip
+    except memory.TooLarge:
+        what += f", too little is left for one sequence of {each} tokens"
+        return broken(what, "shorten decode.max_new_tokens, or model.quantization")
+    what += f", {plan.bytes / GIB:.1f} for {plan.sequences} sequences of {each} tokens"
+    if plan.sequences < asked:
+        return slow(f"{what}, not engine.max_sequences={asked}")
+    return fine(what)
+
+
+def available_memory() -> int:
+    """Return the bytes of this machine's memory that are free."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def tokenizer(machine: Machine) -> Finding:
+    """A message, through template and tokenizer."""
+    path, mode = machine.config.model.path, machine.config.model.chat_template
+    folder = find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
+    if folder is None:
+        return fine("comes with the model")
+    words = load_tokenizer(folder)
+    if not words.chat_template:
+        if mode == "always":
+            return broken("model.chat_template=always, but the tokenizer has none", "model.chat_template=never")
+        return fine(f"{len(words)} tokens, no chat template: prompts go in as they are")
+    messages = [{"role": "user", "content": "What is 17 + 25?"}]
+    given = machine.config.model.template
+    try:
+        check_template(given, str(words.chat_template))
+    except ValueError as error:
+        return broken(str(error), "other values in model.template")
+    text = str(words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
+    if messages[0]["content"] not in text:
+        return broken("the chat template leaves the question out", "model.chat_template=never, or another tokenizer")
+    wraps = "not used (model.chat_template=never)" if mode == "never" else "wraps prompts"
+    return fine(f"{len(words)} tokens, the chat template {wraps}")

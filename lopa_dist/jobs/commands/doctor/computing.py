@@ -1,0 +1,92 @@
+"""Checks of what computes: torch, the GPU or the cores, and Triton's kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import torch
+import transformers
+
+from lopa_dist.engine.kernel_choice import widths_of
+from lopa_dist.jobs.commands.doctor.checkpoint import parameters
+from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
+from lopa_dist.jobs.setup.device import choose_dtype, cores
+from lopa_dist.kernels.dispatch import KERNELS, TRITON
+from lopa_dist.kernels.preflight import Widths, faults
+from lopa_dist.kernels.row_bits import FAULT, same_bits
+from lopa_dist.models.checkpoint import DTYPES
+from lopa_dist.parallel.launcher import detect
+
+
+def library(machine: Machine) -> Finding:
+    """The version of torch, and whether it can use the GPU that is there."""
+    version = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if torch.cuda.is_available() or shutil.which("nvidia-smi") is None:
+        return fine(version)
+    if torch.version.cuda is None:
+        return slow(f"{version} is built for CPUs, but this machine has a GPU: install torch's CUDA build")
+    return slow(
+        f"{version} finds no GPU, although nvidia-smi is there: the driver may be older than {torch.version.cuda}"
+    )
+
+
+def device(machine: Machine) -> Finding:
+    """The GPU, or the cores."""
+    asked = machine.config.model.device
+    if asked.startswith("cuda") and machine.device.type == "cpu":
+        return broken(f"model.device={asked}, but torch sees no GPU", "model.device=auto, or ask for a node with one")
+    if machine.device.type == "cuda":
+        if (machine.device.index or 0) >= torch.cuda.device_count():
+            return broken(f"there is no {asked}", f"there are {torch.cuda.device_count()} GPUs, counted from 0")
+        properties = torch.cuda.get_device_properties(machine.device)
+        text = f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / GIB:.0f} GiB"
+        if (properties.major, properties.minor) < (8, 0):
+            return slow(f"{text}: older than the GPUs that the kernels are made for (A100, H100)")
+        return fine(text)
+    number, why = cores(detect())
+    text = f"CPU, {number} {'core' if number == 1 else 'cores'} ({why})"
+    small = machine.shape is not None and parameters(machine.shape) < 5e8
+    return fine(text) if small else slow(f"there is no GPU, and models of billions of weights need one: {text}")
+
+
+def compiler(machine: Machine) -> Finding:
+    """What Triton needs beside itself."""
+    if machine.device.type == "cpu":
+        return fine("not needed on a CPU")
+    if machine.config.engine.kernels == "torch":
+        return slow("engine.kernels=torch: no kernel of Triton's runs, and no CUDA graph")
+    if not TRITON:
+        return slow("Triton is not installed, so operations run one by one: pip install triton")
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    missing = [name for name, there in (("C compiler", compiler), (str(headers), headers.exists())) if not there]
+    if missing:
+        return slow(f"Triton cannot run without {' and '.join(missing)}: apt install gcc python3-dev, or alike")
+    import triton
+
+    return fine(f"Triton {triton.__version__}, {compiler}")
+
+
+def kernels(machine: Machine) -> Finding:
+    """Each of Triton's kernels, launched once and compared with torch."""
+    if machine.device.type == "cpu" and not same_bits():
+        return slow(FAULT)
+    if machine.device.type == "cpu" or machine.config.engine.kernels == "torch":
+        return fine("torch's operations compute everything here")
+    shape = machine.shape
+    widths = Widths(1024, 2048, 16, 4, 64, 16)
+    if shape is not None:
+        widths = widths_of(shape, max(1, 64 // (shape.heads // shape.kv_heads)))
+    dtype = DTYPES[choose_dtype(machine.config.model, machine.device)]
+    fp8 = torch.cuda.get_device_capability(machine.device) >= (8, 9)
+    wanted = tuple(name for name in KERNELS if name != "fp8" or fp8)
+    failing = faults(widths, dtype, machine.device, wanted)
+    if not failing:
+        return fine(f"{len(wanted)} compile here and agree with torch")
+    said = "; ".join(f"{name}: {fault}" for name, fault in failing.items())
+    if machine.config.engine.kernels == "triton":
+        return broken(said, "engine.kernels=auto does without them")
+    return slow(f"these run in torch's form: {said}")

@@ -1,0 +1,94 @@
+"""`lopa-dist doctor [KEY=VALUE ...]`: whether a job with these settings would run on this machine, and what slows it.
+
+Each check looks at one thing that jobs need and says in a line that it is fine, what makes it slow, or what is broken
+and how to mend it. Nothing is downloaded and no weights are loaded. What Triton compiles on a GPU is kept for the job.
+
+Started on several ranks, as a job would be, it joins them and compares their collectives. Rank 0 shows what it finds;
+the others show what is slow or broken, and all end with the same status.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lopa_dist.checks import UserError
+from lopa_dist.config import check_keys, composed, with_own_model
+from lopa_dist.jobs.commands.doctor.checkpoint import memory_needed, model, tokenizer
+from lopa_dist.jobs.commands.doctor.computing import compiler, device, kernels, library
+from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
+from lopa_dist.jobs.commands.doctor.ranks import broken_everywhere, collectives, ranks
+from lopa_dist.jobs.commands.doctor.surroundings import programs, python, run_folder, slurm, wandb
+from lopa_dist.parallel.launcher import detect
+
+CHECKS: dict[str, Callable[[Machine], Finding]] = {
+    "Python": python,
+    "torch": library,
+    "device": device,
+    "compiler": compiler,
+    "ranks": ranks,
+    "collectives": collectives,
+    "Slurm": slurm,
+    "run folder": run_folder,
+    "model": model,
+    "memory": memory_needed,
+    "tokenizer": tokenizer,
+    "W&B": wandb,
+    "sandbox": programs,
+    "kernels": kernels,  # the last: one that breaks the GPU leaves nothing to check
+}
+
+
+def examine(machine: Machine) -> Iterator[tuple[str, Finding]]:
+    """Yield what each check finds, as it is found; a check that fails itself has found something broken."""
+    said = dict[str, str]()
+    for name, check in CHECKS.items():
+        try:
+            yield name, check(machine)
+        except Exception as error:
+            text = f"{error}" if isinstance(error, ValueError) else repr(error)
+            yield name, Finding(State.BROKEN, f"as {said[text]}" if text in said else text)
+            said.setdefault(text, name)
+
+
+def line_of(name: str, finding: Finding) -> Table:
+    """A line with what a check found, in columns as wide as those of all others."""
+    line = Table.grid(padding=(0, 2))
+    line.add_column(width=max(map(len, CHECKS)), no_wrap=True)
+    line.add_column(width=max(len(state.value[0]) for state in State), no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(name, Text(*finding.state.value), Text(finding.text))
+    return line
+
+
+def doctor(overrides: list[str], console: Console) -> bool:
+    """Print what is found for a job with these overrides; return whether it would run.
+
+    Raises:
+        UserError: settings that cannot be.
+    """
+    wrong = [word for word in overrides if "=" not in word]
+    if wrong:
+        raise UserError(f"{wrong[0]}: doctor takes settings as key=value, as a job does: lopa-dist doctor model=...")
+    check_keys(overrides)
+    machine, world = Machine(composed(with_own_model(overrides))), detect()
+    states = []
+    for name, finding in examine(machine):
+        states.append(finding.state)
+        if world.rank and finding.state == State.FINE:
+            continue
+        if world.rank:
+            console.print(Text(f"rank {world.rank} on {socket.gethostname()}:"))
+        console.print(line_of(name, finding))
+    count = broken_everywhere(machine, states.count(State.BROKEN))
+    if count:
+        verdict = f"not run here: {count} {'thing is' if count == 1 else 'things are'} broken"
+    else:
+        verdict = f"run here{', slower than it could' if State.SLOW in states else ''}"
+    if not world.rank:
+        console.print(Text(f"A job would {verdict}."))
+    return not count

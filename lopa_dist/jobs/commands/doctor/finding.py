@@ -1,0 +1,70 @@
+"""What a check of the doctor looks at, and what it finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from lopa_dist.config import Config
+from lopa_dist.jobs.commands.explain import shape_of
+from lopa_dist.jobs.setup.device import gpu
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import detect
+
+GIB = 2**30  # bytes
+
+
+class State(Enum):
+    """What a check found: the word that is shown, and its colour."""
+
+    FINE = "fine", "green"
+    SLOW = "slow because", "yellow"
+    BROKEN = "broken", "bold red"
+
+
+class Finding(NamedTuple):
+    """What a check found; of what is broken, the text says what to do."""
+
+    state: State
+    text: str
+
+
+def fine(text: str) -> Finding:
+    """Return a finding that needs nothing done."""
+    return Finding(State.FINE, text)
+
+
+def slow(text: str) -> Finding:
+    """Return the reason why a job would run, and be slower than it could."""
+    return Finding(State.SLOW, text)
+
+
+def broken(text: str, remedy: str) -> Finding:
+    """Return what would end a job, and what to do about it."""
+    return Finding(State.BROKEN, f"{text}: {remedy}")
+
+
+@dataclass
+class Machine:
+    """What the checks look at."""
+
+    config: Config
+    group: Group | None = None  # of the ranks that the doctor was started with, once they are joined
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where a job's rank would compute; a CPU where the GPU that was asked for is not there."""
+        name = self.config.model.device
+        if not torch.cuda.is_available() or name == "cpu":
+            return torch.device("cpu")
+        return gpu(name, detect())
+
+    @cached_property
+    def shape(self) -> ModelConfig | None:
+        """The model's configuration; None where its files are not on this machine yet."""
+        return shape_of(self.config)

@@ -1,0 +1,106 @@
+"""Checks of what is around a job: Python, Slurm, the run folder, W&B and the sandbox."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from netrc import netrc
+from pathlib import Path
+
+from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
+from lopa_dist.jobs.show.wandb_log import chosen_mode
+from lopa_dist.tasks import sandbox
+from lopa_dist.tasks.registry import TASKS
+
+LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
+NODE_LOCAL = ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay")  # kinds of file systems
+
+
+def python(machine: Machine) -> Finding:
+    """The version and the path of the interpreter."""
+    return fine(f"{platform.python_version()}, {sys.executable}")
+
+
+def slurm(machine: Machine) -> Finding:
+    """Whether this is a job of Slurm's, and what it was given."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        if shutil.which("sbatch") is None:
+            return fine("not here; a job starts without it")
+        return fine("sbatch is here; this is not a Slurm job, so other nodes may differ")
+    where = f"job {job} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "1")
+    if given == "1":
+        return slow(f"{where} has one core a task: --cpus-per-task=8 feeds a GPU and judges programs")
+    return fine(f"{where}, {given} cores a task")
+
+
+def run_folder(machine: Machine) -> Finding:
+    """Where results go: it must be writable, have room, and be seen by all nodes."""
+    folder = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")).resolve()
+    remedy = "start from a folder that can be written, or give hydra.run.dir"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".lopa-dist-doctor-") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return broken(f"{folder} cannot be written ({error.strerror})", remedy)
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE:
+        return broken(f"{folder} has {free / GIB:.2f} GiB free", "make room, or give another hydra.run.dir")
+    kind = file_system(folder)
+    if int(os.environ.get("SLURM_NNODES", "1")) > 1 and kind in NODE_LOCAL:
+        return broken(f"{folder} ({kind}) is this node's alone", "start from a folder that all nodes share")
+    return fine(f"{folder} can be written, {free / GIB:.0f} GiB free{f', {kind}' if kind else ''}")
+
+
+def file_system(folder: Path) -> str:
+    """Return the kind of file system that a folder is on; an empty text where the system does not say."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    over = [(where, kind) for where, kind in mounts if folder.is_relative_to(where.replace("\\040", " "))]
+    return max(over, key=lambda mount: len(mount[0]))[1] if over else ""
+
+
+def wandb(machine: Machine) -> Finding:
+    """Where figures of runs go."""
+    mode, key = chosen_mode(machine.config), os.environ.get("WANDB_API_KEY")
+    if mode == "disabled":
+        return fine("off (logging.wandb.mode=disabled)")
+    if mode == "offline":
+        return fine(f"offline, into the run folder{'' if key else ' (WANDB_API_KEY is not set)'}; wandb sync sends it")
+    if not key and not logged_in():
+        return broken("logging.wandb.mode=online, but there is no key", "wandb login, or logging.wandb.mode=offline")
+    return fine("online; whether this machine reaches it is seen when a job begins, which waits 30 s at most")
+
+
+def logged_in() -> bool:
+    """Whether `wandb login` left a key."""
+    try:
+        hosts = netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).hosts
+    except (OSError, SyntaxError):
+        return False
+    return any("wandb" in host for host in hosts)
+
+
+def programs(machine: Machine) -> Finding:
+    """The sandbox, which only tasks that run a model's programs need."""
+    task = machine.config.task
+    needs = "allow_code_execution" in TASKS[task.name].options
+    if needs and task.allow_code_execution is None:
+        return broken(f"task={task.name} runs the model's programs", "task.allow_code_execution=true, or false")
+    unconfined = task.allow_code_execution == "unconfined"
+    try:
+        sandbox.check(not unconfined)
+    except ValueError as error:
+        if needs and task.allow_code_execution:
+            return broken("programs cannot be run", str(error))
+        reason = str(error).split(": ", 1)[-1].split(". ")[0]
+        return fine(f"not needed here; humaneval and mbpp would need it: {reason}")
+    return fine("programs run with limits alone (unconfined)" if unconfined else "bubblewrap confines programs")

@@ -1,0 +1,1 @@
+"""What a run folder holds, as a job writes it and others read it."""

@@ -1,0 +1,74 @@
+"""Ranks reach each other, or it is said why not, and all end with the same status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from threading import Event
+
+import pytest
+
+from lopa_dist.jobs.commands.doctor import ranks
+from lopa_dist.jobs.commands.doctor.finding import Finding, State
+from lopa_dist.parallel.launcher import LaunchError
+from tests.jobs.commands.doctor.machines import CPU_ONLY, Comm, joined, machine, shown
+
+
+def test_ranks_that_get_what_others_send_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined(monkeypatch, Comm())
+    found = ranks.collectives(machine())
+    assert found.state == State.FINE
+    assert found.text.startswith("gloo joins 2 ranks; 16 KiB from each take ")
+
+
+def test_what_is_broken_on_one_rank_is_so_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined(monkeypatch, Comm(), elsewhere=1)
+    would_run, screen = shown()
+    assert not would_run
+    assert "A job would not run here: 1 thing is broken." in screen
+
+
+def test_ranks_that_get_something_else_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined(monkeypatch, Comm(lies=True))
+    assert "not what others sent: another parallel.backend" in ranks.collectives(machine()).text
+
+
+def test_ranks_that_do_not_meet_are_broken_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Event()
+    joined(monkeypatch, Comm())
+
+    def endless(*_: object) -> None:
+        waits.wait()
+        raise RuntimeError("the test is over")
+
+    monkeypatch.setattr(ranks, "Group", endless)
+    monkeypatch.setattr(ranks, "JOIN_S", 0.1)
+    found = ranks.collectives(machine())
+    waits.set()
+    assert found.state == State.BROKEN
+    assert "the 2 ranks did not meet, or did not answer, within 0 s: see whether all of them were started" in found.text
+
+
+def test_why_ranks_cannot_be_joined_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise LaunchError("parallel.backend=nccl needs GPUs (model.device=cuda); use gloo on CPUs")
+
+    joined(monkeypatch, Comm())
+    monkeypatch.setattr(ranks, "Group", refuse)
+    assert ranks.collectives(machine()) == Finding(
+        State.BROKEN, "parallel.backend=nccl needs GPUs (model.device=cuda); use gloo on CPUs"
+    )
+
+
+@pytest.mark.system
+def test_started_on_two_ranks_it_joins_them_and_one_speaks() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lopa_dist", "doctor"]
+    done = subprocess.run(
+        [*command, *CPU_ONLY, "task=humaneval", "parallel.threads=1"], capture_output=True, text=True, check=False
+    )
+    screen = " ".join(done.stdout.split())
+    assert "collectives fine gloo joins 2 ranks" in screen
+    assert screen.count("Python fine") == 1
+    assert "rank 1 on " in screen
+    assert "A job would not run here: 2 things are broken." in screen
+    assert done.returncode

@@ -1,0 +1,38 @@
+"""The run folder, Slurm and W&B."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lopa_dist.jobs.commands.doctor import surroundings
+from lopa_dist.jobs.commands.doctor.finding import State
+from tests.jobs.commands.doctor.machines import machine
+
+
+def test_a_run_folder_must_be_writable_roomy_and_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(surroundings, "file_system", lambda folder: "ext4")
+    assert surroundings.run_folder(machine()).state == State.FINE
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    assert "this node's alone: start from a folder that all nodes share" in surroundings.run_folder(machine()).text
+    monkeypatch.setattr(surroundings, "LEAST_FREE", 1 << 60)
+    assert "make room" in surroundings.run_folder(machine()).text
+    monkeypatch.setenv("SLURM_SUBMIT_DIR", str(tmp_path / "gone"))
+    assert "cannot be written (No such file or directory)" in surroundings.run_folder(machine()).text
+
+
+def test_file_systems_are_told_apart() -> None:
+    assert surroundings.file_system(Path("/proc/self")) == "proc"
+
+
+def test_slurm_and_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert surroundings.slurm(machine()).state == State.SLOW
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    assert surroundings.slurm(machine()).state == State.FINE
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert surroundings.wandb(machine("logging.wandb.mode=online")).state == State.BROKEN
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
+    assert surroundings.wandb(machine("logging.wandb.mode=online")).state == State.FINE
