@@ -33,7 +33,6 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.rows.sizes import rows_of_branch
 from lopa_dist.tasks.embedded import Arithmetic
 
 SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures
@@ -98,7 +97,7 @@ class Watch:
         before, after, batch = engine.ended.step.before, engine.ended.step.after, engine.ended.rows
         state = engine.batch.state
         answers = state.answers.numpy()
-        rows = rows_of_branch(engine.config, before, batch.begin, batch.stop)
+        rows = batch.computed // np.maximum(before.branches, 1)
         for slot in np.flatnonzero(before.branches > 0).tolist():
             if before.step[slot] == 0:
                 self.running[slot] = Trace([np.ones(answers.shape[1], bool)])

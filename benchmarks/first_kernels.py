@@ -213,8 +213,9 @@ def rotation(device: torch.device, shape: ModelConfig, rows: int) -> dict[str, A
     values = torch.zeros_like(keys)
     rope_and_store(qkv, cos, sin, keys, values, slots - rows, count)
     k = qkv.unflatten(1, (-1, dim))[:, heads : heads + kv_heads].double()
-    half = torch.cat([-k[..., dim // 2 :], k[..., : dim // 2]], -1)
-    wanted = k * cos.double() + half * sin.double()
+    (first, second), turn = k.chunk(2, -1), torch.complex(cos.double(), sin.double())[..., dim // 2 :]
+    turned = torch.complex(first, second) * turn
+    wanted = torch.cat([turned.real, turned.imag], -1)
     return compared(keys[slots - rows :], wanted, BOUND[keys.dtype]) | {"slots": slots}
 
 

@@ -116,7 +116,7 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
         positions=prefix + torch.arange(window, device=device).repeat(count),
         head_slots=torch.arange(len(head), device=device), head_sequence=np.zeros(len(head), int),
         predict=lambda: Predictions(head, None, head), local_branches=1, columns=len(head), width=window,
-        of_commit=None, drafts=None,
+        computed=np.array([total]), of_commit=None, drafts=None,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch
-from lopa_dist.rows.sizes import most_rows, rows_of_branch
+from lopa_dist.rows.sizes import most_rows
 
 log = logging.getLogger("lopa_dist")
 
@@ -224,8 +224,4 @@ class Engine:
         """Count a step."""
         step, rows = ended.step, ended.rows
         self.statistics.records += rows.columns * rows.local_branches * self.comm.size
-        if rows.causal is not None:
-            computed = rows.causal.computed
-        else:
-            computed = rows_of_branch(self.config, step.before, rows.begin, rows.stop) * step.before.branches
-        self.statistics.step(step.before, step.after, computed, step.works, step.accepted_with, ended.seconds)
+        self.statistics.step(step.before, step.after, rows.computed, step.works, step.accepted_with, ended.seconds)

@@ -248,10 +248,9 @@ def layout(
         prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
         predict=lambda: predictions, head_slots=on["columns"], head_sequence=rows.sequence[heads],
         local_branches=1, columns=common + -(-config.branches // ranks) * width, width=depths,
-        of_commit=None, drafts=None, seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
-        causal=CausalRows(
-            on["cells"], on["path_cells"], depths, group, common_rows * ranks + path_rows * (host.branches - 1)
-        ),
+        computed=common_rows * ranks + path_rows * (host.branches - 1), of_commit=None, drafts=None,
+        seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
+        causal=CausalRows(on["cells"], on["path_cells"], depths, group),
     )  # fmt: skip
 
 

@@ -44,7 +44,6 @@ class CausalRows:
     path_cells: Tensor  # [B] of a path's drafts and masks, of all sequences that have paths; the same for all branches
     depths: int  # D
     group: int  # n
-    computed: Ints  # [S] rows of each sequence on all branch ranks together, without its prompt's
 
 
 @dataclass
@@ -78,6 +77,7 @@ class ForwardBatch:
     local_branches: int  # records are a [local_branches, columns] buffer
     columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
     width: int  # W, of the dense records
+    computed: Ints  # [S] rows of each sequence on all branch ranks together, without its prompt's
     of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
     drafts: DraftRows | None  # the rows that verify drafts; None if there are none
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment

@@ -98,7 +98,7 @@ def layout(
         predict=partial(predict, state, structure, index, positions),
         head_slots=index["head_slot"], head_sequence=structure.head_sequence,
         local_branches=-(-state.config.max_branches // ranks), columns=structure.columns,
-        width=structure.width, of_commit=index.get("of_commit"), drafts=drafts,
+        width=structure.width, computed=structure.computed, of_commit=index.get("of_commit"), drafts=drafts,
     )  # fmt: skip
 
 

@@ -113,16 +113,6 @@ def usual_window(config: DecodeConfig) -> int:
     return config.block_size * (window_blocks(config) + 1)
 
 
-def rows_of_branch(config: DecodeConfig, host: HostState, begin: Ints, stop: Ints) -> Ints:
-    """Return how many rows a branch of each sequence has in a forward, ``[S]``, those behind its window included.
-
-    Args:
-        config, host: as laid out for the forward.
-        begin, stop: ``[S]`` what its window spans, from `row_span`.
-    """
-    return stop - begin + sum(kind(config, host).count for kind in KINDS)
-
-
 def rows_in_step(state: State, host: HostState, lookahead: Lookahead, ranks: int) -> Ints:
     """Return the rows of each sequence in a step on the rank that has the most of them, ``[S]``.
 
@@ -136,5 +126,5 @@ def rows_in_step(state: State, host: HostState, lookahead: Lookahead, ranks: int
     if state.config.causal:
         return rows_on_rank(host, lookahead, ranks)
     begin, stop = row_span(state, host)
-    rows: Ints = rows_of_branch(state.config, host, begin, stop) * -(-host.branches // ranks)
-    return rows
+    rows: Ints = stop - begin + sum(kind(state.config, host).count for kind in KINDS)
+    return rows * -(-host.branches // ranks)

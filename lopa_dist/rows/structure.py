@@ -66,6 +66,7 @@ class Structure:
     head_sequence: Ints  # [H]
     columns: int
     width: int
+    computed: Ints  # [S]
     prefill: Prefill | None
     until: Ints  # [R] the depth from which on rows do not see this row
     wanted: int  # positions of all sequences that are predicted: masked ones, with `tau_edit` filled ones, too
@@ -144,6 +145,7 @@ def make_structure(
         depth=np.zeros(total, np.int64), until=np.full(total, UNBOUNDED), head_sequence=sequence[:0],
         columns=int(wanted.sum() + sum(kind.reported.sum() for kind in behind)),
         width=-(-longest // config.block_size) * config.block_size,
+        computed=(stop - begin + sum(kind.count for kind in behind)) * host.branches,
         prefill=prefill, wanted=int(wanted.sum()), of_commit=record_of_commit(state, host),
         first=first - block_begin[sequence], begin=begin - block_begin, stop=stop - block_begin,
         row_sequence=row_sequence, row_position=row_position,
