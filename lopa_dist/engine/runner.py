@@ -20,7 +20,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.tensor_parallel import head_shard
-from lopa_dist.models.transformer import Transformer
+from lopa_dist.models.transformer import Transformer, rope_of
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, padded, to_device
 from lopa_dist.rows.forward_batch import ForwardBatch
@@ -52,6 +52,7 @@ class Runner:
         sampling: Sampling,
         attention: AttentionKernel,
         network: FusedTransformer,
+        longest: int,
         tensor: Communicator | None = None,
         plain: frozenset[str] = frozenset(),
         runner_up: bool = False,
@@ -62,6 +63,9 @@ class Runner:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.network = network  # the model's layers
         self.device = model.head_weight.device
+        # cosines and sines of the positions up to `longest`, the most tokens of a sequence with its prompt: to look
+        # them up takes two operations, to compute them a dozen
+        self.rotations = rope_of(model.config, torch.arange(longest, device=self.device), model.head_weight.dtype)
         self.may_overflow = pool.keys.dtype == torch.float16
         self.shard = head_shard(tensor or Solo())
         self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests with their own
@@ -130,7 +134,8 @@ class Runner:
             wanted = torch.cat([wanted, last[0]])
         wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
         cache = Cache(pool.keys, pool.values, pool.scratch, prepared.of_drafts, prepared.kv_slots)
-        hidden = self.network(batch.tokens, batch.positions, None, cache, self.attend(prepared), wanted)
+        rope = self.rope(batch.positions)
+        hidden = self.network(batch.tokens, batch.positions, None, cache, self.attend(prepared), wanted, rope)
         head = hidden[: len(rows)]
         if last is not None:
             self.prefix_hidden[last[1]] = hidden[len(rows) : len(rows) + last.shape[1]]
@@ -139,10 +144,15 @@ class Runner:
         self.write_records(prepared, head, records)
         return records.view(shape)
 
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines of positions ``[R]``, as of `rope_of`."""
+        cos, sin = self.rotations
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
     def attend(self, prepared: Prepared) -> Attend:
         """Return the attention of a forward."""
-        pool, plan = self.pool, prepared.plan
-        return lambda layer, q: self.attention.attend(q, pool.keys[layer], pool.values[layer], plan)
+        keys, values, plan = self.pool.keys.unbind(), self.pool.values.unbind(), prepared.plan
+        return lambda layer, q: self.attention.attend(q, keys[layer], values[layer], plan)
 
     def last_rows(self, batch: ForwardBatch) -> Tensor | None:
         """Return the last rows of the shared prefixes that this forward computes, and their slots in `prefix_hidden`.
@@ -159,9 +169,8 @@ class Runner:
         all_keys = batch.predictions.keys
         for sampling, rows in self.by_sampling(prepared):
             keys = None if all_keys is None else all_keys[rows]
-            records[batch.head_slots[rows]] = record_head(
-                hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.runner_up
-            )
+            found = record_head(hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.runner_up)
+            records.index_copy_(0, batch.head_slots[rows], found)
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
         """Yield head rows by their requests' sampling: all at once, unless some request has its own."""

@@ -109,16 +109,16 @@ class Runners:
             longest_prompt: tokens.
             scratch: rows that no forward exceeds; None: not known.
         """
+        longest = longest_sequence(self.config, longest_prompt)
         if not self.static:
             if scratch is not None:
                 pool.reserve(padded(scratch), padded(scratch))
             return Runner(
-                self.model, pool, sampling, self.attention, self.network, self.tensor, self.plain,
+                self.model, pool, sampling, self.attention, self.network, longest, self.tensor, self.plain,
                 self.config.second_choices,
             )  # fmt: skip
         assert isinstance(self.attention, Meta)
         network = self.network.with_virtual_padding() if self.options.reproducible else self.network
-        longest = longest_sequence(self.config, longest_prompt)
         limit = self.options.max_rows or MOST_ROWS
         if scratch is None:
             scratch = usual_forward(self.config, self.branches, sequences, longest, limit)

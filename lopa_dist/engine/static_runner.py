@@ -31,7 +31,7 @@ from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, KeptTiles, Split, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
-from lopa_dist.models.transformer import Transformer, rope_of
+from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
@@ -164,8 +164,8 @@ class Body:
 
         attend = runner.attend_by(self.plan)
         cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts, self.kv_slots)
-        cos, sin = (table.index_select(0, self.positions) for table in runner.rotations)
-        self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend, rope=(cos, sin)))
+        rope = runner.rope(self.positions)
+        self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend, rope=rope))
 
 
 class Head:
@@ -231,15 +231,13 @@ class StaticRunner(Runner):
         plain: frozenset[str] = frozenset(),
         runner_up: bool = False,
     ) -> None:
-        super().__init__(model, pool, sampling, attention, network, plain=plain, runner_up=runner_up)
+        super().__init__(model, pool, sampling, attention, network, longest, plain=plain, runner_up=runner_up)
         self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
         self.insist = insist
         self.uncaptured: set[str] = set()  # kinds of graphs of which one failed
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt has at most two
         self.low = sequences * 2  # stacks with cached tokens: the rest of a prompt, and all branches
         config = model.config
-        # cosines and sines by position: looking them up takes two launches, computing them a dozen
-        self.rotations = rope_of(config, torch.arange(longest, device=self.device), model.head_weight.dtype)
         self.stacked = stacked
         self.kept_tiles = KeptTiles()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)

@@ -84,7 +84,7 @@ def record_head(
         parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, own_keys, sampling, shard, runner_up))
     if not parts:
         return torch.empty(0, record_size(runner_up), dtype=torch.int32, device=hidden.device)
-    sums = torch.cat(parts, 1)
+    sums = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     if not sampling.filtered:
         sums = shard.gather(sums).movedim(0, 2).flatten(2)
     return _records(sums, sampling)[:count]
@@ -131,7 +131,7 @@ def _sums(
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
         logits = F.linear(rows, weight[low - first : high - first]).float()
         parts.append(_reduce(logits, low, width, mask_id, keys, sampling, runner_up))
-    return torch.cat(parts, 2)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int]]:
@@ -162,7 +162,8 @@ def _reduce(
     if sampling.temperature > 0:
         logits = logits / sampling.divisor
     if low <= mask_id < low + logits.shape[1]:
-        logits[:, mask_id - low] = torch.finfo(torch.float32).min  # finite: 0 x -inf would poison the entropy
+        # finite: 0 x -inf would poison the entropy
+        logits.select(1, mask_id - low).fill_(torch.finfo(torch.float32).min)
     if sampling.filtered:
         logits = filter_logits(logits, sampling.top_p, sampling.top_k)
     starts = torch.arange(low, low + logits.shape[1], width, device=logits.device)
@@ -194,7 +195,8 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
     """Records ``[R, 3 or 5]`` from all tiles' sums ``[7 or 10, R, tiles]``; on equal preference the lower id wins."""
     tops, seconds, totals, moments, preferences, logits, tokens = sums[:7]
     top = tops.amax(1, keepdim=True)
-    scale = (tops - top).exp()
+    below = tops - top
+    scale = below.exp()
     total = (totals * scale).sum(1)
     choice = preferences.max(1, keepdim=True).indices
     probability = (logits.gather(1, choice) - top).exp()[:, 0] / total
@@ -204,7 +206,7 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
         second = torch.cat([tops, seconds], 1).topk(2, 1).values[:, 1:]
         confidence = (1 - (second - top).exp())[:, 0] / total
     else:
-        moment = ((moments + totals * (tops - top)) * scale).sum(1)
+        moment = ((moments + totals * below) * scale).sum(1)
         confidence = moment / total - total.log()
     record = [tokens.gather(1, choice)[:, 0].int(), probability.view(torch.int32), confidence.view(torch.int32)]
     if len(sums) > 7:  # the best of what the other tiles choose, and of what comes second in this one

@@ -124,7 +124,7 @@ def rope_and_store(
     keys: Tensor,
     values: Tensor,
     scratch: int,
-    rows: Tensor,
+    rows: Tensor | None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
     of_drafts: Tensor | None = None,
@@ -140,7 +140,7 @@ def rope_and_store(
         cos, sin: ``[R, 1, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
         keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
-        rows: ``[1]`` int32 on qkv's device, how many rows are real.
+        rows: ``[1]`` int32 on qkv's device, how many rows are real. None, which a CPU takes: all.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or None.
         eps: of these norms.
         of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
@@ -152,10 +152,11 @@ def rope_and_store(
     if fused(qkv, "rotation"):
         from lopa_dist.kernels import rope_triton
 
+        assert rows is not None
         cos, sin = cos.flatten(1), sin.flatten(1)
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts, slots)
-    count, (kv_heads, dim) = int(rows), keys.shape[1:]
-    of_heads = qkv.view(len(qkv), -1, dim)
+    kv_heads, dim = keys.shape[1:]
+    of_heads = qkv.view(qkv.shape[0], -1, dim)
     heads = of_heads.shape[1] - 2 * kv_heads
     qk, v = of_heads.narrow(1, 0, heads + kv_heads), of_heads.narrow(1, heads + kv_heads, kv_heads)
     if norms is not None:
@@ -163,12 +164,14 @@ def rope_and_store(
     qk = apply_rope(qk, cos, sin)
     q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
     k, v = without_overflow(k, of_drafts), without_overflow(v, of_drafts)
+    if rows is not None:
+        k, v = k[: int(rows)], v[: int(rows)]
     if slots is None:
-        keys.narrow(0, scratch, count).copy_(k[:count])
-        values.narrow(0, scratch, count).copy_(v[:count])
+        keys.narrow(0, scratch, k.shape[0]).copy_(k)
+        values.narrow(0, scratch, v.shape[0]).copy_(v)
     else:
-        keys.index_copy_(0, slots[:count], k[:count])
-        values.index_copy_(0, slots[:count], v[:count])
+        keys.index_copy_(0, slots[: len(k)], k)
+        values.index_copy_(0, slots[: len(v)], v)
     return q
 
 

@@ -31,13 +31,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``rms_norm(residual + x)`` and the sum itself, both ``[R, d]``, from ``x, residual [R, d], weight [d]``.
 
-    The sum is rounded to x's dtype before it is normalised, in both forms. All three have one dtype.
+    The sum is rounded to x's dtype before it is normalised, in both forms. All three have one dtype. On a CPU the sum
+    takes the place of x.
     """
     if fused(x, "norm"):
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.add_rms_norm(x, residual, weight, eps)
-    total = residual + x
+    total = x.add_(residual)
     return rms_norm(total, weight, eps), total
 
 

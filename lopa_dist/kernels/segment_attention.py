@@ -75,8 +75,9 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
 class SegmentGroup:
     """Segments of one shape, as index tensors."""
 
-    rows: Tensor  # [N, n] query rows
-    columns: Tensor  # [N, C] pool slots
+    count: int  # N
+    rows: Tensor  # [N x n] query rows
+    columns: Tensor  # [N x C] pool slots
     # [N, 1, n x heads of a K/V head, rounded up, C] -inf for what is not seen, else 0; one row where all are alike
     mask: Tensor
     first_rows: bool  # whether the rows are the forward's first ones, in order
@@ -131,37 +132,36 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device, dtype: tor
             unseen = own_column >= hi[of_rows].reshape(count, height, 1)
             stacked = np.arange(-(-height * heads_per_kv // ROW_TILE) * ROW_TILE) % height
             unseen = unseen.take(stacked, 1)[:, None]
-        of_group, slots = rows[of_rows].reshape(count, height), at[of_columns].reshape(count, width)
+        of_group = rows[of_rows]
         mask = torch.from_numpy(np.where(unseen, np.float32(-np.inf), np.float32(0))).to(device, dtype)
-        if depth is not None and until is not None and (depths := depth[of_group]).any():
+        if depth is not None and until is not None and (depths := depth[of_group].reshape(count, height)).any():
             row_of = np.minimum(np.arange(width) - cached[of, None], own[of, None] - 1)
             row_of = np.where(row_of < 0, len(depth), row_of + segments.start[of, None])
             of_column = until.index_select(0, torch.from_numpy(row_of.ravel()).to(device)).view(count, 1, 1, width)
             replaced = torch.from_numpy(depths[:, stacked]).to(device)[:, None, :, None] >= of_column
             mask.masked_fill_(replaced, -torch.inf)
-        first_rows = np.array_equal(of_group.ravel(), np.arange(of_group.size))
-        indices = torch.from_numpy(of_group).to(device), torch.from_numpy(slots).to(device)
-        groups.append(SegmentGroup(*indices, mask, first_rows))
+        first_rows = np.array_equal(of_group, np.arange(len(of_group)))
+        indices = torch.from_numpy(of_group).to(device), torch.from_numpy(at[of_columns]).to(device)
+        groups.append(SegmentGroup(count, *indices, mask, first_rows))
     return groups
 
 
 def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[SegmentGroup]) -> Tensor:
     """As `attend_plain`, with `plan`'s groups. A row's bits depend on its own segment's shape only."""
-    if len(groups) == 1 and groups[0].first_rows and groups[0].rows.numel() == len(q):
+    if len(groups) == 1 and groups[0].first_rows and groups[0].rows.shape[0] == q.shape[0]:
         return attend_group(q, keys, values, groups[0])
     out = torch.zeros_like(q)
     for group in groups:
-        rows = group.rows.view(-1)
-        out.index_copy_(0, rows, attend_group(q.index_select(0, rows), keys, values, group))
+        out.index_copy_(0, group.rows, attend_group(q.index_select(0, group.rows), keys, values, group))
     return out
 
 
 def attend_group(q: Tensor, keys: Tensor, values: Tensor, group: SegmentGroup) -> Tensor:
     """As `attend_grouped`, where ``q [N x n, H, D]`` are the rows of one group."""
-    (count, n), (kv_heads, dim) = group.rows.shape, keys.shape[1:]
-    columns = group.columns.view(-1)  # selected whole: indexing takes twice as long
-    k = keys.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2)
-    v = values.index_select(0, columns).view(count, -1, kv_heads, dim).transpose(1, 2)
+    count, n, (kv_heads, dim) = group.count, q.shape[0] // group.count, keys.shape[1:]
+    # selected whole: indexing takes twice as long
+    k = keys.index_select(0, group.columns).view(count, -1, kv_heads, dim).transpose(1, 2)
+    v = values.index_select(0, group.columns).view(count, -1, kv_heads, dim).transpose(1, 2)
     query = q.view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [N, Hkv, heads x n, D]
     stacked = query.shape[2]
     extra = -stacked % ROW_TILE

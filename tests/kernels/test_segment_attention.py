@@ -206,7 +206,7 @@ def test_a_segment_is_padded_by_its_own_length_alone(batch: tuple[Segments, int,
     segments, *_ = batch
     shapes = {}
     for group in plan(segments, 2, CPU, torch.float32):
-        for rows, columns in zip(group.rows.tolist(), group.columns.tolist(), strict=True):
+        for rows, columns in zip(*(x.view(group.count, -1).tolist() for x in (group.rows, group.columns)), strict=True):
             shapes[rows[0]] = (len(rows), len(columns))
     own = np.array([segments.hi[s : s + n].max() for s, n in zip(segments.start, segments.rows, strict=True)])
     lengths = segments.shared + own + (0 if segments.tail is None else segments.tail[1])
