@@ -91,8 +91,8 @@ def by_agreement(state: State, records: Records) -> Winner:
 def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
     """Return which branches the walk from the anchor comes to, ``[S, K]`` bool; it ends at the deepest one.
 
-    It comes to a branch if it comes to the parent, which accepts its drafts up to the last one of the path, and there
-    predicts the path's token.
+    It comes to a branch if it comes to the branch's parent, and the parent accepts all drafts before the one in whose
+    place the path has its last token, and predicts this token there.
 
     Args:
         state: from which the forward was laid out.
@@ -101,12 +101,13 @@ def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
     """
     _, branches, m = predicted.shape
     depth, parent = state.path_depth, state.path_parent
-    last = (depth - 1 - depth.gather(1, parent)).clamp(min=0)  # which of the parent's drafts is the path's last
+    last = (depth - 1 - depth.gather(1, parent)).clamp(min=0)  # number of that draft in the parent
     agrees = predicted.flatten(1).gather(1, parent * m + last) == state.path_token
     from_parent = agrees & (accepted.gather(1, parent) >= last)
     number = arange(branches, depth.device)
     reached = from_parent & (number < state.branches[:, None]) | (number == 0)
-    for _ in range((branches - 1).bit_length()):  # is its parent reached, the parent's parent, and so on to the anchor
+    # each round looks twice as far up: is the parent reached, from there the parent's parent, and so on to the anchor
+    for _ in range((branches - 1).bit_length()):
         reached = reached & reached.gather(1, parent)
         parent = parent.gather(1, parent)
     return reached
@@ -153,7 +154,8 @@ def spawn_tree(state: State, records: Records, column: Tensor, candidates: Tenso
     if config.branches:
         branches = choose_paths(state, records, column, candidates, count)
 
-    # every branch has rows for the same number of drafts: if fewer are left, drafts of its own path fill the gap
+    # Every branch has rows for the same number of drafts. If fewer are left, drafts of its own path fill the gap: with
+    # m = 4, 5 candidates and a path of 3, it has the drafts of the candidates 3, 4, 0 and 1.
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
     state.chain[:2] = candidates.gather(2, order.expand(2, -1, -1))

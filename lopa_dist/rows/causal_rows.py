@@ -79,8 +79,8 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     last = depth == host.drafts[:, None]  # [S, D]
     wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
     wanted &= (depth <= (host.drafts - host.expects_eos)[:, None]) & running[:, None]
-    # Behind the token at position p, the first mask predicts position p + 2, and a row there verifies that if it is not
-    # the answer's last. The token at depth 0 has the position complete - 1.
+    # Behind the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
+    # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.clip(most, 0, lookahead.masks) * wanted
     of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
@@ -142,7 +142,7 @@ def segments_on_rank(
     number, path = np.nonzero((own[:, None] < host.branches) & (counts.path > 0))
     nothing = chain[:0]
     by_kind = [  # the sequence of each segment, the place of its first row, and its rows
-        (nothing, nothing, nothing),
+        (nothing, nothing, nothing),  # prompts, where some run
         (chain, pending[chain], host.drafts[chain] + 1),
         (group, pending[group] + depth + (not lookahead.blocks), counts.masks[group, depth] + lookahead.lead),
         (path, pending[path] + 1, counts.path[path]),

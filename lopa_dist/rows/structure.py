@@ -16,14 +16,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State, wanted_count
 from lopa_dist.ragged import UNBOUNDED, Ints, begins, padded, ragged_arange, ranges
-from lopa_dist.rows.prefill import (
-    Prefill,
-    SharedPrefixes,
-    last_rows,
-    note_hidden_states,
-    note_rows,
-    prefill_segments,
-)
+from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_hidden_states, note_rows, prefill_segments
 
 
 @dataclass
@@ -176,8 +169,9 @@ def predict_windows(
 ) -> None:
     """Set which rows predict the wanted positions of the windows, and where each prediction goes.
 
-    Wanted positions are numbered through all sequences. Each segment that reports predicts those of its sequence, and
-    the number is the column of its branch to which the prediction goes.
+    Wanted positions are numbered through all sequences, and the number is the column of a branch's predictions. Each
+    segment that reports predicts those of its sequence. For example, if two sequences have three and two of them, each
+    branch of the second one predicts those with the numbers 3 and 4.
 
     Args:
         state, host, prefixes, ranks: as of `layout`.
@@ -332,11 +326,12 @@ def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, r
         span, rows: ``[G]`` rows of each segment, without and with those behind its window.
     """
     every = span.repeat(rows)
-    causal = config.window_attention == "block_causal"
-    if not causal and first.min(initial=0) >= 0:
+    block_causal = config.window_attention == "block_causal"
+    if not block_causal and first.min(initial=0) >= 0:
         return every
-    of_its_block = (position // config.block_size + 1) * config.block_size
-    in_window = of_its_block if causal else position + every  # or more: it ends with the segment
-    in_prompt = {"self": np.zeros_like(position), "blocks": of_its_block, "joint": in_window}[config.prompt_attention]
-    stop = np.where(position < 0, in_prompt, in_window)
+    # the position up to which a row sees others, without it, if the segment does not end before that
+    of_block = (position // config.block_size + 1) * config.block_size
+    in_window = of_block if block_causal else UNBOUNDED
+    in_prompt: dict[str, Ints | int] = {"self": 0, "blocks": of_block, "joint": in_window}
+    stop = np.where(position < 0, in_prompt[config.prompt_attention], in_window)
     return np.minimum(stop - first.repeat(rows), every)
