@@ -82,14 +82,10 @@ def layout(
     if structure.drafts is not None:
         moved |= draft_offsets(structure.drafts, host, block_begin, row_minus_position)
     index = structure.on_device | together(device, **moved)
-    tokens, positions = state.canvas.view(-1).index_select(0, index["cells"]), index["positions"]
-    padded = len(structure.row_position) - 1  # R'; the row there takes the edits that a branch does not have
+    tokens = state.canvas.view(-1).index_select(0, index["cells"])
     if structure.has_edits:
-        edited, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] positions, tokens
-        row = edited + index["row_minus_position"][:, None]
-        row = torch.where(edited >= 0, row, padded)
-        tokens.scatter_(0, row.view(-1), token.view(-1))
-    tokens, positions = tokens[:padded], positions[:padded]
+        write_edits(state, index, tokens)
+    tokens, positions = tokens[:-1], index["positions"][:-1]  # [R']
     drafts = None if structure.drafts is None else place_drafts(state, index, tokens, positions)
     return ForwardBatch(
         sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
@@ -100,6 +96,19 @@ def layout(
         local_branches=-(-state.config.max_branches // ranks), columns=structure.columns,
         width=structure.width, computed=structure.computed, of_commit=index.get("of_commit"), drafts=drafts,
     )  # fmt: skip
+
+
+def write_edits(state: State, index: dict[str, Tensor], tokens: Tensor) -> None:
+    """Write the tokens in which branches differ from the anchor into their rows.
+
+    Args:
+        state: of this step.
+        index: of `Structure.indices` and `layout`, on the device.
+        tokens: ``[R' + 1]``, changed in place. The last one takes the edits that a branch does not have.
+    """
+    position, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] each
+    row = torch.where(position >= 0, position + index["row_minus_position"][:, None], len(tokens) - 1)
+    tokens.scatter_(0, row.view(-1), token.view(-1))
 
 
 def predict(state: State, structure: Structure, index: dict[str, Tensor], positions: Tensor) -> Predictions:

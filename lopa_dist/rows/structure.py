@@ -208,7 +208,8 @@ def rows_minus_cells(
     sequence, prefill = structure.sequence, structure.prefill
     complete = host.complete % state.config.block_size  # [S] position of the first cell, from `block_begins`
     first_cell = sequence * structure.width  # [G]
-    first_row = complete[sequence] - int(state.vocabulary.shift) + structure.start - structure.first  # predicts it
+    # [G] the row that predicts that position: its own, with the shift the one before
+    first_row = complete[sequence] - int(state.vocabulary.shift) + structure.start - structure.first
     result = (first_row - first_cell).repeat(reported)
     if state.vocabulary.shift:
         # The row before the window may be elsewhere. In a prefill it is the prompt's last row. If it is not in this
@@ -245,10 +246,10 @@ def add_rows_behind(
     for kind in behind:
         rows = kind.count[sequence] * (branch >= 0)  # [G]
         row = ranges(structure.start + span, rows)
-        of = ranges(begins(kind.count)[sequence], rows)  # among the [n] of `kind`
-        structure.hi[row] = span.repeat(rows) + kind.own[of]
-        structure.depth[row], structure.until[row] = kind.depth[of], kind.until[of]
-        structure.row_position[row] = kind.position[of] - block_begin[sequence].repeat(rows)
+        number = ranges(begins(kind.count)[sequence], rows)  # among the [n] of `kind`
+        structure.hi[row] = span.repeat(rows) + kind.own[number]
+        structure.depth[row], structure.until[row] = kind.depth[number], kind.until[number]
+        structure.row_position[row] = kind.position[number] - block_begin[sequence].repeat(rows)
         span = span + rows
 
         # the last rows of each segment report, to the columns of their sequence
