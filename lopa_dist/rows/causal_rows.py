@@ -75,20 +75,21 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
         lookahead: the masks that are wanted.
     """
     running = host.branches > 0
-    depth = np.arange(int((host.drafts * running).max(initial=0)) + 1)  # [D]
-    last = depth == host.drafts[:, None]  # [S, D]
+    drafts = host.drafts * running
+    depth = np.arange(int(drafts.max(initial=0)) + 1)  # [D]
+    last = depth == drafts[:, None]  # [S, D]
     wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
-    wanted &= (depth <= (host.drafts - host.expects_eos)[:, None]) & running[:, None]
+    wanted &= (depth <= (drafts - host.expects_eos)[:, None]) & running[:, None]
     # Behind the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
     # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.clip(most, 0, lookahead.masks) * wanted
     of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
-    behind_last = masks[np.arange(len(masks)), host.drafts * running]
+    behind_last = masks[np.arange(len(masks)), drafts]
     return RowCounts(
         masks=masks,
-        common=(host.drafts + 1) * running + of_groups,
-        path=(host.drafts + behind_last) * (host.branches > 1),
+        common=running + drafts + of_groups,  # the pending token, its drafts, and groups
+        path=(drafts + behind_last) * (host.branches > 1),
     )
 
 
@@ -219,13 +220,15 @@ def layout(
     rows = rows_of(host, lookahead, segments)
     in_group, in_path = rows.kind == GROUP, rows.kind == PATH
     is_draft = in_path & (rows.mask == 0)
-    is_mask = in_group & (rows.mask >= 0) | in_path & (rows.mask > 0)
+    predicting_mask = rows.mask > 0
+    is_mask = predicting_mask | in_group & (rows.mask == 0)
 
     # which rows predict: chains, the masks of groups, and then paths
-    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | (rows.mask > 0)))
+    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | predicting_mask))
     common, width = int((~in_path[heads]).sum()), int(counts.path.sum())
     columns = np.arange(len(heads))
-    columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], ranks)
+    if width:
+        columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], ranks)
     depths, group = counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
 
     def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `CausalRows`
