@@ -221,7 +221,7 @@ def layout(
     in_group, in_path = rows.kind == GROUP, rows.kind == PATH
     is_draft = in_path & (rows.mask == 0)
     predicting_mask = rows.mask > 0
-    is_mask = predicting_mask | in_group & (rows.mask == 0)
+    is_mask = predicting_mask | in_group & (rows.mask == 0)  # -1 is the copy
 
     # which rows predict: chains, the masks of groups, and then paths
     heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | predicting_mask))

@@ -82,21 +82,16 @@ def add_draft_indices(state: State, host: HostState, structure: Structure) -> No
     token_row = (structure.start + structure.rows - 2 * t)[segment] + number
     verification_row = token_row + t[segment]
 
-    # a prediction that no draft can change needs no row
-    complete = host.complete % config.block_size  # [S] from `block_begins`
-    sees_from = structure.begin
-    if config.window_attention == "block_causal":
-        sees_from = np.maximum(structure.begin, complete)
-        block_end = (complete + config.block_size)[sequence].repeat(structure.rows)
+    if config.window_attention == "block_causal":  # rows behind the drafts' block
+        block_end = (host.complete % config.block_size + config.block_size)[sequence].repeat(structure.rows)
         later = structure.row_position[: len(block_end)] >= block_end
         structure.until[later & (structure.depth == 0)] = 1
-    elif config.prompt_attention != "joint":
-        sees_from = np.maximum(structure.begin, -block_begins(config, host))
 
     # where `State.chain` has what T_i holds, d_i, and what C_{i+1} holds, the token that verifies d_{i+1}
     draft = ((sequence * config.max_branches + branch) * m)[segment] + number  # [D] d_i, among all S x K x m
     tokens, verifying = state.chain_token.numel(), 2 * state.chain_token.numel()  # where they begin, behind positions
     shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
+    sees_from = sees_drafts_from(config, host, structure)
     structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, sees_from)
     structure.indices |= {
         # of token rows, then of verification rows: [2 D] tokens, [2 D] positions
@@ -106,6 +101,23 @@ def add_draft_indices(state: State, host: HostState, structure: Structure) -> No
         "until": structure.until,  # [R] without the masks that drafts replace
         "draft_cell": ranges(np.arange(len(reported)) * (m - 1), reported),  # `DraftRows.cell`
     }
+
+
+def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure) -> Ints:
+    """Return the position of each sequence's first row that sees drafts, from `block_begins`, ``[S]``.
+
+    What the rows before it predict no draft can change. So a draft that such a row predicts is verified by the branch's
+    own record (`layout.unpack_drafts`).
+
+    Args:
+        config, host: of this step.
+        structure: of all rows.
+    """
+    if config.window_attention == "block_causal":  # the block of the drafts
+        return np.maximum(structure.begin, host.complete % config.block_size)
+    if config.prompt_attention == "joint":
+        return structure.begin
+    return np.maximum(structure.begin, -block_begins(config, host))  # position 0: prompts see no answer
 
 
 def draft_offsets(
