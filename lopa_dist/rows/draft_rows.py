@@ -106,8 +106,7 @@ def add_draft_indices(state: State, host: HostState, structure: Structure) -> No
 def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure) -> Ints:
     """Return the position of each sequence's first row that sees drafts, from `block_begins`, ``[S]``.
 
-    What the rows before it predict no draft can change. So a draft that such a row predicts is verified by the branch's
-    own record (`layout.unpack_drafts`).
+    Drafts that a row before it predicts are verified by the branch's own records (`layout.unpack_drafts`).
 
     Args:
         config, host: of this step.

@@ -199,7 +199,7 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     branches = state.config.max_branches
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
     cells = state.slots * batch.width
-    dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `predict`
+    dense = gathered.new_zeros(len(parts), branches, cells + 1)  # the last one for records of no mask, see `predict`
     where = batch.predictions.where
     assert where is not None
     dense.index_copy_(2, where, parts[:, :, : len(where)])
@@ -215,8 +215,8 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
 def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, parts: Tensor) -> Records:
     """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
-    The first draft of a branch takes the branch's own record. So do drafts whose predicting row cannot be changed by
-    other drafts, and was therefore not computed again. The others take the record of their verification row.
+    The first draft of a branch takes the branch's own record. So do drafts whose predicting row sees no drafts: no
+    other draft can change what it predicts. The others take the record of their verification row.
 
     Args:
         state, batch: of this step.
@@ -233,6 +233,6 @@ def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, parts: Tens
         dense = verified.new_zeros(size, verified.shape[1], slots * (m - 1))
         dense.index_copy_(2, batch.drafts.cell, verified)
         rows = dense.view(size, -1, slots, m - 1).transpose(1, 2)  # [size, S, K, m - 1]
-        has_row = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.sees_from[:, None, None]
-        drafts[..., 1:] = torch.where(has_row, rows, drafts[..., 1:])
+        sees_drafts = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.sees_from[:, None, None]
+        drafts[..., 1:] = torch.where(sees_drafts, rows, drafts[..., 1:])
     return Records(drafts.flatten(2))
