@@ -34,7 +34,7 @@ class Prepared:
     slots: Ints | None  # of the batch's sequences; None: all
     segments: Segments
     plan: Any  # of attention's back end, for the segments
-    of_drafts: Tensor | None  # [R'] bool, rows of drafts, or padding (`without_overflow`); None: no row can overflow
+    must_be_finite: Tensor | None  # [R'] bool, see `without_overflow`; None: no row can overflow
     kv_slots: Tensor | None = None  # [R'] where rows' K/V go; None: into scratch, in packed order
 
     def slot(self, sequence: Ints) -> Ints:
@@ -77,8 +77,8 @@ class Runner:
         self.pool.reserve(len(batch.tokens))
         segments = self.segments(batch, slots)
         plan = self.attention.plan(segments, len(batch.tokens))
-        of_drafts = batch.of_drafts() if self.may_overflow else None
-        return Prepared(batch, slots, segments, plan, of_drafts, self.kv_slots(batch, slots))
+        must_be_finite = batch.must_be_finite() if self.may_overflow else None
+        return Prepared(batch, slots, segments, plan, must_be_finite, self.kv_slots(batch, slots))
 
     def kv_slots(self, batch: ForwardBatch, slots: Ints | None) -> Tensor | None:
         """Return `Prepared.kv_slots`."""
@@ -133,7 +133,7 @@ class Runner:
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
         wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
-        cache = Cache(pool.keys, pool.values, pool.scratch, prepared.of_drafts, prepared.kv_slots)
+        cache = Cache(pool.keys, pool.values, pool.scratch, prepared.must_be_finite, prepared.kv_slots)
         rope = self.rope(batch.positions)
         hidden = self.network(batch.tokens, batch.positions, None, cache, self.attend(prepared), wanted, rope)
         head = hidden[: len(rows)]

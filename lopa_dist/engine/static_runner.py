@@ -138,7 +138,7 @@ class Body:
         self.tokens = torch.zeros(size, dtype=torch.long, device=device)
         self.positions = torch.zeros(size, dtype=torch.long, device=device)
         self.rows = torch.zeros(1, dtype=torch.int32, device=device)
-        self.of_drafts = torch.zeros(size, dtype=torch.bool, device=device) if runner.may_overflow else None
+        self.must_be_finite = torch.zeros(size, dtype=torch.bool, device=device) if runner.may_overflow else None
         self.kv_slots = runner.pool.scratch + torch.arange(size, device=device) if runner.in_place else None
         self.hidden = runner.hidden[:size]
         self.plan = runner.attention_plan(size)
@@ -149,10 +149,10 @@ class Body:
         batch, count = prepared.batch, len(prepared.batch.tokens)
         self.tokens[:count], self.positions[:count] = batch.tokens, batch.positions
         self.rows.fill_(len(batch.hi))
-        if self.of_drafts is not None:
-            self.of_drafts.zero_()
-            if prepared.of_drafts is not None:
-                self.of_drafts[:count] = prepared.of_drafts
+        if self.must_be_finite is not None:
+            self.must_be_finite.zero_()
+            if prepared.must_be_finite is not None:
+                self.must_be_finite[:count] = prepared.must_be_finite
         if self.kv_slots is not None and prepared.kv_slots is not None:
             self.kv_slots[:count] = prepared.kv_slots
         assert isinstance(prepared.plan, Tiles)
@@ -163,7 +163,7 @@ class Body:
         pool = runner.pool
 
         attend = runner.attend_by(self.plan)
-        cache = Cache(pool.keys, pool.values, pool.scratch, self.of_drafts, self.kv_slots)
+        cache = Cache(pool.keys, pool.values, pool.scratch, self.must_be_finite, self.kv_slots)
         rope = runner.rope(self.positions)
         self.hidden.copy_(runner.network(self.tokens, self.positions, self.rows, cache, attend, rope=rope))
 
@@ -318,8 +318,8 @@ class StaticRunner(Runner):
             self.make_room(room)
         segments = self.segments(batch, slots)
         tiles = tile(segments, self.tile_rows, self.split, self.stacked, self.kept_tiles)
-        of_drafts = batch.of_drafts() if self.may_overflow else None
-        return Prepared(batch, slots, segments, tiles, of_drafts, self.kv_slots(batch, slots))
+        must_be_finite = batch.must_be_finite() if self.may_overflow else None
+        return Prepared(batch, slots, segments, tiles, must_be_finite, self.kv_slots(batch, slots))
 
     def buffered(self, rows: int) -> int | None:
         """Return how many rows the buffers of a step with `rows` rows have; None: `Runner.run` runs it, without them.

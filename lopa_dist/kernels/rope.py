@@ -127,7 +127,7 @@ def rope_and_store(
     rows: Tensor | None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 1e-6,
-    of_drafts: Tensor | None = None,
+    must_be_finite: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
     """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
@@ -143,7 +143,7 @@ def rope_and_store(
         rows: ``[1]`` int32 on qkv's device, how many rows are real. None, which a CPU takes: all.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or None.
         eps: of these norms.
-        of_drafts: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
+        must_be_finite: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
         slots: ``[R]`` int64, no two alike among real rows; None: the slots from `scratch` on.
 
     Returns:
@@ -154,7 +154,7 @@ def rope_and_store(
 
         assert rows is not None
         cos, sin = cos.flatten(1), sin.flatten(1)
-        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, of_drafts, slots)
+        return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, must_be_finite, slots)
     kv_heads, dim = keys.shape[1:]
     of_heads = qkv.view(qkv.shape[0], -1, dim)
     heads = of_heads.shape[1] - 2 * kv_heads
@@ -163,7 +163,7 @@ def rope_and_store(
         qk = torch.cat([rms_norm(qk[:, :heads], norms[0], eps), rms_norm(qk[:, heads:], norms[1], eps)], 1)
     qk = apply_rope(qk, cos, sin)
     q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
-    k, v = without_overflow(k, of_drafts), without_overflow(v, of_drafts)
+    k, v = without_overflow(k, must_be_finite), without_overflow(v, must_be_finite)
     if rows is not None:
         k, v = k[: int(rows)], v[: int(rows)]
     if slots is None:
@@ -175,15 +175,15 @@ def rope_and_store(
     return q
 
 
-def without_overflow(x: Tensor, of_drafts: Tensor | None) -> Tensor:
-    """Return K or V ``[R, heads, head_dim]`` with 0 for every value of a draft's row that is not finite.
+def without_overflow(x: Tensor, must_be_finite: Tensor | None) -> Tensor:
+    """Return K or V ``[R, heads, head_dim]``, in rows behind windows with 0 for every value that is not finite.
 
-    The window's rows do not see rows of drafts. But attention gives what is not seen the weight 0, and 0 times
-    infinity is NaN. Drafts further on in the chain are verified without such a row. If they are accepted, their
-    tokens are part of the window in the next forward, in which infinities are not replaced.
+    The window's rows do not see these rows, most of which are drafts'. But attention gives what is not seen the weight
+    0, and 0 times infinity is NaN. Drafts further on in the chain are verified without such a row. If they are
+    accepted, their tokens are part of the window in the next forward, in which infinities are not replaced.
 
     Args:
         x: K or V of packed rows.
-        of_drafts: ``[R]`` bool, which rows are drafts'; None: nothing is replaced.
+        must_be_finite: ``[R]`` bool, rows behind windows; None: nothing is replaced.
     """
-    return x if of_drafts is None else x.where(x.isfinite() | ~of_drafts[:, None, None], 0)
+    return x if must_be_finite is None else x.where(x.isfinite() | ~must_be_finite[:, None, None], 0)

@@ -25,7 +25,7 @@ def rope_and_store(
     rows: Tensor,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
-    of_drafts: Tensor | None = None,
+    must_be_finite: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
     """As `rope.rope_and_store`, with `cos` and `sin` ``[R, D]``."""
@@ -37,18 +37,18 @@ def rope_and_store(
     q_norm, k_norm = (qkv, qkv) if norms is None else norms  # never read without norms
     if count:
         rope_and_store_kernel[(count, triton.cdiv(heads + 2 * kv_heads, at_once))](
-            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, rows if of_drafts is None else of_drafts,
+            qkv, cos, sin, q_norm, k_norm, q, keys, values, rows, rows if must_be_finite is None else must_be_finite,
             rows if slots is None else slots, scratch,
             qkv.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
-            H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None, CLEARS=of_drafts is not None,
-            SLOTS=slots is not None, num_warps=4, **OPTIONS,
+            H=heads, KV=kv_heads, D=dim, HALF=half, HEADS=at_once, NORM=norms is not None,
+            CLEARS=must_be_finite is not None, SLOTS=slots is not None, num_warps=4, **OPTIONS,
         )  # fmt: skip
     return q
 
 
 @triton.jit
 def finite(x: tl.tensor, of_window: tl.tensor) -> tl.tensor:
-    """`x` of a row of the window; of a row of drafts 0 instead of what is infinite or no number."""
+    """`x` of a row of the window; of a row behind it 0 instead of what is infinite or no number."""
     return tl.where((tl.abs(x.to(tl.float32)) < float("inf")) | of_window, x, 0.0)
 
 
@@ -63,7 +63,7 @@ def rope_and_store_kernel(
     keys: tl.tensor,  # [slots, KV, D]
     values: tl.tensor,  # [slots, KV, D]
     rows: tl.tensor,  # [1]
-    of_drafts: tl.tensor,  # [R], read where it CLEARS
+    must_be_finite: tl.tensor,  # [R], read where it CLEARS
     slots: tl.tensor,  # [R], read with SLOTS
     scratch: tl.tensor,
     qkv_stride: tl.tensor,
@@ -97,7 +97,7 @@ def rope_and_store_kernel(
     is_value = head >= H + KV
     first_value, second_value = raw_first, raw_second
     if CLEARS:
-        of_window = tl.load(of_drafts + row) == 0
+        of_window = tl.load(must_be_finite + row) == 0
         first_value, second_value = finite(raw_first, of_window), finite(raw_second, of_window)
     tl.store(values + slot * values_stride + (head - H - KV) * D + column, first_value, inside & is_value)
     tl.store(values + slot * values_stride + (head - H - KV) * D + column + half, second_value, inside & is_value)
@@ -125,7 +125,7 @@ def rope_and_store_kernel(
     is_key = inside & (head >= H) & (head < H + KV)
     first_key, second_key = turned_first.to(dtype), turned_second.to(dtype)
     if CLEARS:
-        of_window = tl.load(of_drafts + row) == 0
+        of_window = tl.load(must_be_finite + row) == 0
         first_key, second_key = finite(first_key, of_window), finite(second_key, of_window)
     tl.store(target, first_key, is_key)
     tl.store(target + half, second_key, is_key)

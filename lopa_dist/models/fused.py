@@ -40,7 +40,7 @@ class Cache:
     keys: Tensor  # [layers, slots, Hkv, D]
     values: Tensor
     scratch: int
-    of_drafts: Tensor | None = None  # [R] bool, rows whose K/V must be finite (`kernels.rope.without_overflow`)
+    must_be_finite: Tensor | None = None  # [R] bool, rows whose K/V must be finite (`kernels.rope.without_overflow`)
     slots: Tensor | None = None  # [R] where K/V of the rows go instead
 
 
@@ -124,7 +124,7 @@ class FusedTransformer:
             qkv = self.project(layer.qkv, normed, rows)
             q = rope_and_store(
                 qkv, cos, sin, keys[number], values[number], cache.scratch, stored, layer.head_norms, eps,
-                cache.of_drafts, cache.slots,
+                cache.must_be_finite, cache.slots,
             )  # fmt: skip
             attended = attend(number, q if query_scale is None else q * query_scale).flatten(1)
             if wanted is not None and layer is self.layers[-1]:

@@ -89,7 +89,7 @@ class ForwardBatch:
         """Which rows predict: worked out when it is asked for, as a GPU's layers run, which do not need it."""
         return self.predict()
 
-    def of_drafts(self) -> Tensor | None:
+    def must_be_finite(self) -> Tensor | None:
         """Return which packed rows stand behind windows, as drafts' do, or are padding, ``[R']`` bool; None: none does.
 
         Of a causal model all rows count: a token's K/V are the same whether it is verified as a draft or alone.

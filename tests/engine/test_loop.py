@@ -186,8 +186,8 @@ def test_drafts_that_overflow_reach_no_window(
         batch = prepared.batch
         if batch.drafts is None:
             return forward(runner, prepared)
-        tokens, of_drafts = batch.tokens.clone(), batch.of_drafts()
-        batch.tokens[of_drafts] = 45
+        tokens, must_be_finite = batch.tokens.clone(), batch.must_be_finite()
+        batch.tokens[must_be_finite] = 45
         overflown = forward(runner, prepared)
         batch.tokens[:] = tokens
         records = forward(runner, prepared)

@@ -209,10 +209,10 @@ def variants(arch: int) -> list[Variant]:
         sizes = {"SIZE": size, "BLOCK": 2048}
         found.append(Variant(kernel, dict.fromkeys(names, "*bf16"), sizes, names, arch, {"num_warps": 4}))
     for heads, kv_heads, norm in ((28, 4, False), (32, 32, True)):
-        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows", "of_drafts", "slots")
+        names = ("qkv", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values", "rows", "must_be_finite", "slots")
         strides = ("qkv_stride", "cos_stride", "sin_stride", "keys_stride", "values_stride")
         types = {**dict.fromkeys(names, "*bf16"), **dict.fromkeys(strides, "i32")}
-        types |= {"rows": "*i32", "of_drafts": "*i1", "slots": "*i64", "scratch": "i32", "eps": "fp32"}
+        types |= {"rows": "*i32", "must_be_finite": "*i1", "slots": "*i64", "scratch": "i32", "eps": "fp32"}
         for clears in (False, True):
             sizes = {"H": heads, "KV": kv_heads, "D": 128, "HALF": 64, "HEADS": 16}
             sizes |= {"NORM": norm, "CLEARS": clears, "SLOTS": clears}

@@ -95,10 +95,10 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
     token_row = {i: start + rows + i - 1 for i in range(1, t + 1)}  # of the i-th draft
     check_row = {i: start + rows + t + i - 2 for i in range(2, t + 2)}
 
-    marked = batch.of_drafts()
+    marked = batch.must_be_finite()
     assert marked is not None or t == 0
-    of_drafts = [] if marked is None else start + np.flatnonzero(marked[start : start + rows + 2 * t])
-    assert set(of_drafts) == {*token_row.values(), *check_row.values()}
+    marked_rows = [] if marked is None else start + np.flatnonzero(marked[start : start + rows + 2 * t])
+    assert set(marked_rows) == {*token_row.values(), *check_row.values()}
 
     def check(row: int, token: int, position: int, sees: set[int]) -> None:
         assert int(batch.tokens[row]) == token

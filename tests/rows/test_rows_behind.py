@@ -61,7 +61,7 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
     wanted = len(before[0].predictions.where)
     for rank, (one, two) in enumerate(zip(before, after, strict=True)):
         assert two.columns == one.columns + len(running)
-        behind = two.of_drafts()  # whose K/V must be finite, because the window's rows do not see them
+        behind = two.must_be_finite()  # whose K/V must be finite, because the window's rows do not see them
         slots = dict(zip(two.predictions.rows.tolist(), two.head_slots.tolist(), strict=True))
         for g in range(len(one.rows)):
             slot, branch = int(one.sequence[g]), int(one.branch[g])
