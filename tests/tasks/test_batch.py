@@ -110,6 +110,15 @@ def test_refusals_name_line_field_and_remedy(line: dict[str, Any], words: list[s
         assert word in str(item.error)
 
 
+def test_a_field_like_one_that_is_given_passes_through() -> None:
+    """Data sets number prompts in `prompt_id`, and put chats beside their first `message`."""
+    (item,) = items_of({"prompt": "x", "prompt_id": "p7", "message": "y", "seed": 3, "seeds": [1]}, 12)
+    assert item.error is None
+    assert item.metadata == {"prompt_id": "p7", "message": "y", "seeds": [1]}
+    (item,) = items_of({"promt": "x", "max_token": 5}, 12)
+    assert "did you mean prompt?" in str(item.error)
+
+
 def test_each_line_stands_alone(tmp_path: Path) -> None:
     items = read(
         tmp_path, {"custom_id": "line-5", "prompt": "x"}, "", openai({**CHAT, "n": 2}), "{", {"prompt": "again"},
