@@ -400,6 +400,7 @@ def in_words(decode: DecodeConfig) -> str:
     if decode.causal:
         drafts = "as many drafts as are fastest" if decode.drafts == "auto" else f"{decode.drafts or 'no'} drafts"
         return f"{drafts}, context causal"
-    drafts = f" and {decode.drafts} drafts a branch" if decode.drafts else ""
-    where = f"context {decode.context} in blocks of {decode.block_size}"
-    return f"{decode.branches} lookahead branches{drafts}, {where}"
+    branches = f"{decode.branches} lookahead branches" if decode.branches else ""
+    drafts = f"{decode.drafts} drafts{' a branch' if branches else ''}" if decode.drafts else ""
+    ahead = " and ".join(filter(None, [branches, drafts])) or "no lookahead"
+    return f"{ahead}, context {decode.context} in blocks of {decode.block_size}"

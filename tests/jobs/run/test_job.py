@@ -220,8 +220,14 @@ def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("context", "told"),
     [
-        ("vanilla", "(cached: nothing; its prompt and 82 rows a sequence in a step)"),
-        ("dual", "(cached: all but the window, anew after each block; 50 rows a sequence in a step)"),
+        (
+            "vanilla",
+            "10 drafts, context vanilla in blocks of 16 (cached: nothing; its prompt and 82 rows a sequence in a step)",
+        ),
+        (
+            "dual",
+            "10 drafts, context dual in blocks of 16 (cached: all but the window, anew after each block; 50 rows",
+        ),
     ],
 )
 def test_the_first_line_says_what_is_cached_and_how_many_rows_run(
@@ -329,7 +335,7 @@ def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]
     [
         (config(TaskConfig("batch", None, "missing.jsonl")), "no such file"),
         (Config(model=ModelOptions(path="./nowhere")), "no such folder"),
-        (Config(parallel=ParallelConfig(branch=4)), "start 4 ranks"),
+        (Config(parallel=ParallelConfig(branch=4)), r"the job has 1 rank; start 4 ranks \(torchrun --nproc-per-node 4"),
     ],
 )
 def test_mistakes_name_the_remedy(tmp_path: Path, job: Config, message: str) -> None:
