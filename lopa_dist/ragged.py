@@ -19,8 +19,18 @@ def padded(rows: int) -> int:
     return -(-rows // ROW_TILE) * ROW_TILE
 
 
+def begins(counts: Ints) -> Ints:
+    """Return where runs of these lengths begin that stand one behind the other: ``begins([3, 2, 4])`` is 0, 3, 5."""
+    return counts.cumsum() - counts
+
+
+def ranges(first: Ints, counts: Ints) -> Ints:
+    """Return `counts` numbers from each `first` on, in one array: ``ranges([5, 9], [3, 2])`` is 5, 6, 7, 9, 10."""
+    return np.arange(counts.sum()) + (first - begins(counts)).repeat(counts)
+
+
 def ragged_arange(counts: Ints) -> Ints:
-    """Return ``[0..counts[0]), [0..counts[1]), ...`` in one array."""
+    """Return `counts` numbers from 0 on, each time, in one array: ``ragged_arange([3, 2])`` is 0, 1, 2, 0, 1."""
     ends = counts.cumsum()
     return np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
 

@@ -1,7 +1,8 @@
 """The rules: which tokens a step proves, fills and drafts. Tensors in, tensors out; no models, no ranks, no rows.
 
 Read `state` first, then the parts of a step: `lopa` and `tree` (verify, spawn), `advance`. `causal` has the step of
-causal models. The letters in shapes are explained in docs/architecture.md, "Glossary".
+causal models. The letters in shapes are explained in docs/architecture.md, "Glossary". The rest can wait: `config` and
+`context` have the options, `edit` is for models that replace filled tokens, `written` for answers with probabilities.
 """
 
 from lopa_dist.decode.advance import advance

@@ -120,9 +120,7 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     if config.branches:
         # each branch has all drafts, so none continues another
         paths = best_paths(proposed.probability, proposed.second_probability, state.drafts, config.branches, UNBOUNDED)
-        k = paths.last.shape[1]
-        chain[:, 1 : k + 1, :n] = torch.where(
-            paths.second, proposed.second_token[:, None].long(), chain[:, 1 : k + 1, :n]
-        )
+        of_paths = chain[:, 1 : 1 + paths.length.shape[1], :n]
+        of_paths.copy_(torch.where(paths.second, proposed.second_token[:, None].long(), of_paths))
         branches += paths.chosen
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)

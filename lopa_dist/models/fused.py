@@ -23,7 +23,7 @@ from lopa_dist.kernels.rows import add_rms_norm, add_rms_norm_fp8, embed_rms_nor
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of
-from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined
+from lopa_dist.models.quantize import QuantizedLinear, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
@@ -55,15 +55,12 @@ class FusedLayer:
         self.head_norms: tuple[Tensor, Tensor] | None = None
         if isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
             self.head_norms = q_norm.weight, k_norm.weight
-        self.out: nn.Module = attention.o_proj
+        self.out = laid_out(attention.o_proj)
         self.projections = [self.qkv, self.out]
         self.experts = mlp if isinstance(mlp, SparseMLP) else None
         if isinstance(mlp, MLP):
-            self.gate_up, self.down = joined([mlp.gate_proj, mlp.up_proj]), mlp.down_proj
+            self.gate_up, self.down = joined([mlp.gate_proj, mlp.up_proj]), laid_out(mlp.down_proj)
             self.projections += [self.gate_up, self.down]
-        for linear in self.projections[1::2]:  # the others' weights are laid out as they are joined
-            if isinstance(linear, nn.Linear):
-                linear.weight.data = for_few_rows(linear.weight.data)
 
 
 class FusedTransformer:
@@ -115,7 +112,7 @@ class FusedTransformer:
         eps = self.config.rms_eps
         cos, sin = rope or rope_of(self.config, positions, self.embedding.dtype)
         query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
-        stored = rows  # rows whose K/V are: on a GPU, where kernels read it, always a tensor
+        stored = rows  # how many rows' K/V are stored: on a GPU a kernel reads it
         if rows is None and tokens.is_cuda:
             stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device)
         if self.mask_rows is not None:

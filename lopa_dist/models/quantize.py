@@ -127,6 +127,13 @@ def for_few_rows(weight: Tensor) -> Tensor:
     return weight.t().contiguous().t() if by_columns else weight
 
 
+def laid_out(linear: nn.Module) -> nn.Module:
+    """Lay out a projection's weight as `for_few_rows` says, in place; return the projection."""
+    if isinstance(linear, nn.Linear):
+        linear.weight.data = for_few_rows(linear.weight.data)
+    return linear
+
+
 def joined(parts: list[nn.Module]) -> nn.Module:
     """One map that computes several of the same input side by side: weights, scales and biases one below the other.
 

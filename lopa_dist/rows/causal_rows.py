@@ -6,13 +6,17 @@ For a sequence whose pending token is the c-th, with m drafts and groups of n ma
     place       c         c+1 ... c+m       c+i+1 ... c+i+n
     predicts    c+1       c+2 ... c+m+1     c+i+2 ... c+i+n+1
     sees        0 ... c   0 ... its own     0 ... c+i, and its group up to itself
+    depth       0         1 ... m           i
+    mask        0         0                 1 ... n
 
-Where masks see one another (`Lookahead.blocks`, linear self-speculation of arXiv 2607.05722), a group is a block:
+Depth and mask say to which cell of `CausalRows` a row's prediction belongs. Where masks see one another
+(`Lookahead.blocks`, linear self-speculation of arXiv 2607.05722), a group is a block:
 
     row         copy of d_i   mask for the next pending token   n masks
     place       c+i           c+i+1                             c+i+2 ... c+i+n+1
     predicts    nothing       nothing: d_i's own row does       c+i+2 ... c+i+n+1, each its own place
     sees        all: 0 ... c+i-1, and all of the block
+    mask        -1            0                                 1 ... n
 
 The copy is there because d_i's own row, which verifies, does not see the masks.
 
@@ -34,7 +38,7 @@ import numpy as np
 from torch import Tensor
 
 from lopa_dist.decode.state import HostState, Records, State
-from lopa_dist.ragged import Ints, padded, ragged_arange, together
+from lopa_dist.ragged import Ints, begins, padded, ragged_arange, together
 from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch, Predictions
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 
@@ -53,29 +57,40 @@ class Lookahead:
         return 2 * self.blocks
 
 
-def row_counts(host: HostState, lookahead: Lookahead) -> tuple[Ints, Ints, Ints]:
-    """Return how many masks stand behind each depth of each sequence's chain, and the rows of each sequence.
+class RowCounts(NamedTuple):
+    """How many rows each sequence has, without those of prompts."""
+
+    masks: Ints  # [S, D] masks behind each depth of the chain whose predictions count
+    common: Ints  # [S] rows of the chain and its groups, which all branch ranks run
+    path: Ints  # [S] rows of each branch beside the chain
+
+
+def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
+    """Count the rows of each sequence.
+
+    Masks are left out if nothing could verify their predictions before the limit, and behind an end-of-text.
 
     Args:
         host: of the step.
-        lookahead: the masks that are wanted. Masks are left out if nothing could verify their predictions before the
-            limit, and behind an end-of-text.
-
-    Returns:
-        Masks ``[S, D]`` whose predictions count; rows ``[S]`` of the chain and its groups, without prompts; and rows
-        ``[S]`` of each branch beside it.
+        lookahead: the masks that are wanted.
     """
     running = host.branches > 0
-    depth = np.arange(int((host.drafts * running).max(initial=0)) + 1)
-    last = depth == host.drafts[:, None]
+    drafts = host.drafts * running
+    depth = np.arange(int(drafts.max(initial=0)) + 1)  # [D]
+    last = depth == drafts[:, None]  # [S, D]
     wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
-    wanted &= (depth <= (host.drafts - host.expects_eos)[:, None]) & running[:, None]
-    # the first mask predicts two places further on, which a row there verifies if it is not the answer's last
+    wanted &= (depth <= (drafts - host.expects_eos)[:, None]) & running[:, None]
+    # Behind the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
+    # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.clip(most, 0, lookahead.masks) * wanted
-    behind = masks[np.arange(len(masks)), host.drafts * running]  # the chain's last draft
     of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
-    return masks, (host.drafts + 1) * running + of_groups, (host.drafts + behind) * (host.branches > 1)
+    behind_last = masks[np.arange(len(masks)), drafts]
+    return RowCounts(
+        masks=masks,
+        common=running + drafts + of_groups,  # the pending token, its drafts, and groups
+        path=(drafts + behind_last) * (host.branches > 1),
+    )
 
 
 def rows_on_rank(host: HostState, lookahead: Lookahead, ranks: int) -> Ints:
@@ -85,8 +100,8 @@ def rows_on_rank(host: HostState, lookahead: Lookahead, ranks: int) -> Ints:
         host, lookahead: as of `row_counts`.
         ranks: of the branch group.
     """
-    _, common, of_path = row_counts(host, lookahead)
-    return common + of_path * -(-(host.branches - 1) // ranks)
+    counts = row_counts(host, lookahead)
+    return counts.common + counts.path * -(-(host.branches - 1) // ranks)
 
 
 def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
@@ -112,31 +127,35 @@ class Segments(NamedTuple):
 
 
 def segments_on_rank(
-    host: HostState, lookahead: Lookahead, prefill: Prefill | None, masks: Ints, path_rows: Ints, own: Ints
+    host: HostState, lookahead: Lookahead, prefill: Prefill | None, counts: RowCounts, own: Ints
 ) -> Segments:
     """Return the segments of a forward.
 
     Args:
         host, lookahead: of the step.
         prefill: the segments of prompts.
-        masks, path_rows: from `row_counts`.
+        counts: from `row_counts`.
         own: the branches beside the chain that run on this rank.
     """
     pending = host.prompt + host.complete - 1  # [S] its place
-    running = np.flatnonzero(host.branches > 0)
-    of_group, depth = np.nonzero(masks)
-    number, of_path = np.nonzero((own[:, None] < host.branches) & (path_rows > 0))
-    sequence = [running[:0], running, of_group, of_path]  # of prompts, chains, groups and paths
-    first = [running[:0], pending[running], pending[of_group] + depth + (not lookahead.blocks), pending[of_path] + 1]
-    rows = [running[:0], host.drafts[running] + 1, masks[of_group, depth] + lookahead.lead, path_rows[of_path]]
+    chain = np.flatnonzero(host.branches > 0)
+    group, depth = np.nonzero(counts.masks)
+    number, path = np.nonzero((own[:, None] < host.branches) & (counts.path > 0))
+    nothing = chain[:0]
+    by_kind = [  # the sequence of each segment, the place of its first row, and its rows
+        (nothing, nothing, nothing),  # prompts, where some run
+        (chain, pending[chain], host.drafts[chain] + 1),
+        (group, pending[group] + depth + (not lookahead.blocks), counts.masks[group, depth] + lookahead.lead),
+        (path, pending[path] + 1, counts.path[path]),
+    ]
     if prefill:
-        sequence[PROMPT] = prefill.sequence
-        first[PROMPT] = prefill.first + host.prompt[prefill.sequence]
-        rows[PROMPT] = prefill.stop - prefill.first
-    kind = np.arange(4).repeat([len(part) for part in sequence])
+        first = prefill.first + host.prompt[prefill.sequence]
+        by_kind[PROMPT] = prefill.sequence, first, prefill.stop - prefill.first
+    sequence, first, rows = (np.concatenate(parts) for parts in zip(*by_kind, strict=True))
+    kind = np.arange(4).repeat([len(part) for part, *_ in by_kind])
     branch, depths = np.where(kind == PROMPT, -1, 0), np.zeros_like(kind)
     branch[kind == PATH], depths[kind == GROUP] = own[number], depth
-    return Segments(kind, np.concatenate(sequence), branch, np.concatenate(first), np.concatenate(rows), depths)
+    return Segments(kind, sequence, branch, first, rows, depths)
 
 
 class Rows(NamedTuple):
@@ -150,7 +169,7 @@ class Rows(NamedTuple):
     seen: Ints  # [R] cached tokens that it sees
     hi: Ints  # [R] rows of its segment that it sees, of those in scratch
     depth: Ints  # [R] of the token from which it predicts: 0 the pending one, i the i-th draft
-    mask: Ints  # [R] number of a mask behind that token, from 1; 0: that token. In a group, 0 and less predict nothing
+    mask: Ints  # [R] number of a mask behind that token, from 1; 0: that token. In a group, 0 and -1 predict nothing
 
 
 def rows_of(host: HostState, lookahead: Lookahead, segments: Segments) -> Rows:
@@ -195,30 +214,28 @@ def layout(
         rank, ranks: of the branch group.
     """
     config = state.config
-    masks, common_rows, path_rows = row_counts(host, lookahead)
-    prefill = prefill_segments(config, host, prefixes)
+    counts, prefill = row_counts(host, lookahead), prefill_segments(config, host, prefixes)
     own = 1 + np.arange(rank, config.branches, ranks)
-    segments = segments_on_rank(host, lookahead, prefill, masks, path_rows, own)
+    segments = segments_on_rank(host, lookahead, prefill, counts, own)
     rows = rows_of(host, lookahead, segments)
     in_group, in_path = rows.kind == GROUP, rows.kind == PATH
     is_draft = in_path & (rows.mask == 0)
-    is_mask = in_group & (rows.mask >= 0) | in_path & (rows.mask > 0)  # of a block, the first row is a copy
+    predicting_mask = rows.mask > 0
+    is_mask = predicting_mask | in_group & (rows.mask == 0)  # -1 is the copy
 
-    # predictions: a column for each row of chains and groups, then of each path on this rank
-    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | (rows.mask > 0)))
-    common = int((~in_path[heads]).sum())
-    of_paths = heads[common:]
-    width, first_column = int(path_rows.sum()), path_rows.cumsum() - path_rows  # of a path, the same for all of them
-    path = (rows.branch[of_paths] - 1) // ranks
+    # which rows predict: chains, the masks of groups, and then paths
+    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | predicting_mask))
+    common, width = int((~in_path[heads]).sum()), int(counts.path.sum())
     columns = np.arange(len(heads))
-    columns[common:] = common + path * width + first_column[rows.sequence[of_paths]] + rows.number[of_paths]
-    depths, group = masks.shape[1], max(int(masks.max(initial=0)), 1)
+    if width:
+        columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], ranks)
+    depths, group = counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
 
     def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `CausalRows`
         return (sequence * depths + depth) * (1 + group) + mask
 
-    branching = np.arange(len(path_rows)).repeat(path_rows)
-    path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(path_rows)))
+    branching = np.arange(len(counts.path)).repeat(counts.path)
+    path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(counts.path)))
 
     # to the device in one transfer
     total = len(rows.place)
@@ -226,32 +243,51 @@ def layout(
     canvas_cells, positions = np.zeros((2, padded(max(total, 1))), np.int64)
     canvas_cells[:total] = rows.sequence * state.canvas.shape[1] + state.origin + position
     positions[:total] = rows.place
-    chain = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
+    chain_cells = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
     on = together(
         state.canvas.device, canvas_cells=canvas_cells, positions=positions, heads=heads, columns=columns,
         head_sequence=rows.sequence[heads], predicted=(position + 1 - in_group * lookahead.blocks)[heads],
         cells=cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], path_cells=path_cells,
-        masks=np.flatnonzero(is_mask), drafts=np.flatnonzero(is_draft), chain=chain[is_draft],
+        masks=np.flatnonzero(is_mask), drafts=np.flatnonzero(is_draft), chain_cells=chain_cells[is_draft],
     )  # fmt: skip
     tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
     tokens.index_fill_(0, on["masks"], state.vocabulary.mask_id)
     if is_draft.any():
-        tokens.index_copy_(0, on["drafts"], state.chain_token.view(-1).index_select(0, on["chain"]))
+        tokens.index_copy_(0, on["drafts"], state.chain_token.view(-1).index_select(0, on["chain_cells"]))
     tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
     keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
     predictions = Predictions(on["heads"], keys)
     kind, sequence, branch, first, count, _ = segments
     return ForwardBatch(
-        sequence=sequence, branch=branch, start=count.cumsum() - count, rows=count,
+        sequence=sequence, branch=branch, start=begins(count), rows=count,
         shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
         depth=np.zeros(total, np.int64), tail=None, begin=host.complete - 1, stop=host.complete + host.drafts,
         prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
         predict=lambda: predictions, head_slots=on["columns"], head_sequence=rows.sequence[heads],
         local_branches=1, columns=common + -(-config.branches // ranks) * width, width=depths,
-        computed=common_rows * ranks + path_rows * (host.branches - 1), of_commit=None, drafts=None,
+        computed=counts.common * ranks + counts.path * (host.branches - 1), of_commit=None, drafts=None,
         seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
         causal=CausalRows(on["cells"], on["path_cells"], depths, group),
     )  # fmt: skip
+
+
+def path_columns(rows: Rows, path_rows: Ints, width: int, of_paths: Ints, ranks: int) -> Ints:
+    """Return where the predictions of paths go, behind those of chains and groups.
+
+    First come the first paths of all sequences on this rank, then their second paths, and so on. For example, if the
+    paths of two sequences have 5 and 3 rows, the columns 0 to 4 and 5 to 7 are those of their first paths, 8 to 12 and
+    13 to 15 those of their second ones. A path that does not run has its columns, too.
+
+    Args:
+        rows: of the forward.
+        path_rows: ``[S]`` rows of each path of a sequence.
+        width: their sum.
+        of_paths: the rows that belong to paths.
+        ranks: of the branch group.
+    """
+    path = (rows.branch[of_paths] - 1) // ranks  # its number on this rank
+    begin = begins(path_rows)[rows.sequence[of_paths]]
+    return path * width + begin + rows.number[of_paths]
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
@@ -267,7 +303,7 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     dense = gathered.new_full((size, branches, state.slots * rows.depths * (1 + rows.group)), -1)
     dense[:, 0].index_copy_(1, rows.cells, gathered[0, 0, :common].T)
     shaped = dense.view(size, branches, state.slots, rows.depths, 1 + rows.group)
-    if width:  # path p lies at rank p mod ranks, p div ranks
+    if width:  # path p lies at rank p mod ranks, p div ranks (`path_columns`)
         paths = gathered[:, 0, common:].view(len(gathered), -1, width, size).permute(3, 1, 0, 2)
         shaped[:, 1:, :, 0, 0] = shaped[:, :1, :, 0, 0]  # what the pending token predicts
         dense[:, 1:].index_copy_(2, rows.path_cells, paths.flatten(1, 2)[:, : branches - 1])

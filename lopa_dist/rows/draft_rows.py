@@ -8,7 +8,7 @@ others the branch would have to be filled with the drafts before them. Instead i
   logit shift it is a copy of the row at p_i - 1, with the token that this position has then; without the shift it is a
   mask at p_i.
 
-They stand behind the window's rows, in this order:
+They stand behind the window's rows, and behind rows of other kinds, in this order:
 
     window rows, in the order of positions | T_1 ... T_{m-1} | C_2 ... C_m
 
@@ -23,6 +23,10 @@ windows all drafts of a sequence lie in its first open block, and rows of later 
 All branches of a sequence have rows for the same number of drafts, so all have equal shapes, on whichever rank they
 run. If a branch has fewer drafts, positions that it has filled stand behind them in `State.chain`. Their rows'
 predictions are not used, and real drafts see the tokens there like any others.
+
+The functions stand in the order in which a step calls them: `draft_rows` counts the rows, `add_draft_indices` finds
+them among all rows, which is cached, `draft_offsets` adds where the windows are now, and `place_drafts` fills the rows
+in, on the device. After the forward, `layout.unpack_drafts` reads the records.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State
-from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, ranges
 from lopa_dist.rows.forward_batch import DraftRows
 from lopa_dist.rows.structure import DraftOrigins, RowsBehind, Structure, block_begins
 
@@ -47,12 +51,11 @@ def draft_rows(config: DecodeConfig, host: HostState) -> RowsBehind:
 
     What they hold follows from the drafts, so it is filled in on the device (`place_drafts`).
     """
-    extra = drafts_with_rows(config, host)
-    number, t = ragged_arange(2 * extra), extra.repeat(2 * extra)
-    depth = number % t + 1
+    t = drafts_with_rows(config, host)  # [S] token rows, and as many verification rows
+    depth = ragged_arange(2 * t) % t.repeat(2 * t) + 1  # for t = 3: 1 2 3 | 1 2 3
     return RowsBehind(
-        count=2 * extra, reported=extra, own=depth, depth=depth, until=np.full_like(depth, UNBOUNDED),
-        position=host.complete.repeat(2 * extra),
+        count=2 * t, reported=t, own=depth, depth=depth, until=np.full_like(depth, UNBOUNDED),
+        position=host.complete.repeat(2 * t),
     )  # fmt: skip
 
 
@@ -63,46 +66,57 @@ def add_draft_indices(state: State, host: HostState, structure: Structure) -> No
 
     A rank whose branches have none needs it, too: it unpacks the records of all ranks.
 
-    [D] is a draft with a token row; it stands, too, for the draft behind it, which has a verification row.
+    [D] is a draft with a token row, T_i; it stands, too, for the next draft, which has a verification row, C_{i+1}.
 
     Args:
         state, host: of this step.
         structure: of all rows; changed in place.
     """
     config, m = state.config, state.config.drafts
-    extra = drafts_with_rows(config, host)
-    if not extra.any():
+    reported = drafts_with_rows(config, host)  # [S] verification records of each branch
+    if not reported.any():
         return
-    sequence, branch = structure.sequence, np.maximum(structure.branch, 0)
-    t = extra[sequence] * (structure.branch >= 0)  # [G] token rows, and as many verification rows
-    is_token = ragged_arange(2 * t) < t.repeat(2 * t)
-    row = np.flatnonzero(structure.depth)  # only rows of drafts have a depth
-    token_row, verification_row = row[is_token], row[~is_token]  # [D]
-    segment, depth = np.arange(len(t)).repeat(t), structure.depth[token_row]  # [D]
+    sequence, branch = structure.sequence, structure.branch
+    t = reported[sequence] * (branch >= 0)  # [G] token rows, and as many verification rows: the segment's last rows
+    segment, number = np.arange(len(t)).repeat(t), ragged_arange(t)  # [D]
+    token_row = (structure.start + structure.rows - 2 * t)[segment] + number
+    verification_row = token_row + t[segment]
 
-    # a prediction that no draft can change needs no row
-    complete = host.complete % config.block_size  # [S] from `block_begins`
-    sees_from = structure.begin
-    if config.window_attention == "block_causal":
-        sees_from = np.maximum(structure.begin, complete)
-        block_end = (complete + config.block_size)[sequence].repeat(structure.rows)
+    if config.window_attention == "block_causal":  # rows behind the drafts' block
+        block_end = (host.complete % config.block_size + config.block_size)[sequence].repeat(structure.rows)
         later = structure.row_position[: len(block_end)] >= block_end
         structure.until[later & (structure.depth == 0)] = 1
-    elif config.prompt_attention != "joint":
-        sees_from = np.maximum(structure.begin, -block_begins(config, host))
 
-    cell = (sequence * config.max_branches + branch)[segment] * m + depth - 1
-    plane = state.chain_token.numel()
+    # where `State.chain` has what T_i holds, d_i, and what C_{i+1} holds, the token that verifies d_{i+1}
+    draft = ((sequence * config.max_branches + branch) * m)[segment] + number  # [D] d_i, among all S x K x m
+    tokens, verifying = state.chain_token.numel(), 2 * state.chain_token.numel()  # where they begin, behind positions
     shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
+    sees_from = sees_drafts_from(config, host, structure)
     structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, sees_from)
     structure.indices |= {
-        # in `State.chain`, of token rows, then of verification rows: [2 D] tokens, [2 D] positions
-        "chain_cell": np.concatenate([plane + cell, 2 * plane + cell + 1, cell, cell + 1]),
+        # of token rows, then of verification rows: [2 D] tokens, [2 D] positions
+        "chain_cell": np.concatenate([tokens + draft, verifying + draft + 1, draft, draft + 1]),
         "draft_row": np.append(token_row, verification_row),  # [2 D]
-        "draft_depth": depth,  # [D]
+        "draft_depth": number + 1,  # [D]
         "until": structure.until,  # [R] without the masks that drafts replace
-        "draft_cell": (np.arange(len(extra)) * (m - 1)).repeat(extra) + ragged_arange(extra),  # `DraftRows.cell`
+        "draft_cell": ranges(np.arange(len(reported)) * (m - 1), reported),  # `DraftRows.cell`
     }
+
+
+def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure) -> Ints:
+    """Return the position of each sequence's first row that sees drafts, from `block_begins`, ``[S]``.
+
+    Drafts that a row before it predicts are verified by the branch's own records (`layout.unpack_drafts`).
+
+    Args:
+        config, host: of this step.
+        structure: of all rows.
+    """
+    if config.window_attention == "block_causal":  # the block of the drafts
+        return np.maximum(structure.begin, host.complete % config.block_size)
+    if config.prompt_attention == "joint":
+        return structure.begin
+    return np.maximum(structure.begin, -block_begins(config, host))  # position 0: prompts see no answer
 
 
 def draft_offsets(

@@ -82,14 +82,10 @@ def layout(
     if structure.drafts is not None:
         moved |= draft_offsets(structure.drafts, host, block_begin, row_minus_position)
     index = structure.on_device | together(device, **moved)
-    tokens, positions = state.canvas.view(-1).index_select(0, index["cells"]), index["positions"]
-    padded = len(structure.row_position) - 1  # R'; the row there takes the edits that a branch does not have
+    tokens = state.canvas.view(-1).index_select(0, index["cells"])
     if structure.has_edits:
-        edited, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] positions, tokens
-        row = edited + index["row_minus_position"][:, None]
-        row = torch.where(edited >= 0, row, padded)
-        tokens.scatter_(0, row.view(-1), token.view(-1))
-    tokens, positions = tokens[:padded], positions[:padded]
+        write_edits(state, index, tokens)
+    tokens, positions = tokens[:-1], index["positions"][:-1]  # [R']
     drafts = None if structure.drafts is None else place_drafts(state, index, tokens, positions)
     return ForwardBatch(
         sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
@@ -100,6 +96,19 @@ def layout(
         local_branches=-(-state.config.max_branches // ranks), columns=structure.columns,
         width=structure.width, computed=structure.computed, of_commit=index.get("of_commit"), drafts=drafts,
     )  # fmt: skip
+
+
+def write_edits(state: State, index: dict[str, Tensor], tokens: Tensor) -> None:
+    """Write the tokens in which branches differ from the anchor into their rows.
+
+    Args:
+        state: of this step.
+        index: of `Structure.indices` and `layout`, on the device.
+        tokens: ``[R' + 1]``, changed in place. The last one takes the edits that a branch does not have.
+    """
+    position, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] each
+    row = torch.where(position >= 0, position + index["row_minus_position"][:, None], len(tokens) - 1)
+    tokens.scatter_(0, row.view(-1), token.view(-1))
 
 
 def predict(state: State, structure: Structure, index: dict[str, Tensor], positions: Tensor) -> Predictions:
@@ -190,7 +199,7 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
     branches = state.config.max_branches
     parts = gathered.permute(3, 1, 0, 2).flatten(1, 2)[:, :branches]  # branch j lies at rank j mod ranks, j div ranks
     cells = state.slots * batch.width
-    dense = gathered.new_zeros(len(parts), branches, cells + 1)  # one for records of no mask, see `predict`
+    dense = gathered.new_zeros(len(parts), branches, cells + 1)  # the last one for records of no mask, see `predict`
     where = batch.predictions.where
     assert where is not None
     dense.index_copy_(2, where, parts[:, :, : len(where)])
@@ -206,8 +215,8 @@ def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
 def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, parts: Tensor) -> Records:
     """Return what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
-    The first draft of a branch takes the branch's own record. So do drafts whose predicting row cannot be changed by
-    other drafts, and was therefore not computed again. The others take the record of their verification row.
+    The first draft of a branch takes the branch's own record. So do drafts whose predicting row sees no drafts: no
+    other draft can change what it predicts. The others take the record of their verification row.
 
     Args:
         state, batch: of this step.
@@ -224,6 +233,6 @@ def unpack_drafts(state: State, batch: ForwardBatch, packed: Tensor, parts: Tens
         dense = verified.new_zeros(size, verified.shape[1], slots * (m - 1))
         dense.index_copy_(2, batch.drafts.cell, verified)
         rows = dense.view(size, -1, slots, m - 1).transpose(1, 2)  # [size, S, K, m - 1]
-        has_row = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.sees_from[:, None, None]
-        drafts[..., 1:] = torch.where(has_row, rows, drafts[..., 1:])
+        sees_drafts = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.sees_from[:, None, None]
+        drafts[..., 1:] = torch.where(sees_drafts, rows, drafts[..., 1:])
     return Records(drafts.flatten(2))

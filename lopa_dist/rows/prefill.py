@@ -25,6 +25,10 @@ class SharedPrefixes:
     source: Ints  # the sequence that computes the prefix in this forward; -1: none has to, it is in the cache
     hidden_slot: Ints  # index of the last prefix row among the stored hidden states, as a negative row number
 
+    def whole(self, host: HostState) -> NDArray[np.bool_]:
+        """Return whether the prefix is the whole prompt, ``[S]``."""
+        return (self.length > 0) & (self.length == host.prompt)
+
 
 @dataclass
 class Prefill:
@@ -71,12 +75,16 @@ def note_rows(prefill: Prefill, start: Ints, shared: SharedPrefixes | None) -> N
         prefill.prefix_row = np.where(shared.source >= 0, prefill.prefix_row[shared.source], -1)
 
 
+def note_hidden_states(prefill: Prefill, host: HostState, shared: SharedPrefixes) -> None:
+    """Note which hidden states of shared prefixes are stored, and whether stored ones are read."""
+    prefixes = prefill.sequence[: prefill.num_prefixes]
+    prefill.hidden_to_store = prefill.prefix_row[prefixes] + shared.length[prefixes] - 1, shared.hidden_slot[prefixes]
+    prefill.reads_stored = bool((shared.whole(host) & prefill.waiting).any())
+
+
 def last_rows(prefill: Prefill, host: HostState, shared: SharedPrefixes | None) -> Ints:
     """Return where the hidden state of each prompt's last row will be, ``[S]``: a packed row, or a `hidden_slot`."""
     if not shared:
         return prefill.suffix_row + host.prompt - 1
-    prefixes = prefill.sequence[: prefill.num_prefixes]
-    prefill.hidden_to_store = prefill.prefix_row[prefixes] + shared.length[prefixes] - 1, shared.hidden_slot[prefixes]
-    all_shared = (shared.length > 0) & (shared.length == host.prompt)
-    prefill.reads_stored = bool((all_shared & prefill.waiting).any())
-    return np.where(all_shared, shared.hidden_slot, prefill.suffix_row + host.prompt - shared.length - 1)
+    in_suffix = prefill.suffix_row + host.prompt - shared.length - 1
+    return np.where(shared.whole(host), shared.hidden_slot, in_suffix)

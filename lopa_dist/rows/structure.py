@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, State, wanted_count
-from lopa_dist.ragged import UNBOUNDED, Ints, padded, ragged_arange
-from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_rows, prefill_segments
+from lopa_dist.ragged import UNBOUNDED, Ints, begins, padded, ragged_arange, ranges
+from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_hidden_states, note_rows, prefill_segments
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Structure:
     # what the device needs, by name:
     #   edit_cell [G]: of a segment's branch in `State.edits`
     #   number [h]: which of all wanted positions is predicted
-    #   row_minus_cell [h]: the predicting row minus the predicted position's cell in the dense records [S, width]
+    #   row_minus_cell [h]: see `rows_minus_cells`
     #   rows_behind [H - h]: the predicting rows behind windows
     #   head_slot [H]: as `ForwardBatch.head_slots`
     # and, where drafts have rows, those of `draft_rows.add_draft_indices`
@@ -126,13 +126,15 @@ def make_structure(
         reports = np.append(np.zeros_like(prefill.sequence, bool), reports)
         first, span = np.append(prefill.first, first), np.append(prefill.stop - prefill.first, span)
     rows = span + sum(kind.count[sequence] for kind in behind) * (branch >= 0)
-    start = rows.cumsum() - rows
+    start = begins(rows)
     if prefill:
         note_rows(prefill, start, prefixes)
+        if prefixes and state.vocabulary.shift:
+            note_hidden_states(prefill, host, prefixes)
 
     # a segment's rows in the order of positions; those behind windows are set in `add_rows_behind`
     total = int(rows.sum())
-    position = first.repeat(rows) + ragged_arange(rows)
+    position = ranges(first, rows)
     row_sequence, row_position = np.zeros((2, padded(max(total, 1)) + 1), np.int64)
     row_sequence[:total] = sequence.repeat(rows)
     row_position[:total] = position - block_begin[sequence].repeat(rows)
@@ -167,9 +169,9 @@ def predict_windows(
 ) -> None:
     """Set which rows predict the wanted positions of the windows, and where each prediction goes.
 
-    The host knows how many positions of a window are masked, but not which. In one segment, a position's predicting row
-    and its cell in the dense records ``[S, width]`` are always the same number apart. So the device, which finds the
-    cells of the masks, only adds `row_minus_cell` to each (`layout.predict`).
+    Wanted positions are numbered through all sequences, and the number is the column of a branch's predictions. Each
+    segment that reports predicts those of its sequence. For example, if two sequences have three and two of them, each
+    branch of the second one predicts those with the numbers 3 and 4.
 
     Args:
         state, host, prefixes, ranks: as of `layout`.
@@ -177,32 +179,48 @@ def predict_windows(
         wanted: ``[S]`` predicted positions of each branch of a sequence.
         reports: ``[G]`` whether this rank reports a segment's predictions.
     """
-    sequence, prefill, width = structure.sequence, structure.prefill, structure.width
+    sequence = structure.sequence
     reported = wanted[sequence] * reports  # [G] predictions
-    first_head = reported.cumsum() - reported  # [G]
-    number = np.arange(reported.sum()) + ((wanted.cumsum() - wanted)[sequence] - first_head).repeat(reported)
-
-    # the row that predicts a position: its own or, with the shift, the one before
-    shift = int(state.vocabulary.shift)
-    complete = host.complete % state.config.block_size  # [S] from `block_begins`
-    base = complete[sequence] - shift + structure.start - structure.first
-    row_minus_cell = (base - sequence * width).repeat(reported)
-    if shift:
-        ahead = np.flatnonzero(reported * host.starts_masked[sequence])
-        # The row before the window predicts its first position. If that row is not in this forward, any row will do:
-        # `unpack` puts the stored record in its place. In a prefill it is the prompt's last row.
-        boundary = np.maximum(base, structure.start)
-        if prefill:
-            answers = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
-            boundary = np.where(answers, last_rows(prefill, host, prefixes)[sequence], boundary)
-        row_minus_cell[first_head[ahead]] = (boundary - sequence * width)[ahead]
+    number = ranges(begins(wanted)[sequence], reported)  # [h]
     structure.head_sequence = sequence.repeat(reported)
     structure.indices |= {
         "number": number,
-        "row_minus_cell": row_minus_cell,
+        "row_minus_cell": rows_minus_cells(state, host, structure, prefixes, reported),
         "rows_behind": number[:0],
         "head_slot": number + (structure.branch // ranks * structure.columns).repeat(reported),
     }
+
+
+def rows_minus_cells(
+    state: State, host: HostState, structure: Structure, prefixes: SharedPrefixes | None, reported: Ints
+) -> Ints:
+    """Return by how much the row that predicts a position exceeds the position's cell in ``[S, width]``, ``[h]``.
+
+    The host knows how many positions of a window are masked, but not which, so the device finds their cells
+    (`layout.predict`). From a cell to the predicting row it is equally far everywhere in a segment. For example, the
+    windows of sequence 2 have the cells from 64 on if the width is 32. If one of them has the rows from 100 on, this
+    number is 36. With the logit shift, it is 35: the row before predicts.
+
+    Args:
+        state, host, structure, prefixes: as of `predict_windows`.
+        reported: ``[G]`` predictions of each segment.
+    """
+    sequence, prefill = structure.sequence, structure.prefill
+    complete = host.complete % state.config.block_size  # [S] position of the first cell, from `block_begins`
+    first_cell = sequence * structure.width  # [G]
+    # [G] the row that predicts that position: its own, with the shift the one before
+    first_row = complete[sequence] - int(state.vocabulary.shift) + structure.start - structure.first
+    result = (first_row - first_cell).repeat(reported)
+    if state.vocabulary.shift:
+        # The row before the window may be elsewhere. In a prefill it is the prompt's last row. If it is not in this
+        # forward, any row will do: `unpack` puts the stored record in its place.
+        first_row = np.maximum(first_row, structure.start)
+        if prefill:
+            behind_prompt = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
+            first_row = np.where(behind_prompt, last_rows(prefill, host, prefixes)[sequence], first_row)
+        changed = np.flatnonzero(reported * host.starts_masked[sequence])
+        result[begins(reported)[changed]] = (first_row - first_cell)[changed]
+    return result
 
 
 def add_rows_behind(
@@ -224,26 +242,23 @@ def add_rows_behind(
         ranks: of the branch group.
     """
     sequence, branch, indices = structure.sequence, structure.branch, structure.indices
-    column = structure.wanted
+    column = structure.wanted  # of the kind's first prediction
     for kind in behind:
         rows = kind.count[sequence] * (branch >= 0)  # [G]
-        number = ragged_arange(rows)
-        row = (structure.start + span).repeat(rows) + number
-        of = (kind.count.cumsum() - kind.count)[sequence].repeat(rows) + number  # among the [n] of `kind`
-        structure.hi[row] = span.repeat(rows) + kind.own[of]
-        structure.depth[row], structure.until[row] = kind.depth[of], kind.until[of]
-        of_row = sequence.repeat(rows)
-        structure.row_position[row] = kind.position[of] - block_begin[of_row]
+        row = ranges(structure.start + span, rows)
+        number = ranges(begins(kind.count)[sequence], rows)  # among the [n] of `kind`
+        structure.hi[row] = span.repeat(rows) + kind.own[number]
+        structure.depth[row], structure.until[row] = kind.depth[number], kind.until[number]
+        structure.row_position[row] = kind.position[number] - block_begin[sequence].repeat(rows)
+        span = span + rows
 
-        silent = np.where(reports, (kind.count - kind.reported)[sequence], rows)  # [G] rows that report nothing
-        head = np.flatnonzero(number >= silent.repeat(rows))
-        # A branch's last row reports to the last column of its sequence. Counted back from there, this is the slot of
-        # the branch's first row, whether that reports or not.
-        slot = branch // ranks * structure.columns + column + (kind.reported.cumsum() - kind.count)[sequence]
-        structure.head_sequence = np.append(structure.head_sequence, of_row[head])
-        indices["rows_behind"] = np.append(indices["rows_behind"], row[head])
-        indices["head_slot"] = np.append(indices["head_slot"], (slot.repeat(rows) + number)[head])
-        column, span = column + int(kind.reported.sum()), span + rows
+        # the last rows of each segment report, to the columns of their sequence
+        reported = kind.reported[sequence] * reports  # [G]
+        slot = branch // ranks * structure.columns + column + begins(kind.reported)[sequence]
+        structure.head_sequence = np.append(structure.head_sequence, sequence.repeat(reported))
+        indices["rows_behind"] = np.append(indices["rows_behind"], ranges(structure.start + span - reported, reported))
+        indices["head_slot"] = np.append(indices["head_slot"], ranges(slot, reported))
+        column += int(kind.reported.sum())
 
 
 def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
@@ -312,11 +327,12 @@ def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, r
         span, rows: ``[G]`` rows of each segment, without and with those behind its window.
     """
     every = span.repeat(rows)
-    causal = config.window_attention == "block_causal"
-    if not causal and first.min(initial=0) >= 0:
+    block_causal = config.window_attention == "block_causal"
+    if not block_causal and first.min(initial=0) >= 0:
         return every
-    of_its_block = (position // config.block_size + 1) * config.block_size
-    in_window = of_its_block if causal else position + every  # or more: it ends with the segment
-    in_prompt = {"self": np.zeros_like(position), "blocks": of_its_block, "joint": in_window}[config.prompt_attention]
-    stop = np.where(position < 0, in_prompt, in_window)
+    # the position up to which a row sees others, without it, if the segment does not end before that
+    of_block = (position // config.block_size + 1) * config.block_size
+    in_window = of_block if block_causal else UNBOUNDED
+    in_prompt: dict[str, Ints | int] = {"self": 0, "blocks": of_block, "joint": in_window}
+    stop = np.where(position < 0, in_prompt[config.prompt_attention], in_window)
     return np.minimum(stop - first.repeat(rows), every)

@@ -123,3 +123,14 @@ def test_no_weight_is_held_twice_and_the_modules_go_on(small_model: Transformer)
         parts |= {layer.gate_up: (mlp.gate_proj, mlp.up_proj)}
         for whole, of in parts.items():
             assert {p.weight.untyped_storage().data_ptr() for p in (whole, *of)} == {whole.weight.data_ptr()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_weights_lie_by_columns_in_fp32_alone(small_model: Transformer, dtype: torch.dtype) -> None:
+    fused = FusedTransformer(copy.deepcopy(small_model).to(dtype))
+    for layer in fused.layers:
+        for linear in layer.projections:
+            weight, _ = fused.operands[linear]
+            assert weight.data_ptr() == linear.weight.data_ptr()
+            assert weight.is_contiguous() == (dtype == torch.float32)
+            assert linear.weight.is_contiguous() != weight.is_contiguous()
