@@ -13,7 +13,7 @@ from lopa_dist import LLM, Output, SamplingParams
 
 PROBLEMS = [
     "Olga has 8 books . Olga buys 4 more . Then Olga loses 4 books . What is the final number of books ?",
-    "Sam has 12 candles . Sam gives 6 away . Sam buys 12 more . How many candles does Sam have now ?",
+    "Ben starts with 6 flowers . Ben gives 3 away . Ben buys 8 more . How many flowers does Ben have now ?",
 ]
 
 

@@ -92,7 +92,7 @@ def job(raw: DictConfig) -> Any:
 
     gc.freeze()  # what is imported stays: looking through it for garbage took a fifth of the time to read a large input
     folder, stop = Path(HydraConfig.get().runtime.output_dir), Stop(config.job.grace_s)
-    again = typed("hydra.run.dir", folder)
+    again = f"the same command and {typed('hydra.run.dir', folder)}"
     if swept():
         again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
     where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
@@ -132,9 +132,10 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     if invalid := report.get("tries", {}).get("invalid"):
         errors += f", {invalid} not of their format (finish_reason invalid)"
     log.info(
-        "%d requests%s%s: %s%s%.0f tokens/s; %s", report["requests"], errors, unjudged, accuracy,
+        "%d requests%s%s: %s%s%.0f tokens/s; results.jsonl and report.html are in %s",
+        report["requests"], errors, unjudged, accuracy,
         "" if "masks" in report else f"TPF {report['tpf']:.2f}, ",
-        report["tokens_per_s"]["job"], folder / "report.html",
+        report["tokens_per_s"]["job"], folder,
     )  # fmt: skip
     if not report["requests"]:
         source, shard, shards = (report["task"][key] for key in ("input", "shard", "shards"))
@@ -174,7 +175,7 @@ def check_command(arguments: list[str]) -> None:
     if word and "=" not in word and not word.startswith(("-", "~")):
         if gone := instead(word):
             raise UserError(f"{word}: is gone; {gone}")
-        commands = f"Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job"
+        commands = f"Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job (--help)"
         raise UserError(f"{word}: no such command{did_you_mean(word, COMMANDS)} {commands}")
 
 

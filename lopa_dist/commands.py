@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -155,4 +156,9 @@ COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", 
 def perform(name: str, arguments: list[str]) -> None:
     """Run a command, or raise a UserError that ends with its usage."""
     options = argument_parsers()[name].parse_args(arguments)
-    options.perform(options)
+    try:
+        options.perform(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads it, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the last flush fails, too
+        raise SystemExit(1) from None

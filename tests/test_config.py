@@ -340,6 +340,32 @@ def test_command_line_mistakes_are_one_message(
         cli.main()
 
 
+def test_an_interrupted_job_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the settings and the folder: without the settings, the folder has results of other ones."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lopa_dist.jobs.run.job.run", interrupted)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path}", "task.limit=1"])
+    with pytest.raises(SystemExit, match=f"^lopa-dist: interrupted; go on with the same command and .*{tmp_path}$"):
+        cli.main()
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `lopa-dist models | head` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "models"])
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        with pytest.raises(SystemExit, match=r"^1$"):
+            cli.main()
+    assert capsys.readouterr().err == ""
+
+
 def test_fp8_is_not_reproducible() -> None:
     with pytest.raises(ValueError, match=r"engine\.reproducible=true with model\.quantization=fp8.*use int8"):
         composed("engine.reproducible=true", "model.quantization=fp8")
@@ -502,6 +528,7 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", "lopa_dist"):
         assert cli.summary(report, tmp_path) == 1.0
     assert "2 with errors (see errors.jsonl)" in caplog.messages[0]
+    assert caplog.messages[0].endswith(f"; results.jsonl and report.html are in {tmp_path}")
     assert caplog.messages[1] == "the first error: line 2: bad"
     lines.append(every | {"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

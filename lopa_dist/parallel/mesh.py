@@ -59,9 +59,10 @@ def choose_mesh(
         branch = max(1, copies // int(data))
     mesh = Mesh(int(data), int(branch), split)
     if mesh.size != world:
+        how = f" (torchrun --nproc-per-node {mesh.size} ...)" if world == 1 else ""
         instead = "" if world % split else ", or set parallel.data or parallel.branch to auto"
         raise LaunchError(
             f"parallel.data={mesh.data} x parallel.branch={mesh.branch} x parallel.tensor={mesh.tensor} = {mesh.size}, "
-            f"but the job has {world} ranks; start {mesh.size} ranks{instead}"
+            f"but the job has {world} rank{'' if world == 1 else 's'}; start {mesh.size} ranks{how}{instead}"
         )
     return mesh

@@ -131,9 +131,11 @@ def exact(text: str, fields: dict[str, Any]) -> bool:
 
 
 def read_cell(column: str, text: str | None) -> Any:
-    """The value that a text in a `.csv` table stands for: options are numbers; messages and formats are JSON."""
+    """The value that a text in a `.csv` table stands for: a number, a flag, or JSON (messages and formats)."""
     if text is None:
         return None
+    if column == "logprobs" and text.lower() in ("true", "false"):  # spreadsheets write TRUE
+        return text.lower() == "true"
     is_number = column in (*LIMITS, *SAMPLING, "n")
     for kind in (int, float) if is_number else (json.loads,) if column in ("messages", "response_format") else ():
         with contextlib.suppress(ValueError, RecursionError):

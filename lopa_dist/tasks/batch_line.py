@@ -117,8 +117,10 @@ def split_fields(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any
         request = {key: raw[key] for key in KNOWN if key in raw}
         metadata = {key: value for key, value in raw.items() if key not in (*KNOWN, NAMES[0])}
         refuse_unsupported(metadata)
+        given = {*request, *PROMPTS} if request.keys() & {*PROMPTS} else {*request}
+        missing = [key for key in KNOWN if key not in given]  # prompt_id beside a prompt is no misspelt prompt
         for key in metadata:
-            if near := get_close_matches(key, KNOWN, 1, 0.8):
+            if near := get_close_matches(key, missing, 1, 0.8):
                 raise BadLine(
                     f"unknown field {key!r}; did you mean {near[0]}? If it is only to pass through, rename it, or name "
                     "the prompt's field: task.column=prompt"

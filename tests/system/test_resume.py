@@ -122,7 +122,10 @@ def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path
         os.kill(service, signal.SIGUSR1)
     os.kill(ranks[1], signal.SIGUSR1)
     printed = finish(job, tmp_path)
-    assert f"stopped by SIGUSR1; the results so far are kept; go on with hydra.run.dir={tmp_path}" in printed, printed
+    assert (
+        f"stopped by SIGUSR1; the results so far are kept; go on with the same command and hydra.run.dir={tmp_path}"
+        in printed
+    ), printed
     assert "does not answer" not in printed
     assert "WARNING" not in printed, "W&B goes on to the end"
     assert {file.name for file in tmp_path.iterdir()} >= {"report.json", "report.html"}

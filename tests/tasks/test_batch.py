@@ -110,6 +110,15 @@ def test_refusals_name_line_field_and_remedy(line: dict[str, Any], words: list[s
         assert word in str(item.error)
 
 
+def test_a_field_like_one_that_is_given_passes_through() -> None:
+    """Data sets number prompts in `prompt_id`, and put chats beside their first `message`."""
+    (item,) = items_of({"prompt": "x", "prompt_id": "p7", "message": "y", "seed": 3, "seeds": [1]}, 12)
+    assert item.error is None
+    assert item.metadata == {"prompt_id": "p7", "message": "y", "seeds": [1]}
+    (item,) = items_of({"promt": "x", "max_token": 5}, 12)
+    assert "did you mean prompt?" in str(item.error)
+
+
 def test_each_line_stands_alone(tmp_path: Path) -> None:
     items = read(
         tmp_path, {"custom_id": "line-5", "prompt": "x"}, "", openai({**CHAT, "n": 2}), "{", {"prompt": "again"},
@@ -229,6 +238,10 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     assert "line 1: no prompt or messages in it; if the field of the prompt" in bad.error
     (bad,) = read(tmp_path, {"question": "x"}, column="prompt")
     assert bad.error == "line 1: no prompt in it; it has question: task.column=NAME says which is the prompt"
+    (tmp_path / "t.csv").write_text("prompt,logprobs\nx,true\nx,FALSE\nx,\nx,maybe\n")
+    items = list(Batch(str(tmp_path / "t.csv")).items())
+    assert [item.token_steps for item in items[:3]] == [True, False, False]
+    assert "logprobs='maybe' must be true or false" in str(items[3].error)
     (tmp_path / "t.csv").write_text('id,prompt,max_tokens,temperature,day\n7,x,5,0.5,Monday\n8,"[1]",,hot,\n')
     first, second = Batch(str(tmp_path / "t.csv")).items()
     assert (first.custom_id, first.prompt, first.max_new_tokens, first.metadata) == ("7", "x", 5, {"day": "Monday"})

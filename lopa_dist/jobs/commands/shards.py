@@ -26,9 +26,11 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     """Join the runs below `folder` into its `results.jsonl` and `report.json`; returns the report.
 
     Raises:
-        ValueError: shards are missing, unfinished, there twice, or of different settings or inputs; the message names
-            them, and nothing was written.
+        ValueError: `folder` is a run's, or shards are missing, unfinished, there twice, or of different settings or
+            inputs; the message names them, and nothing was written.
     """
+    if (folder / "journal").is_dir():  # beside it, journal.old has results that were set aside
+        raise ValueError(f"{folder}: a run of its own, whose results are whole; name the folder of an array's runs")
     runs = {file.parent: read_report(file) for file in sorted(folder.glob("*/report.json"))}
     reports = {part: report for part, report in runs.items() if "shard" in report["task"]}  # not a merged one
     if not reports:

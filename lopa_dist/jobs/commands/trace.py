@@ -25,7 +25,7 @@ from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
-from lopa_dist.jobs.show.report import config_of, read_report
+from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
 
@@ -128,7 +128,7 @@ def trace(folder: Path, which: str) -> Trace:
     """
     file = folder / "report.json"
     if not file.exists():
-        raise ValueError(f"{folder}: no report.json; name the folder of a finished run")
+        raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished run"))
     report = read_report(file)
     try:
         config = config_of(report)

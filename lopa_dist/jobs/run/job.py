@@ -397,9 +397,10 @@ def scored_masks(task: Task) -> int:
 
 def in_words(decode: DecodeConfig) -> str:
     """Return how far decoding looks ahead, and in which context."""
+    branches = f"{decode.branches} lookahead branches" if decode.branches else ""
     if decode.causal:
         drafts = "as many drafts as are fastest" if decode.drafts == "auto" else f"{decode.drafts or 'no'} drafts"
-        return f"{drafts}, context causal"
-    drafts = f" and {decode.drafts} drafts a branch" if decode.drafts else ""
-    where = f"context {decode.context} in blocks of {decode.block_size}"
-    return f"{decode.branches} lookahead branches{drafts}, {where}"
+        return f"{branches + ' and ' if branches else ''}{drafts}, context causal"
+    drafts = f"{decode.drafts} drafts{' a branch' if branches else ''}" if decode.drafts else ""
+    ahead = " and ".join(filter(None, [branches, drafts])) or "no lookahead"
+    return f"{ahead}, context {decode.context} in blocks of {decode.block_size}"

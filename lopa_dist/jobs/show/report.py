@@ -39,6 +39,18 @@ def read_report(file: Path) -> dict[str, Any]:
     return report
 
 
+def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
+    """Why a folder lacks what a finished job leaves: its job has begun and not ended, or `otherwise`.
+
+    Args:
+        folder: of a run.
+        otherwise: what to say where no job has begun.
+        below: the folder may also have runs at any depth, none of which has ended.
+    """
+    begun = any(folder.glob("**/journal" if below else "journal"))
+    return f"{folder}: " + (f"not finished; `lopa-dist status {folder}` says how it goes on" if begun else otherwise)
+
+
 def typed_words(folder: Path) -> list[str]:
     """The settings that were typed for the run in a folder; empty where Hydra did not start it."""
     file = folder / ".hydra" / "overrides.yaml"

@@ -12,7 +12,7 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
-from lopa_dist.jobs.show.report import read_report, typed_words
+from lopa_dist.jobs.show.report import read_report, typed_words, why_no_results
 
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
@@ -41,7 +41,9 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     runs = {file.parent for file in files}
     files = [file for file in files if runs.isdisjoint(file.parent.parents)]
     if not files:
-        raise ValueError(f"{folder}: no report.json in it or below it; name a run or sweep folder")
+        raise ValueError(
+            why_no_results(folder, "no report.json in it or below it; name a run or sweep folder", below=True)
+        )
     reports = [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
     for file, (_, report) in zip(files, reports, strict=True):
         if not set(report) >= NEEDED:

@@ -14,7 +14,7 @@ from typing import Any
 from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.folder.results import result_lines
-from lopa_dist.jobs.show.report import read_report
+from lopa_dist.jobs.show.report import read_report, why_no_results
 from lopa_dist.jobs.show.run_page import items_again, question
 from lopa_dist.remote import is_remote, put
 from lopa_dist.tasks.task import Item
@@ -39,9 +39,7 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     if ending not in (".csv", ".parquet"):
         raise ValueError(f"{key} {out}: name a .csv or a .parquet file")
     if not (folder / "results.jsonl").exists():
-        if (folder / "journal").exists():
-            raise ValueError(f"{folder}: not finished; `lopa-dist status {folder}` says how it goes on")
-        raise ValueError(f"{folder}: no results.jsonl; name the folder of a run")
+        raise ValueError(why_no_results(folder, "no results.jsonl; name the folder of a run"))
     missing = why_without_prompts(folder)
     kinds: dict[str, set[type]] = {}
     count = 0

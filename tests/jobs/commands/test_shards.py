@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lopa_dist.config import TaskConfig
+from lopa_dist.config import JobConfig, TaskConfig
 from lopa_dist.jobs.commands.shards import merge_shards, summed
 from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.run.job import run
@@ -82,6 +83,17 @@ def test_answers_in_openai_s_form_are_those_of_one_job(tmp_path: Path) -> None:
     bodies = [answer["response"] and answer["response"]["body"] for answer in whole]
     assert [body and len(body["choices"]) for body in bodies] == [4, 2, None, 1]
     assert answers(tmp_path / "array") == whole
+
+
+def test_a_run_is_not_merged_from_what_it_has_set_aside(tmp_path: Path) -> None:
+    """`job.resume=new` leaves `journal.old` in its folder, with results and a report."""
+    job = config(TaskConfig(limit=1), max_new_tokens=16)
+    for again in (job, replace(job, seed=1, job=JobConfig(resume="new"))):
+        run(again, tmp_path, World("python"))
+    before = (tmp_path / "report.json").read_text()
+    with pytest.raises(ValueError, match="a run of its own, whose results are whole"):
+        merge_shards(tmp_path)
+    assert (tmp_path / "report.json").read_text() == before
 
 
 def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) -> None:

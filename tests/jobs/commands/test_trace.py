@@ -127,6 +127,14 @@ def test_what_cannot_be_traced_says_why(folder: Path, which: str, message: str) 
         trace(folder, which)
 
 
+def test_a_run_that_has_not_ended_is_called_that(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no report\.json; name the folder of a finished run"):
+        trace(tmp_path, "0")
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(ValueError, match=r"not finished; `lopa-dist status .*` says how it goes on"):
+        trace(tmp_path, "0")
+
+
 def test_a_custom_id_counts_before_an_index(folder: Path) -> None:
     assert result(folder, "0")["index"] == 3
     assert result(folder, "1")["custom_id"] == "<b>&"

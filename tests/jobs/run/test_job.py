@@ -27,7 +27,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
-from lopa_dist.jobs.run.job import Job, run
+from lopa_dist.jobs.run.job import Job, in_words, run
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, settings_distinguish, short_names
 from lopa_dist.jobs.show.seed_groups import SeedGroup
@@ -220,8 +220,14 @@ def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("context", "told"),
     [
-        ("vanilla", "(cached: nothing; its prompt and 82 rows a sequence in a step)"),
-        ("dual", "(cached: all but the window, anew after each block; 50 rows a sequence in a step)"),
+        (
+            "vanilla",
+            "10 drafts, context vanilla in blocks of 16 (cached: nothing; its prompt and 82 rows a sequence in a step)",
+        ),
+        (
+            "dual",
+            "10 drafts, context dual in blocks of 16 (cached: all but the window, anew after each block; 50 rows",
+        ),
     ],
 )
 def test_the_first_line_says_what_is_cached_and_how_many_rows_run(
@@ -236,6 +242,14 @@ def test_the_first_line_says_what_is_cached_and_how_many_rows_run(
             World("python"),
         )
     assert told in next(record.getMessage() for record in caplog.records if "1 requests" in record.getMessage())
+
+
+def test_the_first_line_says_how_a_causal_model_looks_ahead() -> None:
+    """Branches beside the drafts compute several times as many rows."""
+    decode = DecodeConfig(context="causal", drafts=4, max_active_blocks=1)
+    assert in_words(decode) == "4 drafts, context causal"
+    assert in_words(replace(decode, branches=3)) == "3 lookahead branches and 4 drafts, context causal"
+    assert in_words(replace(decode, drafts=0)) == "no drafts, context causal"
 
 
 def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +343,7 @@ def test_comparison_of_runs(tmp_path: Path, finished: tuple[Path, dict[str, Any]
     [
         (config(TaskConfig("batch", None, "missing.jsonl")), "no such file"),
         (Config(model=ModelOptions(path="./nowhere")), "no such folder"),
-        (Config(parallel=ParallelConfig(branch=4)), "start 4 ranks"),
+        (Config(parallel=ParallelConfig(branch=4)), r"the job has 1 rank; start 4 ranks \(torchrun --nproc-per-node 4"),
     ],
 )
 def test_mistakes_name_the_remedy(tmp_path: Path, job: Config, message: str) -> None:

@@ -49,6 +49,12 @@ def test_a_run_s_name_is_no_markup(tmp_path: Path, report: dict[str, Any]) -> No
     assert "a [/x]" in console.export_text()
 
 
+def test_runs_that_have_not_ended_are_called_that(tmp_path: Path) -> None:
+    (tmp_path / "a" / "journal").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"not finished; `lopa-dist status .*` says how it goes on"):
+        compare(tmp_path)
+
+
 def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report: dict[str, Any]) -> None:
     page = sweep(tmp_path, report)
     assert page.needs_nothing()

@@ -22,7 +22,7 @@ from lopa_dist.jobs.commands.doctor.checkpoint import memory_needed, model, toke
 from lopa_dist.jobs.commands.doctor.computing import compiler, device, kernels, library
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
 from lopa_dist.jobs.commands.doctor.ranks import broken_everywhere, collectives, ranks
-from lopa_dist.jobs.commands.doctor.surroundings import programs, python, run_folder, slurm, wandb
+from lopa_dist.jobs.commands.doctor.surroundings import files, programs, python, run_folder, slurm, wandb
 from lopa_dist.parallel.launcher import detect
 
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
@@ -34,6 +34,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "collectives": collectives,
     "Slurm": slurm,
     "run folder": run_folder,
+    "files": files,
     "model": model,
     "memory": memory_needed,
     "tokenizer": tokenizer,

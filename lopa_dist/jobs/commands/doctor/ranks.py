@@ -10,8 +10,8 @@ import torch
 
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State, broken, fine
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import detect
-from lopa_dist.parallel.mesh import Mesh
+from lopa_dist.parallel.launcher import LaunchError, detect
+from lopa_dist.parallel.mesh import Mesh, choose_mesh
 from lopa_dist.parallel.stop import Stop
 
 JOIN_S = 30.0  # until the ranks have met and answered
@@ -19,8 +19,13 @@ ROUNDS, SENT = 5, 4096  # of collectives, and numbers in each
 
 
 def ranks(machine: Machine) -> Finding:
-    """How the doctor was started, as a job would be."""
-    world = detect()
+    """How the doctor was started, as a job would be, and whether `parallel` goes with that."""
+    world, parallel = detect(), machine.config.parallel
+    axes = parallel.data, parallel.branch, parallel.tensor
+    try:
+        choose_mesh(*axes, world.size, world.size, machine.config.decode.max_branches)
+    except LaunchError as error:  # in one process, the job itself may be started with more
+        return fine(f"one process; {error}") if world.size == 1 else Finding(State.BROKEN, f"{error}")
     if world.size == 1:
         return fine("one process; torchrun, srun and mpirun start more")
     return fine(f"rank {world.rank} of {world.size}, by {world.launcher}")

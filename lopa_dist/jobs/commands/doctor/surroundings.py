@@ -10,10 +10,12 @@ import tempfile
 from netrc import netrc
 from pathlib import Path
 
+from lopa_dist.config import check_files
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.show.wandb_log import chosen_mode
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.rows import check, is_dataset
 
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
 NODE_LOCAL = ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay")  # kinds of file systems
@@ -66,6 +68,17 @@ def file_system(folder: Path) -> str:
         return ""
     over = [(where, kind) for where, kind in mounts if folder.is_relative_to(where.replace("\\040", " "))]
     return max(over, key=lambda mount: len(mount[0]))[1] if over else ""
+
+
+def files(machine: Machine) -> Finding:
+    """What the settings name: the input, the place of `task.output`, files with functions of the user's own."""
+    config = machine.config
+    check_files(config)
+    if not config.task.input:
+        return fine("no input is named")
+    check(config.task.input)
+    seen = config.task.input != "-" and not is_dataset(config.task.input)
+    return fine(f"task.input={config.task.input}{' is there' if seen else ' is read when the job begins'}")
 
 
 def wandb(machine: Machine) -> Finding:

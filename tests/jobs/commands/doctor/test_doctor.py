@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,18 @@ def test_what_is_broken_is_said_with_the_remedy_and_in_the_exit_status(
     screen = " ".join(capsys.readouterr().out.split())
     assert "sandbox broken task=humaneval runs the model's programs: task.allow_code_execution=true" in screen
     assert "A job would not run here: 1 thing is broken." in screen
+
+
+def test_a_file_that_the_settings_name_must_be_there(tmp_path: Path) -> None:
+    batch = ["task=batch", "task.input=prompts.jsonl"]
+    would_run, screen = shown(*batch)
+    assert not would_run
+    assert re.search(r"^files +broken +task\.input=prompts\.jsonl: no such file$", screen, re.MULTILINE), screen
+    (tmp_path / "prompts.jsonl").touch()
+    would_run, screen = shown(*batch)
+    assert would_run, screen
+    assert "task.input=prompts.jsonl is there" in screen
+    assert "task.output=nowhere/x.csv: its folder is not there" in shown(*batch, "task.output=nowhere/x.csv")[1]
 
 
 def test_words_that_are_no_settings_are_refused() -> None:

@@ -28,6 +28,16 @@ def test_what_is_broken_on_one_rank_is_so_for_all(monkeypatch: pytest.MonkeyPatc
     assert "A job would not run here: 1 thing is broken." in screen
 
 
+def test_too_few_ranks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ranks.ranks(machine("parallel.branch=4"))
+    assert one.state == State.FINE, "the job may be started with more"
+    assert "start 4 ranks (torchrun --nproc-per-node 4 ...)" in one.text
+    joined(monkeypatch, Comm())
+    two = ranks.ranks(machine("parallel.branch=4"))
+    assert two.state == State.BROKEN
+    assert "the job has 2 ranks; start 4 ranks" in two.text
+
+
 def test_ranks_that_get_something_else_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     joined(monkeypatch, Comm(lies=True))
     assert "not what others sent: another parallel.backend" in ranks.collectives(machine()).text
