@@ -211,6 +211,7 @@ def test_contexts_and_parts_of_blocks_that_there_are_not(overrides: list[str], w
     [
         ("decode.confidence=best", ["decode.confidence", "margin", "neg_entropy"]),
         ("decode.branches=-1", ["decode.branches", "at least 0"]),
+        ("decode.drafts=auto", ["decode.drafts=auto", "for causal models", "write a number"]),
         ("decode.tau_conf=1.5", ["decode.tau_conf", "between 0 and 1"]),
         ("decode.top_p=0", ["decode.top_p"]),
         ("decode.max_active_blocks=0", ["decode.max_active_blocks", "null"]),

@@ -88,6 +88,11 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         check_options("decode", self)
         self.drafts = number(self.drafts)
+        if self.drafts == "auto" and not self.causal:
+            raise ValueError(
+                "decode.drafts=auto: is for causal models, whose text no number of drafts changes; write a number, "
+                "such as 10"
+            )
         require_count("decode.drafts", self.drafts, 0, auto=self.causal)
         for keys, least, most, allowed in (
             (("branches", "extra_fill", "top_k"), 0, math.inf, "at least 0"),
