@@ -73,6 +73,7 @@ def test_a_path_alone_is_a_model_of_its_own(
     ("given", "named"),
     [
         ({"drafts": 0, "branches": 2}, "decode.drafts of 1 or more"),
+        ({"drafts": "auto"}, "for causal models"),
         ({"verify": "confidence", "drafts": 2}, "decode.verify=agreement"),
         (
             {"verify": "agreement", "drafts": 2, "extra_fill": 1},
@@ -211,7 +212,6 @@ def test_contexts_and_parts_of_blocks_that_there_are_not(overrides: list[str], w
     [
         ("decode.confidence=best", ["decode.confidence", "margin", "neg_entropy"]),
         ("decode.branches=-1", ["decode.branches", "at least 0"]),
-        ("decode.drafts=auto", ["decode.drafts=auto", "for causal models", "write a number"]),
         ("decode.tau_conf=1.5", ["decode.tau_conf", "between 0 and 1"]),
         ("decode.top_p=0", ["decode.top_p"]),
         ("decode.max_active_blocks=0", ["decode.max_active_blocks", "null"]),
