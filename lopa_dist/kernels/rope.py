@@ -140,7 +140,7 @@ def rope_and_store(
         cos, sin: ``[R, 1, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
         keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
-        rows: ``[1]`` int32 on qkv's device, how many rows are real. None, which a CPU takes: all.
+        rows: ``[1]`` int32 on qkv's device, how many rows are real; None: all.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or None.
         eps: of these norms.
         must_be_finite: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
@@ -152,7 +152,8 @@ def rope_and_store(
     if fused(qkv, "rotation"):
         from lopa_dist.kernels import rope_triton
 
-        assert rows is not None
+        if rows is None:
+            rows = torch.full((1,), len(qkv), dtype=torch.int32, device=qkv.device)
         cos, sin = cos.flatten(1), sin.flatten(1)
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, must_be_finite, slots)
     kv_heads, dim = keys.shape[1:]

@@ -112,7 +112,7 @@ class FusedTransformer:
         eps = self.config.rms_eps
         cos, sin = rope or rope_of(self.config, positions, self.embedding.dtype)
         query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
-        stored = rows  # how many rows' K/V are stored: on a GPU a kernel reads it
+        stored = rows  # how many rows' K/V are stored: a GPU's kernel reads it in every layer
         if rows is None and tokens.is_cuda:
             stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device)
         if self.mask_rows is not None:

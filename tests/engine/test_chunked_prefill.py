@@ -103,7 +103,7 @@ def test_a_step_waits_for_one_chunk(small_model: Transformer, forwards: list[tup
     rng = np.random.default_rng(0)
     lengths = [4, 4, 80, 80, 4]
     requests = [Request(i, rng.integers(46, size=n).tolist(), 24, i) for i, n in enumerate(lengths)]
-    run(small_model, BLOCKS, requests, 16)
+    run(small_model, replace(BLOCKS, max_new_tokens=24), requests, 16)
     of_chunks = [prompt for prompt, window in forwards if not window]
     assert of_chunks == [16] * 10
     assert all(prompt <= 16 for prompt, _ in forwards)
