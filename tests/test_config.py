@@ -73,7 +73,6 @@ def test_a_path_alone_is_a_model_of_its_own(
     ("given", "named"),
     [
         ({"drafts": 0, "branches": 2}, "decode.drafts of 1 or more"),
-        ({"drafts": "auto"}, "for causal models"),
         ({"verify": "confidence", "drafts": 2}, "decode.verify=agreement"),
         (
             {"verify": "agreement", "drafts": 2, "extra_fill": 1},

@@ -267,5 +267,5 @@ def test_times_lie_between_those_measured() -> None:
 def test_what_cannot_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match=r"decode\.branches=0"):
         replace(causal(), branches=2)
-    with pytest.raises(ValueError, match=r"decode\.drafts='auto': must be an integer"):
+    with pytest.raises(ValueError, match=r"decode\.drafts=auto: is for causal models"):
         DecodeConfig(drafts="auto")
