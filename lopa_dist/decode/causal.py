@@ -17,15 +17,18 @@ for one or two of the drafts, and masks behind it. The branch with the most acce
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.decode.state import FAILED, Records, State, Window, arange
+from lopa_dist.decode.state import FAILED, HostState, Records, State, Window, arange
 from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
-from lopa_dist.ragged import UNBOUNDED
+from lopa_dist.ragged import UNBOUNDED, ragged_arange, together
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -89,6 +92,19 @@ def advance(state: State, winner: Winner) -> None:
     note(state, winner)
 
 
+def proposals(winner: Winner) -> Records:
+    """Return what the masks behind each chain's end predicted, ``[S, n]``; without a mask, the token is -1."""
+    groups, accepted = winner.records.drafts, winner.accepted
+    assert groups is not None
+    assert accepted is not None
+    return Records(groups.packed[:, arange(len(accepted), accepted.device), accepted])
+
+
+def brought(winner: Winner) -> Tensor:
+    """Return the tokens that a step has written, ``[S, D]``; -1 for none."""
+    return torch.where(winner.position >= 0, winner.token, -1)
+
+
 def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
@@ -96,11 +112,7 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
     before it predicts it. `window` is None: causal models have no windows.
     """
-    config, slot = state.config, arange(state.slots, state.canvas.device)
-    groups = winner.records.drafts
-    assert groups is not None
-    assert winner.accepted is not None
-    proposed = Records(groups.packed[:, slot, winner.accepted])  # [S, n]
+    config, proposed = state.config, proposals(winner)
     n = proposed.packed.shape[2]
     token, usable = proposed.token.long(), proposed.token >= 0
     if config.stop_at_eos:
@@ -124,3 +136,33 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
         of_paths.copy_(torch.where(paths.second, proposed.second_token[:, None].long(), of_paths))
         branches += paths.chosen
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
+
+
+def put_chains(
+    state: State, host: HostState, slots: Sequence[int], chains: Sequence[Sequence[int]], expects_eos: Sequence[bool]
+) -> HostState:
+    """Give sequences other drafts than `spawn` did, and return what the host knows then; `host` is not changed.
+
+    Args:
+        state, host: of all slots, of the same step.
+        slots: of the sequences.
+        chains: their drafts; no row could verify more than stand before the answer's limit.
+        expects_eos: whether an end-of-text is expected behind them.
+    """
+    at, counts = np.array(slots), np.array([len(chain) for chain in chains])
+    tokens = np.array([token for chain in chains for token in chain], np.int64)
+    slot, number = at.repeat(counts), ragged_arange(counts)
+    values = np.stack([counts, np.array(expects_eos, np.int64)])
+    fields = [HostState._fields.index(name) for name in ("drafts", "expects_eos")]
+    sent = together(
+        state.canvas.device, tokens=tokens,
+        cells=slot * state.canvas.shape[1] + state.origin + host.complete[slot] + number,
+        links=slot * state.chain_token.shape[1] + number,
+        places=(np.array(fields)[:, None] * state.slots + at).ravel(), values=values.ravel(),
+    )  # fmt: skip
+    state.canvas.view(-1).index_copy_(0, sent["cells"], sent["tokens"])
+    state.chain_token.view(-1).index_copy_(0, sent["links"], sent["tokens"])
+    state.integers.view(-1).index_copy_(0, sent["places"], sent["values"])
+    known = np.stack(host)
+    known[np.array(fields)[:, None], at] = values
+    return HostState._make(known)

@@ -49,6 +49,11 @@ class DecodeConfig:
         10,
         "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
     )
+    draft_from: str = option(
+        "auto",
+        "where the drafts of causal models come from: masks, the text that the job has written, or, with auto, both",
+        ("auto", "masks", "text"),
+    )
     block_size: int = option(32, "tokens of a block")
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
@@ -111,6 +116,10 @@ class DecodeConfig:
         if self.fill is not None and (":" not in self.fill or self.causal):
             reason = "causal models fill nothing unverified" if ":" in self.fill else "write FILE.py:FUNCTION"
             raise ValueError(f"decode.fill={self.fill}: {reason}, or leave it out")
+        if self.draft_from != "auto" and not self.causal:
+            raise ValueError(
+                f"decode.draft_from={self.draft_from}: is for causal models, whose text no draft changes; leave it out"
+            )
         self._check_verification()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
             raise ValueError(
@@ -194,6 +203,16 @@ class DecodeConfig:
     def max_drafts(self) -> int:
         """Drafts that a branch verifies at most: m."""
         return MOST_DRAFTS if isinstance(self.drafts, str) else self.drafts
+
+    @property
+    def drafts_text(self) -> bool:
+        """Whether tokens of texts that were written before are drafts."""
+        return self.causal and self.max_drafts > 0 and self.draft_from != "masks"
+
+    @property
+    def drafts_masks(self) -> bool:
+        """Whether what masks predict are drafts, where the model has masks."""
+        return self.draft_from != "text"
 
     @property
     def second_choices(self) -> bool:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
 from lopa_dist.decode.state import HostState
@@ -26,6 +27,7 @@ DECAY = 0.998  # weight of a count of drafts, a step later
 REMEMBERED = 9  # steps of a size whose median time counts
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
+LEAST = 0.02  # probability that a draft is accepted below which it is not worth a row
 HOPE = 0.8  # probability that a draft is accepted, before any was
 
 
@@ -109,6 +111,7 @@ class LookaheadPolicy:
         config: `drafts` and `branches` are read.
         ranks: of the branch group, which share the branches.
         blocks: whether masks draft in blocks (`Lookahead.blocks`).
+        masks: whether masks draft.
         clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
     """
 
@@ -118,22 +121,32 @@ class LookaheadPolicy:
         ranks: int = 1,
         blocks: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        masks: bool = True,
     ) -> None:
-        self.blocks = blocks
+        self.blocks, self.masks = blocks, masks
         self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
-        self.choice = FIRST[0] if self.auto else Choice(config.max_drafts * config.causal, 1)
+        self.choice = FIRST[0] if self.auto else Choice(config.max_drafts * config.causal * masks, 1)
         self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
+        self.worth = LEAST  # probability that a draft is accepted from which on it is worth a row
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
         self.chosen: dict[int, int] = {}  # steps by masks of a group
 
-    def lookahead(self) -> Lookahead:
-        """Return how far the next step looks ahead, by `choice`."""
+    def lookahead(self, ends: NDArray[np.float64] | None = None) -> Lookahead:
+        """Return how far the next step looks ahead, by `choice`.
+
+        Args:
+            ends: ``[S, D]`` probabilities that each sequence's chain ends at each depth; None: they are not known.
+        """
         masks, groups = self.choice
+        if ends is not None:
+            behind = np.zeros(ends.shape, bool)
+            np.put_along_axis(behind, np.argsort(-ends, 1, kind="stable")[:, :groups], True, 1)
+            return Lookahead(masks, (), self.blocks, behind)
         if groups == 1:  # also of masked models, whose steps need no choice
             return Lookahead(masks, (), self.blocks)
         ends = self.acceptance.ends(masks)

@@ -12,9 +12,11 @@ import torch
 
 from lopa_dist.decode import DecodeConfig, State, Vocabulary, Winner
 from lopa_dist.engine import memory
+from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.drafter import drafter_for
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.lookahead import LookaheadPolicy
@@ -82,7 +84,9 @@ class Engine:
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # the last step, until it was counted and its results yielded
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        self.lookahead = LookaheadPolicy(config, comm.size, model.config.block_drafts, clock)
+        masks = config.drafts_masks and model.config.has_mask
+        self.lookahead = LookaheadPolicy(config, comm.size, model.config.block_drafts, clock, masks)
+        self.drafter = drafter_for(config, model.config)
         self.winner: Winner | None = None  # of the last step
         self.workspace: Workspace | None = None  # of the last `generate` or `prepare`
         self.batch: RunningBatch | None = None  # of the last `generate`
@@ -135,7 +139,7 @@ class Engine:
         chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt)
         self.batch = RunningBatch(
             requests, next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
-            self.statistics, self.text_of,
+            self.statistics, self.drafter and Chains(self.drafter, plan.sequences), self.text_of,
         )  # fmt: skip
         self.statistics.start()
         return self.batch
@@ -217,6 +221,8 @@ class Engine:
         if ended is not None:
             self.account(ended)
             yield from ended.finished
+            if self.drafter:
+                self.drafter.learn()
             for callback in self.meanwhile:
                 callback(self)
 

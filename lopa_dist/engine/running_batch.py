@@ -16,6 +16,7 @@ from torch import Tensor
 from lopa_dist.decode import FAILED, Admitted, HostState, State
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import Written, take_notes, written
+from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
@@ -86,6 +87,7 @@ class RunningBatch:
     lookahead: LookaheadPolicy  # how far causal models look ahead
     sampling: Sampling  # how tokens are chosen for requests that do not say
     statistics: Statistics  # counts the times of phases, and prompts
+    chains: Chains | None = None  # of a causal model whose drafts the host chooses
     text_of: TextOf | None = None  # decodes tokens, to find stop strings; None: they end no sequence
     running: dict[int, Admission] = field(default_factory=dict)  # by slot
     structures: Structures = field(default_factory=dict)  # of earlier steps
@@ -112,6 +114,8 @@ class RunningBatch:
             admitted.append(Admitted(slot, request.prompt, limit, request.key, sampled, request.suffix))
             chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
+            if self.chains:
+                self.chains.admit(slot, request.prompt)
             self.statistics.admitted += 1
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
@@ -122,8 +126,12 @@ class RunningBatch:
         """Choose the sequences of the next step."""
         chunk = bool(self.chunks.waiting())
         waiting = self.compute_chunk()
-        ahead = self.lookahead.lookahead()
+        if self.chains:
+            self.host = self.chains.draft(self.state, self.host, self.lookahead.worth)
+        ahead = self.lookahead.lookahead(self.chains and self.chains.ends)
         slots = self.scheduler.choose(self.state, self.host, ahead, waiting)
+        if slots is not None:
+            ahead = ahead.take(slots)
         before = self.host if slots is None else self.host.take(slots)
         state = self.state if slots is None else self.state.take(slots)
         running = {slot: admission.work for slot, admission in self.running.items()}
@@ -152,12 +160,16 @@ class RunningBatch:
         if step.slots is not None:
             self.state.put(step.slots, step.state)
         accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
-        self.host, copied = self.state.to_host_with(torch.cat([extra, accepted_with.view(-1)]))
+        told = self.chains.told(winner) if self.chains else extra.new_empty(0)
+        self.host, copied = self.state.to_host_with(torch.cat([extra, accepted_with.view(-1), told]))
+        own, of_branches, of_chains = np.split(copied, [len(extra), len(extra) + accepted_with.numel()])
         if winner.accepted_with is not None:
-            step.accepted_with = copied[len(extra) :].reshape(accepted_with.shape)
+            step.accepted_with = of_branches.reshape(accepted_with.shape)
+        if self.chains:
+            self.chains.heard(np.arange(self.state.slots) if step.slots is None else step.slots, of_chains)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         self.statistics.lap("host", waited=True)
-        return copied[: len(extra)]
+        return own
 
     def shared_prefixes(
         self, slots: Ints | None, host: HostState, works: Sequence[Work | None]
@@ -198,6 +210,8 @@ class RunningBatch:
             generations.append(self.generation(slot, tokens, ways.get(slot), now))
             self.runner.request_sampling.pop(slot, None)
             self.scheduler.leave(slot)
+            if self.chains:
+                self.chains.leave(slot)
             del self.running[slot]
         return generations
 

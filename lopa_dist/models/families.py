@@ -451,17 +451,17 @@ def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
     return config if config.has_mask else replace(config, mask_id=mask_id(masked, {}, {}, special, config.vocab_size))
 
 
-def check_drafts(config: ModelConfig, drafts: int, branches: int = 0) -> None:
+def check_drafts(config: ModelConfig, drafts: int | str, branches: int = 0, draft_from: str = "auto") -> None:
     """Raise a ValueError if a model is to draft tokens that it has no masks for, or in branches that it cannot have."""
     if branches and config.block_drafts:
         raise ValueError(
             f"decode.branches={branches}: {config.family} models draft in a block behind cached tokens, and a branch's "
             "tokens are not cached: set decode.branches=0"
         )
-    if drafts and not config.has_mask:
+    if drafts and draft_from == "masks" and not config.has_mask:
         raise ValueError(
-            f"decode.drafts={drafts} needs a mask token, whose rows predict tokens further on; {config.family} models "
-            "have none and write one token a forward: set decode.drafts=0"
+            f"decode.draft_from=masks needs a mask token, whose rows predict tokens further on; {config.family} models "
+            "have none: leave it at auto, which drafts from text, or set decode.drafts=0"
         )
 
 

@@ -31,10 +31,11 @@ all K/V. If such a branch wins, `engine.commit` moves the K/V of its accepted to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.state import HostState, Records, State
@@ -50,6 +51,11 @@ class Lookahead:
     masks: int  # of a group
     depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
     blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
+    behind: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
+
+    def take(self, slots: Ints) -> Lookahead:
+        """Return the same for some slots."""
+        return self if self.behind is None else replace(self, behind=self.behind[slots])
 
     @property
     def lead(self) -> int:
@@ -78,7 +84,10 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     drafts = host.drafts * running
     depth = np.arange(int(drafts.max(initial=0)) + 1)  # [D]
     last = depth == drafts[:, None]  # [S, D]
-    wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
+    if lookahead.behind is not None:
+        wanted = lookahead.behind[:, : len(depth)] & (depth <= drafts[:, None])
+    else:
+        wanted = last if lookahead.depths is None else np.isin(depth, lookahead.depths) | last
     wanted &= (depth <= (drafts - host.expects_eos)[:, None]) & running[:, None]
     # Behind the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
     # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.

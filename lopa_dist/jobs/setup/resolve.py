@@ -81,10 +81,10 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolv
         pattern = FAMILIES[shape.family].pattern
         reason = f"the pattern of its family {shape.family}, {pattern}"
         values["model.pattern"] = pattern, f"the model's family, {shape.family}"
-    check_drafts(shape, config.decode.drafts, config.decode.branches)
+    check_drafts(shape, config.decode.drafts, config.decode.branches, config.decode.draft_from)
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):
-        if getattr(config.decode, entry.name) == "auto" and entry.name != "drafts":  # chosen anew in every step
+        if getattr(config.decode, entry.name) == "auto" and entry.name not in ("drafts", "draft_from"):  # chosen anew in every step
             values[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"

@@ -1,0 +1,89 @@
+"""The chains of a causal model's sequences, as the host drafts them: what it needs of a step, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lopa_dist.decode import HostState, State
+from lopa_dist.decode.causal import brought, proposals, put_chains
+from lopa_dist.decode.winner import Winner
+from lopa_dist.engine.drafter import Drafter
+from lopa_dist.ragged import Ints
+
+
+class Chains:
+    """Lets a `Drafter` draft for the sequences of a batch.
+
+    Args:
+        drafter: of the replica.
+        slots: of the state.
+    """
+
+    def __init__(self, drafter: Drafter, slots: int) -> None:
+        self.drafter = drafter
+        drafter.texts.clear()
+        self.masks: dict[int, list[tuple[int, float]]] = {}  # of sequences to draft for: what masks predicted
+        self.ends: NDArray[np.float64] = np.zeros((slots, drafter.most + 1))
+
+    def admit(self, slot: int, prompt: Sequence[int]) -> None:
+        """Draft for a sequence that begins in `slot`."""
+        self.drafter.admit(slot, prompt)
+        self.masks[slot] = []
+
+    def leave(self, slot: int) -> None:
+        """Forget the sequence in `slot`."""
+        self.drafter.leave(slot)
+        self.masks.pop(slot, None)
+
+    def told(self, winner: Winner) -> Tensor:
+        """Return what the host must know of a step, for its one copy: ``[S x (D + 2 n)]``.
+
+        These are the tokens that the step has written, -1 for none, and what masks predicted behind them: tokens, -1
+        for none, and the bits of their probabilities.
+        """
+        written, proposed = brought(winner), proposals(winner)
+        self.shapes = written.shape, proposed.packed[:2].shape
+        return torch.cat([written.flatten(), proposed.packed[:2].flatten()])
+
+    def heard(self, slots: Ints, values: Ints) -> None:
+        """Take what `told` has sent, for the sequences in `slots`."""
+        (count, width), shape = self.shapes
+        written = values[: count * width].reshape(count, width)
+        token, bits = values[count * width :].reshape(shape)
+        probability = bits.astype(np.int32).view(np.float32)
+        length = (written >= 0).sum(1)
+        use = ((token >= 0).cumprod(1).sum(1) * self.drafter.masks).tolist()
+        rows = zip(slots.tolist(), written.tolist(), length.tolist(), token.tolist(), probability.tolist(), use)
+        for slot, tokens, n, predicted, chances, most in rows:
+            if slot in self.drafter.texts:
+                self.drafter.wrote(slot, tokens[:n])
+                self.masks[slot] = list(zip(predicted[:most], chances, strict=False))
+
+    def draft(self, state: State, host: HostState, worth: float) -> HostState:
+        """Draft for the sequences that took a step or begin, and return what the host knows then.
+
+        Args:
+            state, host: of all slots, of the same step.
+            worth: as of `Drafter.draft`.
+        """
+        drafter, slots, chains, expects_eos = self.drafter, [], [], []
+        for slot, masks in self.masks.items():
+            if host.done[slot]:
+                continue
+            text = drafter.draft(slot, min(drafter.most, int(host.limit[slot] - 1 - host.complete[slot])), worth, masks)
+            slots.append(slot)
+            chains.append([draft.token for draft in text.chain])
+            expects_eos.append(text.expects_eos)
+            self.ends[slot] = 0
+            reached = 1.0
+            for depth, draft in enumerate(text.chain):
+                self.ends[slot, depth] = reached * (1 - draft.chance)
+                reached *= draft.chance
+            self.ends[slot, len(text.chain)] = reached
+        self.masks = {}
+        return put_chains(state, host, slots, chains, expects_eos) if slots else host

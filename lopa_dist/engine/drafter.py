@@ -1,0 +1,207 @@
+"""Drafts of causal models from several sources: masks, the text that the job has written, and each request's own text.
+
+No draft changes a text, so a draft may come from anywhere, and a batch job repeats itself: templates, phrases, samples
+of one prompt, copies from the prompt. Three sources propose the next token of a chain, one draft after another:
+
+- *masks*: what the masks behind the last verified token predicted, as far as there were any;
+- *text*: what most often followed the last tokens in the answers that this replica has written (`NGrams`;
+  SuffixDecoding, arXiv 2411.04975, does that for a server);
+- *own*: what followed the last tokens where they stood before, in the request's own prompt and answer (prompt lookup).
+
+The surest source drafts. How sure a source is, is measured while the job runs: the share of its earlier proposals of
+the same kind (order of the n-gram and its count; length of the repeated passage; depth and probability of the mask)
+that the model then wrote, where all drafts before them had been right. Nothing but tokens decides, so all ranks of a
+replica propose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.ngrams import COUNT, LONGEST, ORDERS, NGrams
+from lopa_dist.models.config import ModelConfig
+
+MASKS, TEXT, OWN = SOURCES = ("masks", "text", "own")
+DECAY = 0.998  # weight of a proposal of the same kind, one proposal later
+HOPE = 0.5  # probability that a proposal is right, before any of its kind was made
+SURE = 0.85  # at this probability no shorter context is looked at
+MATCH = 8  # tokens of a repeated passage that are compared at most
+REMEMBERED = 4096  # tokens of a prompt in which passages are looked for: its last ones
+
+# kinds of proposals, numbered: text by order and count, own by the passage's length, masks by depth and probability
+BITS = [min(count.bit_length(), 7) for count in range(COUNT + 1)]
+OF_TEXT = 8 * (LONGEST + 1)
+OF_OWN = OF_TEXT + MATCH + 1
+LEVELS = 8  # of a mask's probability p: how many times 1 - p halves from 1
+DEPTHS = 16
+KINDS = OF_OWN + 2 * DEPTHS * LEVELS
+
+
+class Draft(NamedTuple):
+    """A draft of a chain, and what each source proposed at its place; -1: nothing."""
+
+    token: int
+    chance: float  # that the model writes it, if it wrote the drafts before it
+    source: str
+    text: int  # token from the table or from the own text
+    text_kind: int
+    mask: int
+    mask_kind: int
+
+
+@dataclass
+class Text:
+    """The text of a sequence in flight, and what was drafted for it."""
+
+    tokens: list[int]  # of the prompt and the answer
+    counted: int  # tokens that were counted in the table
+    index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: where the next one stands, lastly
+    chain: list[Draft] = field(default_factory=list)  # that the next forward verifies, or the last one did
+    expects_eos: bool = False  # whether an end-of-text was proposed behind the chain
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        texts, index = self.tokens, self.index
+        for token in tokens:
+            if len(texts) > 1:
+                index[texts[-2], texts[-1]] = len(texts)
+            texts.append(token)
+
+
+class Drafter:
+    """Drafts for the sequences of one replica.
+
+    Args:
+        eos_ids: tokens that end a text; they are not drafted.
+        most: drafts of a chain.
+        masks: whether what masks predict may be drafted.
+    """
+
+    def __init__(self, eos_ids: Sequence[int], most: int, masks: bool) -> None:
+        self.eos_ids, self.most, self.masks = frozenset(eos_ids), most, masks
+        self.table = NGrams()
+        self.tried, self.right, self.chance = [0.0] * KINDS, [0.0] * KINDS, [HOPE] * KINDS
+        self.texts: dict[int, Text] = {}  # by slot
+        self.verified: list[tuple[Text, list[Draft], int]] = []  # chains of the last step, to learn from
+        self.proposed, self.accepted = dict.fromkeys(SOURCES, 0), dict.fromkeys(SOURCES, 0)
+
+    def admit(self, slot: int, prompt: Sequence[int]) -> None:
+        """Begin the text of a request."""
+        text = Text([], len(prompt))
+        text.tokens.extend(prompt[: max(len(prompt) - REMEMBERED, 0)])
+        text.extend(prompt[len(text.tokens) :])
+        self.texts[slot] = text
+
+    def leave(self, slot: int) -> None:
+        """Forget the text of a slot that becomes free, once it was learned from."""
+        del self.texts[slot]
+
+    def wrote(self, slot: int, tokens: Sequence[int]) -> None:
+        """Append the tokens that a step has written."""
+        text = self.texts[slot]
+        self.verified.append((text, text.chain, len(text.tokens)))
+        text.chain = []
+        text.extend(tokens)
+
+    def learn(self) -> None:
+        """Learn from the last step: how good its proposals were, and its text.
+
+        It may be called late, as while a device computes: no proposal needs it.
+        """
+        verified, self.verified = self.verified, []
+        for text, chain, begin in verified:
+            tokens = text.tokens
+            for draft, token in zip(chain, tokens[begin:], strict=False):
+                if draft.text >= 0:
+                    self.count(draft.text_kind, draft.text == token)
+                if draft.mask >= 0:
+                    self.count(draft.mask_kind, draft.mask == token)
+                self.proposed[draft.source] += 1
+                if draft.token != token:
+                    break
+                self.accepted[draft.source] += 1
+            self.table.add(tokens, text.counted)
+            text.counted = len(tokens)
+
+    def count(self, kind: int, right: bool) -> None:
+        """Count a proposal whose place was reached."""
+        self.tried[kind] = tried = DECAY * self.tried[kind] + 1
+        self.right[kind] = accepted = DECAY * self.right[kind] + right
+        self.chance[kind] = (accepted + HOPE) / (tried + 1)
+
+    def draft(self, slot: int, most: int, worth: float, masks: Sequence[tuple[int, float]] = ()) -> Text:
+        """Draft a chain for a sequence, `Text.chain`.
+
+        Args:
+            slot: of the sequence.
+            most: drafts.
+            worth: probability that a draft is reached and right, below which it is not worth a row.
+            masks: tokens that masks predicted for the chain's places, and their probabilities.
+        """
+        text = self.texts[slot]
+        tokens, index, chances, after = text.tokens, text.index, self.chance, self.table.after
+        text.chain, text.expects_eos = chain, _ = [], False
+        context, end = tuple(tokens[-LONGEST:]), len(tokens)
+        passage, length = self.passage(text)
+        on_track, reached = 0, 1.0  # whether the chain is what the masks predicted (0) or left it
+        while len(chain) < most:
+            token, chance, source, kind = -1, 0.0, TEXT, 0
+            for order in ORDERS[max(LONGEST - len(context), 0) :]:
+                entry = after(context[-order:])
+                if entry is not None and (found := chances[8 * order + BITS[entry & COUNT]]) > chance:
+                    token, chance, kind = entry >> 8, found, 8 * order + BITS[entry & COUNT]
+                    if chance > SURE:
+                        break
+            if passage and (found := chances[OF_TEXT + length]) > chance:
+                token, chance, source, kind = tokens[passage], found, OWN, OF_TEXT + length
+            mask = mask_kind = -1
+            proposed, proposed_kind = token, kind
+            depth = len(chain)
+            if depth < len(masks):
+                mask, probability = masks[depth]
+                mask_kind = OF_OWN + (on_track + depth) * LEVELS + level(probability)
+                if chances[mask_kind] > chance:
+                    token, chance, source = mask, chances[mask_kind], MASKS
+            reached *= chance
+            if token < 0 or reached < worth:
+                break
+            if token in self.eos_ids:
+                text.expects_eos = True
+                break
+            chain.append(Draft(token, chance, source, proposed, proposed_kind, mask, mask_kind))
+            if mask != token:
+                on_track = DEPTHS
+            if passage and tokens[passage] == token and passage + 1 < end:
+                passage, length = passage + 1, min(length + 1, MATCH)
+            else:
+                passage, length = index.get((context[-1], token), 0), 2
+            context = (*context[-LONGEST + 1 :], token)
+        return text
+
+    def passage(self, text: Text) -> tuple[int, int]:
+        """Return where the passage goes on that stands lastly at the text's end, and how long it is; 0: nowhere."""
+        tokens = text.tokens
+        if len(tokens) < 2:
+            return 0, 0
+        at, length = text.index.get((tokens[-2], tokens[-1]), 0), 2
+        while 0 < length < MATCH and at > length and tokens[at - length - 1] == tokens[-length - 1]:
+            length += 1
+        return at, length
+
+
+def level(probability: float) -> int:
+    """Return the level of a mask's probability p: how many times 1 - p is halved, at most 7."""
+    rest, halved = 1.0 - probability, 0
+    while rest < 0.5 and halved < LEVELS - 1:
+        rest, halved = 2 * rest, halved + 1
+    return halved
+
+
+def drafter_for(config: DecodeConfig, model: ModelConfig) -> Drafter | None:
+    """Return what drafts for a model as `config` says; None if its masks alone do."""
+    if not config.drafts_text:
+        return None
+    return Drafter(model.eos_ids if config.stop_at_eos else (), config.max_drafts, config.drafts_masks and model.has_mask)
