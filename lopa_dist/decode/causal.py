@@ -139,7 +139,12 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
 
 
 def put_chains(
-    state: State, host: HostState, slots: Sequence[int], chains: Sequence[Sequence[int]], expects_eos: Sequence[bool]
+    state: State,
+    host: HostState,
+    slots: Sequence[int],
+    chains: Sequence[Sequence[int]],
+    expects_eos: Sequence[bool],
+    paths: Sequence[Sequence[Sequence[int]]] = (),
 ) -> HostState:
     """Give sequences other drafts than `spawn` did, and return what the host knows then; `host` is not changed.
 
@@ -148,21 +153,30 @@ def put_chains(
         slots: of the sequences.
         chains: their drafts; no row could verify more than stand before the answer's limit.
         expects_eos: whether an end-of-text is expected behind them.
+        paths: of each sequence, further branches behind those that it has: drafts, as many as its chain has.
     """
     at, counts = np.array(slots), np.array([len(chain) for chain in chains])
     tokens = np.array([token for chain in chains for token in chain], np.int64)
     slot, number = at.repeat(counts), ragged_arange(counts)
-    values = np.stack([counts, np.array(expects_eos, np.int64)])
-    fields = [HostState._fields.index(name) for name in ("drafts", "expects_eos")]
+    canvas_cells = slot * state.canvas.shape[1] + state.origin + host.complete[slot] + number
+    chain_cells = slot * state.chain_token.shape[1] + number
+    values = np.stack([counts, np.array(expects_eos, np.int64), host.branches[at]])
+    if paths:
+        of, begin = np.array([len(some) for some in paths]), host.branches[at]  # numbers of the first further branch
+        branch = begin.repeat(of) + ragged_arange(of)
+        cell = at.repeat(of) * state.chain_token.shape[1] + branch * state.config.max_drafts
+        lengths = counts.repeat(of)
+        chain_cells = np.append(chain_cells, cell.repeat(lengths) + ragged_arange(lengths))
+        values[2] += of
+    further = np.array([token for some in paths for path in some for token in path], np.int64)
+    fields = np.array([HostState._fields.index(name) for name in ("drafts", "expects_eos", "branches")])
     sent = together(
-        state.canvas.device, tokens=tokens,
-        cells=slot * state.canvas.shape[1] + state.origin + host.complete[slot] + number,
-        links=slot * state.chain_token.shape[1] + number,
-        places=(np.array(fields)[:, None] * state.slots + at).ravel(), values=values.ravel(),
+        state.canvas.device, tokens=tokens, further=further, canvas=canvas_cells, chain=chain_cells,
+        places=(fields[:, None] * state.slots + at).ravel(), values=values.ravel(),
     )  # fmt: skip
-    state.canvas.view(-1).index_copy_(0, sent["cells"], sent["tokens"])
-    state.chain_token.view(-1).index_copy_(0, sent["links"], sent["tokens"])
+    state.canvas.view(-1).index_copy_(0, sent["canvas"], sent["tokens"])
+    state.chain_token.view(-1).index_copy_(0, sent["chain"], torch.cat([sent["tokens"], sent["further"]]))
     state.integers.view(-1).index_copy_(0, sent["places"], sent["values"])
     known = np.stack(host)
-    known[np.array(fields)[:, None], at] = values
+    known[fields[:, None], at] = values
     return HostState._make(known)

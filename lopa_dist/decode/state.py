@@ -281,6 +281,11 @@ class State:
             values[HostState._fields.index(field), slots] = value
         return HostState._make(values)
 
+    def limit_branches(self, host: HostState, most: int) -> HostState:
+        """Let at most `most` branches of each sequence run, the anchor included; returns what the host knows then."""
+        self.branches.clamp_(max=most)
+        return host._replace(branches=np.minimum(host.branches, most))
+
     def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """Return the answers in `slots` up to the positions `ends`, in one transfer, without `known` tokens."""
         at = to_device(np.array(slots), self.canvas.device)

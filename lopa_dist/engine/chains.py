@@ -1,4 +1,4 @@
-"""The chains of a causal model's sequences, as the host drafts them: what it needs of a step, and what it gives back."""
+"""Drafting on the host for the sequences of a batch: what it needs of a step, and what it gives back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lopa_dist.decode import HostState, State
 from lopa_dist.decode.causal import brought, proposals, put_chains
 from lopa_dist.decode.winner import Winner
 from lopa_dist.engine.drafter import Drafter
+from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
 
 
@@ -28,11 +29,12 @@ class Chains:
         self.drafter = drafter
         drafter.texts.clear()
         self.masks: dict[int, list[tuple[int, float]]] = {}  # of sequences to draft for: what masks predicted
-        self.ends: NDArray[np.float64] = np.zeros((slots, drafter.most + 1))
+        self.ends: NDArray[np.float64] = np.zeros((slots, drafter.most + 1))  # chances that chains end at each depth
+        self.predicted: Ints = np.zeros(slots, np.int64)  # places of each chain for which masks predicted a token
 
-    def admit(self, slot: int, prompt: Sequence[int]) -> None:
-        """Draft for a sequence that begins in `slot`."""
-        self.drafter.admit(slot, prompt)
+    def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
+        """Draft for a sequence that begins in `slot`; its drafts are counted in `works`."""
+        self.drafter.admit(slot, prompt, *works)
         self.masks[slot] = []
 
     def leave(self, slot: int) -> None:
@@ -55,14 +57,18 @@ class Chains:
         (count, width), shape = self.shapes
         written = values[: count * width].reshape(count, width)
         token, bits = values[count * width :].reshape(shape)
+        predicted = (token >= 0).cumprod(1).sum(1) * self.drafter.masks
         probability = bits.astype(np.int32).view(np.float32)
-        length = (written >= 0).sum(1)
-        use = ((token >= 0).cumprod(1).sum(1) * self.drafter.masks).tolist()
-        rows = zip(slots.tolist(), written.tolist(), length.tolist(), token.tolist(), probability.tolist(), use)
-        for slot, tokens, n, predicted, chances, most in rows:
+        for number, (slot, tokens, n, most) in enumerate(
+            zip(slots.tolist(), written.tolist(), (written >= 0).sum(1).tolist(), predicted.tolist(), strict=True)
+        ):
             if slot in self.drafter.texts:
                 self.drafter.wrote(slot, tokens[:n])
-                self.masks[slot] = list(zip(predicted[:most], chances, strict=False))
+                self.masks[slot] = (
+                    list(zip(token[number, :most].tolist(), probability[number, :most].tolist(), strict=True))
+                    if most
+                    else []
+                )
 
     def draft(self, state: State, host: HostState, worth: float) -> HostState:
         """Draft for the sequences that took a step or begin, and return what the host knows then.
@@ -71,19 +77,21 @@ class Chains:
             state, host: of all slots, of the same step.
             worth: as of `Drafter.draft`.
         """
-        drafter, slots, chains, expects_eos = self.drafter, [], [], []
+        drafter, slots, chains, expects_eos, paths = self.drafter, [], [], [], []
         for slot, masks in self.masks.items():
             if host.done[slot]:
                 continue
             text = drafter.draft(slot, min(drafter.most, int(host.limit[slot] - 1 - host.complete[slot])), worth, masks)
             slots.append(slot)
-            chains.append([draft.token for draft in text.chain])
+            chains.append([draft[0] for draft in text.chain])
             expects_eos.append(text.expects_eos)
-            self.ends[slot] = 0
-            reached = 1.0
-            for depth, draft in enumerate(text.chain):
-                self.ends[slot, depth] = reached * (1 - draft.chance)
-                reached *= draft.chance
-            self.ends[slot, len(text.chain)] = reached
+            if state.config.branches:
+                free = state.config.max_branches - max(int(host.branches[slot]), 1)  # the others hold second choices
+                paths.append(drafter.paths(slot, free, masks) if free and text.chain else [])
+            if drafter.masks:
+                self.predicted[slot] = len(masks)
+                reached = np.cumprod([1.0, *(draft[1] for draft in text.chain)])
+                self.ends[slot] = 0
+                self.ends[slot, : len(reached)] = reached - np.append(reached[1:], 0)
         self.masks = {}
-        return put_chains(state, host, slots, chains, expects_eos) if slots else host
+        return put_chains(state, host, slots, chains, expects_eos, paths) if slots else host

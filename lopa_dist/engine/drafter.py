@@ -16,15 +16,18 @@ replica propose the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TypeAlias
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.ngrams import COUNT, LONGEST, ORDERS, NGrams
+from lopa_dist.engine.work import Work
 from lopa_dist.models.config import ModelConfig
 
-MASKS, TEXT, OWN = SOURCES = ("masks", "text", "own")
+SOURCES = ("masks", "text", "own")
+MASKS, TEXT, OWN = range(len(SOURCES))
+
 DECAY = 0.998  # weight of a proposal of the same kind, one proposal later
 HOPE = 0.5  # probability that a proposal is right, before any of its kind was made
 SURE = 0.85  # at this probability no shorter context is looked at
@@ -37,19 +40,13 @@ OF_TEXT = 8 * (LONGEST + 1)
 OF_OWN = OF_TEXT + MATCH + 1
 LEVELS = 8  # of a mask's probability p: how many times 1 - p halves from 1
 DEPTHS = 16
-KINDS = OF_OWN + 2 * DEPTHS * LEVELS
+OF_BOTH = OF_OWN + 2 * DEPTHS * LEVELS  # a mask and the text propose the same
+KINDS = OF_BOTH + 2 * LEVELS
 
 
-class Draft(NamedTuple):
-    """A draft of a chain, and what each source proposed at its place; -1: nothing."""
-
-    token: int
-    chance: float  # that the model writes it, if it wrote the drafts before it
-    source: str
-    text: int  # token from the table or from the own text
-    text_kind: int
-    mask: int
-    mask_kind: int
+Draft: TypeAlias = tuple[int, float, int, int, int, int, int]
+"""A draft of a chain: its token, the chance that the model writes it if it wrote those before it, and its source; what
+the texts proposed at its place, token and kind, and what a mask did. A token of -1: nothing."""
 
 
 @dataclass
@@ -58,6 +55,7 @@ class Text:
 
     tokens: list[int]  # of the prompt and the answer
     counted: int  # tokens that were counted in the table
+    works: tuple[Work, ...]  # in which its drafts are counted
     index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: where the next one stands, lastly
     chain: list[Draft] = field(default_factory=list)  # that the next forward verifies, or the last one did
     expects_eos: bool = False  # whether an end-of-text was proposed behind the chain
@@ -86,11 +84,10 @@ class Drafter:
         self.tried, self.right, self.chance = [0.0] * KINDS, [0.0] * KINDS, [HOPE] * KINDS
         self.texts: dict[int, Text] = {}  # by slot
         self.verified: list[tuple[Text, list[Draft], int]] = []  # chains of the last step, to learn from
-        self.proposed, self.accepted = dict.fromkeys(SOURCES, 0), dict.fromkeys(SOURCES, 0)
 
-    def admit(self, slot: int, prompt: Sequence[int]) -> None:
-        """Begin the text of a request."""
-        text = Text([], len(prompt))
+    def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
+        """Begin the text of a request, whose drafts are counted in `works`."""
+        text = Text([], len(prompt), works)
         text.tokens.extend(prompt[: max(len(prompt) - REMEMBERED, 0)])
         text.extend(prompt[len(text.tokens) :])
         self.texts[slot] = text
@@ -113,16 +110,20 @@ class Drafter:
         """
         verified, self.verified = self.verified, []
         for text, chain, begin in verified:
-            tokens = text.tokens
-            for draft, token in zip(chain, tokens[begin:], strict=False):
-                if draft.text >= 0:
-                    self.count(draft.text_kind, draft.text == token)
-                if draft.mask >= 0:
-                    self.count(draft.mask_kind, draft.mask == token)
-                self.proposed[draft.source] += 1
-                if draft.token != token:
+            tokens, sources, right = text.tokens, [source for _, _, source, *_ in chain], 0
+            for (draft, _, _, text_token, text_kind, mask, mask_kind), token in zip(
+                chain, tokens[begin : begin + len(chain)], strict=False
+            ):
+                if text_token >= 0:
+                    self.count(text_kind, text_token == token)
+                if mask >= 0:
+                    self.count(mask_kind, mask == token)
+                if draft != token:
                     break
-                self.accepted[draft.source] += 1
+                right += 1
+            for work in text.works:
+                work.verified_from.update(sources)
+                work.accepted_from.update(sources[:right])
             self.table.add(tokens, text.counted)
             text.counted = len(tokens)
 
@@ -142,28 +143,30 @@ class Drafter:
             masks: tokens that masks predicted for the chain's places, and their probabilities.
         """
         text = self.texts[slot]
-        tokens, index, chances, after = text.tokens, text.index, self.chance, self.table.after
+        tokens, index, chances = text.tokens, text.index, self.chance
+        young, after = self.table.young.get, self.table.after
         text.chain, text.expects_eos = chain, _ = [], False
         context, end = tuple(tokens[-LONGEST:]), len(tokens)
         passage, length = self.passage(text)
-        on_track, reached = 0, 1.0  # whether the chain is what the masks predicted (0) or left it
-        while len(chain) < most:
+        on_track, reached = 0, 1.0  # 0 while the chain is what the masks predicted
+        for depth in range(most):
             token, chance, source, kind = -1, 0.0, TEXT, 0
             for order in ORDERS[max(LONGEST - len(context), 0) :]:
-                entry = after(context[-order:])
-                if entry is not None and (found := chances[8 * order + BITS[entry & COUNT]]) > chance:
+                entry = young(hash(context[-order:])) or after(context[-order:])
+                if entry and (found := chances[8 * order + BITS[entry & COUNT]]) > chance:
                     token, chance, kind = entry >> 8, found, 8 * order + BITS[entry & COUNT]
                     if chance > SURE:
                         break
             if passage and (found := chances[OF_TEXT + length]) > chance:
                 token, chance, source, kind = tokens[passage], found, OWN, OF_TEXT + length
-            mask = mask_kind = -1
-            proposed, proposed_kind = token, kind
-            depth = len(chain)
+            proposed, mask, mask_kind = token, -1, 0
             if depth < len(masks):
                 mask, probability = masks[depth]
                 mask_kind = OF_OWN + (on_track + depth) * LEVELS + level(probability)
-                if chances[mask_kind] > chance:
+                if mask == token:
+                    kind = mask_kind = OF_BOTH + LEVELS * (on_track > 0) + level(probability)
+                    chance, source = max(chance, chances[kind]), MASKS
+                elif chances[mask_kind] > chance:
                     token, chance, source = mask, chances[mask_kind], MASKS
             reached *= chance
             if token < 0 or reached < worth:
@@ -171,7 +174,7 @@ class Drafter:
             if token in self.eos_ids:
                 text.expects_eos = True
                 break
-            chain.append(Draft(token, chance, source, proposed, proposed_kind, mask, mask_kind))
+            chain.append((token, chance, source, proposed, kind, mask, mask_kind))
             if mask != token:
                 on_track = DEPTHS
             if passage and tokens[passage] == token and passage + 1 < end:
@@ -180,6 +183,52 @@ class Drafter:
                 passage, length = index.get((context[-1], token), 0), 2
             context = (*context[-LONGEST + 1 :], token)
         return text
+
+    def paths(self, slot: int, most: int, masks: Sequence[tuple[int, float]] = ()) -> list[list[int]]:
+        """Return other drafts than the chain's, the likeliest first: each takes what another source proposed somewhere.
+
+        Args:
+            slot, masks: as of `draft`, which was called before.
+            most: paths.
+
+        Returns:
+            Tokens, as many as the chain has.
+        """
+        text = self.texts[slot]
+        tokens, chain = text.tokens, [draft[0] for draft in text.chain]
+        found: dict[tuple[int, int], float] = {}  # by depth and token
+        passage, length = self.passage(text)
+        reached, straight = 1.0, True
+        for depth, (token, chance, *_) in enumerate(text.chain):
+            proposed = list(self.in_table([*tokens[-LONGEST:], *chain[:depth]]))
+            if passage and straight:
+                proposed.append((tokens[passage], self.chance[OF_TEXT + length]))
+                straight = tokens[passage] == token and passage + 1 < len(tokens)
+                passage, length = passage + 1, min(length + 1, MATCH)
+            if depth < len(masks):
+                proposed.append((masks[depth][0], self.chance[OF_OWN + depth * LEVELS + level(masks[depth][1])]))
+            for other, likely in proposed:
+                if other != token and other not in self.eos_ids:
+                    found[depth, other] = max(found.get((depth, other), 0.0), reached * likely)
+            reached *= chance
+        best = sorted(found, key=lambda at: (-found[at], at))[:most]
+        return [self.onward(tokens, [*chain[:depth], other], chain) for depth, other in best]
+
+    def onward(self, tokens: list[int], path: list[int], chain: list[int]) -> list[int]:
+        """Return `path`, which leaves `chain`, with what the table says further on, and then as the chain goes on."""
+        while len(path) < len(chain):
+            proposed = max(self.in_table([*tokens[-LONGEST:], *path]), key=lambda one: one[1], default=(-1, 0.0))[0]
+            if proposed < 0 or proposed in self.eos_ids:
+                break
+            path.append(proposed)
+        return path + chain[len(path) :]
+
+    def in_table(self, context: list[int]) -> Iterator[tuple[int, float]]:
+        """Yield the tokens that the table proposes behind a context, by order, and their chances."""
+        for order in ORDERS:
+            entry = self.table.after(tuple(context[-order:])) if order <= len(context) else None
+            if entry is not None:
+                yield entry >> 8, self.chance[8 * order + BITS[entry & COUNT]]
 
     def passage(self, text: Text) -> tuple[int, int]:
         """Return where the passage goes on that stands lastly at the text's end, and how long it is; 0: nowhere."""
@@ -204,4 +253,6 @@ def drafter_for(config: DecodeConfig, model: ModelConfig) -> Drafter | None:
     """Return what drafts for a model as `config` says; None if its masks alone do."""
     if not config.drafts_text:
         return None
-    return Drafter(model.eos_ids if config.stop_at_eos else (), config.max_drafts, config.drafts_masks and model.has_mask)
+    return Drafter(
+        model.eos_ids if config.stop_at_eos else (), config.max_drafts, config.drafts_masks and model.has_mask
+    )

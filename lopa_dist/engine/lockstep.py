@@ -120,8 +120,8 @@ class Lockstep:
             PeerFailure: a rank's forward failed.
         """
         levels = batch.to_host(step, winner, self.levels)
-        values = levels[::3].tolist()
-        self.choice = Choice(*levels[1:3].tolist()) if values else step.proposal
+        values = levels[:: 1 + len(step.proposal)].tolist()
+        self.choice = Choice(*levels[1 : 1 + len(step.proposal)].tolist()) if values else step.proposal
         if StopLevel.FAILED in values:
             raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
         self.level = StopLevel(max(values, default=self.own_level))

@@ -25,9 +25,11 @@ from lopa_dist.rows.prefill import SharedPrefixes
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
 DECAY = 0.998  # weight of a count of drafts, a step later
 REMEMBERED = 9  # steps of a size whose median time counts
+TRIAL = 1024  # rows of masks that are run before they may be found useless
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
-LEAST = 0.02  # probability that a draft is accepted below which it is not worth a row
+HOLD = 0.03  # by which share another choice must be faster to replace the best one so far
+LEAST, MOST_WORTH = 20, 900  # bounds of `Choice.worth`
 HOPE = 0.8  # probability that a draft is accepted, before any was
 
 
@@ -36,30 +38,51 @@ class Choice(NamedTuple):
 
     masks: int  # of a group
     groups: int
+    branches: int = 0  # whether branches run beside the chain
+    worth: int = LEAST  # thousandths: the probability to be reached and right from which on a draft is worth a row
 
 
 FIRST = (Choice(2, 1), Choice(2, 1), Choice(0, 1))  # that a job begins with: cheap ones, of two sizes
 
 
 class Acceptance:
-    """How often drafts were accepted, by their depth in the chain; older ones count less."""
+    """How far chains of drafts were accepted, by depth; older ones count less."""
 
-    def __init__(self, deepest: int = MOST_DRAFTS) -> None:
-        self.tried, self.accepted = np.zeros((2, deepest))
+    def __init__(self, deepest: int = MOST_DRAFTS, hope: float = HOPE) -> None:
+        self.hope = hope  # probability that a draft is accepted, before any was
+        self.tried, self.accepted, self.drafted, self.room = np.zeros((4, deepest))
 
-    def count(self, drafts: Ints, accepted: Ints) -> None:
-        """Count a step: `drafts` ``[S]`` of each sequence, and how many of them were `accepted`."""
+    def count(self, drafts: Ints, accepted: Ints, room: Ints | None = None) -> None:
+        """Count a step.
+
+        Args:
+            drafts: ``[S]`` of each sequence.
+            accepted: ``[S]`` of these.
+            room: ``[S]`` drafts that a chain could have; where it has fewer, no source was sure enough, and the step
+                counts as if the next draft had been rejected. None: as many as it has.
+        """
         depth = np.arange(len(self.tried))
-        self.tried = DECAY * self.tried + ((depth < drafts[:, None]) & (depth <= accepted[:, None])).sum(0)
+        open_ = depth < (drafts if room is None else room)[:, None]
+        self.tried = DECAY * self.tried + (open_ & (depth <= accepted[:, None])).sum(0)
         self.accepted = DECAY * self.accepted + (depth < accepted[:, None]).sum(0)
+        self.drafted = DECAY * self.drafted + (depth < drafts[:, None]).sum(0)
+        self.room = DECAY * self.room + open_.sum(0)
 
     def ends(self, drafts: int) -> list[float]:
-        """Return the probabilities that a chain of `drafts` drafts ends at each depth; ``[drafts + 1]``."""
+        """Return the probabilities that what is accepted of a chain ends at each depth; ``[drafts + 1]``.
+
+        Args:
+            drafts: that the chain has room for.
+        """
         tried = self.tried.sum()
-        share = self.accepted.sum() / tried if tried else HOPE  # what to expect if few were tried
+        share = self.accepted.sum() / tried if tried else self.hope  # what to expect if few were tried
         rates = (self.accepted + share) / (self.tried + 1)
         reached = np.cumprod(np.append(1.0, rates[:drafts]))
         return [*(reached[:-1] - reached[1:]).tolist(), float(reached[-1])]
+
+    def length(self, room: int) -> float:
+        """Return how many drafts a chain has on the average that has room for `room` of them."""
+        return float(((self.drafted + 1) / (self.room + 1))[:room].sum())
 
 
 class StepTimes:
@@ -101,18 +124,18 @@ class StepTimes:
 
 
 class LookaheadPolicy:
-    """Chooses the masks of every step of one replica.
+    """Chooses the masks of every step of one replica, and from which probability on a draft is worth a row.
 
-    If `drafts` is a number, it is always this number, in one group. With ``drafts=auto`` it is the choice with most
-    tokens a second, from the acceptance and the times of this job's own steps. The times differ from rank to rank, so
-    each rank makes a proposal, and all follow the first one's (`Lockstep`).
+    If `drafts` is a number, there are always this many masks, in one group. With ``drafts=auto`` it is the choice with
+    most tokens a second, from the acceptance and the times of this job's own steps. The times differ from rank to rank,
+    so each rank makes a proposal, and all follow the first one's (`Lockstep`).
 
     Args:
-        config: `drafts` and `branches` are read.
+        config: `drafts`, `branches` and where drafts come from are read.
         ranks: of the branch group, which share the branches.
         blocks: whether masks draft in blocks (`Lookahead.blocks`).
-        masks: whether masks draft.
         clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
+        masks: whether the model has masks.
     """
 
     def __init__(
@@ -123,18 +146,28 @@ class LookaheadPolicy:
         clock: Callable[[], float] = time.perf_counter,
         masks: bool = True,
     ) -> None:
-        self.blocks, self.masks = blocks, masks
+        self.blocks, self.masks, self.text = blocks, masks and config.drafts_masks, config.drafts_text
         self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
-        self.choice = FIRST[0] if self.auto else Choice(config.max_drafts * config.causal * masks, 1)
-        self.acceptance, self.times = Acceptance(config.max_drafts), StepTimes()
+        self.branches, self.most = int(config.branches > 0), config.max_drafts
+        fixed = Choice(config.max_drafts * config.causal * self.masks, 1, self.branches)
+        self.choice = self.first(0) if self.auto else fixed
+        # of chains that masks helped to draft, and of the others, which text alone may draft
+        self.acceptance, self.bare = Acceptance(config.max_drafts), Acceptance(config.max_drafts, HOPE * self.text)
+        self.gain = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that these won
+        self.times = StepTimes()
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
-        self.worth = LEAST  # probability that a draft is accepted from which on it is worth a row
+        self.worth = LEAST  # of this rank's next proposal, as `Choice.worth`
+        self.mask_rows = self.from_masks = 0  # rows of masks, at most, and what they brought
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
         self.chosen: dict[int, int] = {}  # steps by masks of a group
+
+    def first(self, step: int) -> Choice:
+        """Return the choice of one of a job's first steps."""
+        return FIRST[step]._replace(branches=self.branches) if self.masks else Choice(0, 1, self.branches)
 
     def lookahead(self, ends: NDArray[np.float64] | None = None) -> Lookahead:
         """Return how far the next step looks ahead, by `choice`.
@@ -142,16 +175,23 @@ class LookaheadPolicy:
         Args:
             ends: ``[S, D]`` probabilities that each sequence's chain ends at each depth; None: they are not known.
         """
-        masks, groups = self.choice
+        masks, groups, branches, _ = self.choice
+        if self.text and not self.auto and self.useless() and sum(self.chosen.values()) % EXPLORE:
+            masks = 0
+        most = None if branches >= self.branches else 1
         if ends is not None:
             behind = np.zeros(ends.shape, bool)
             np.put_along_axis(behind, np.argsort(-ends, 1, kind="stable")[:, :groups], True, 1)
-            return Lookahead(masks, (), self.blocks, behind)
+            return Lookahead(masks, (), self.blocks, behind, most)
         if groups == 1:  # also of masked models, whose steps need no choice
-            return Lookahead(masks, (), self.blocks)
-        ends = self.acceptance.ends(masks)
-        depths = sorted(range(masks), key=lambda depth: -ends[depth])[: groups - 1]
-        return Lookahead(masks, tuple(depths), self.blocks)
+            return Lookahead(masks, (), self.blocks, None, most)
+        of_chain = self.acceptance.ends(masks)
+        depths = sorted(range(masks), key=lambda depth: -of_chain[depth])[: groups - 1]
+        return Lookahead(masks, tuple(depths), self.blocks, None, most)
+
+    def useless(self) -> bool:
+        """Return whether rows of masks bring next to nothing beside the text, as where masks were never trained."""
+        return self.mask_rows > TRIAL and 1000 * self.from_masks < LEAST * self.mask_rows
 
     def begin(self, ahead: Lookahead, host: HostState, prefixes: SharedPrefixes | None, chunk: bool) -> None:
         """Begin a step, whose time is measured.
@@ -163,6 +203,7 @@ class LookaheadPolicy:
             chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
         """
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
+        self.mask_rows += ahead.masks * int((host.branches > 0).sum())
         if self.auto:
             now = self.clock()
             if self.began is not None and not chunk:
@@ -171,14 +212,41 @@ class LookaheadPolicy:
             if prefixes is not None:
                 self.rows += prompt_rows(host, prefixes)
 
-    def stepped(self, before: HostState, after: HostState, choice: Choice) -> None:
-        """Count the accepted drafts of a step, and take `choice`, which all ranks follow, for the next one."""
-        self.choice = choice
+    def stepped(
+        self,
+        before: HostState,
+        after: HostState,
+        choice: Choice,
+        masks: Ints | None = None,
+        accepted_with: Ints | None = None,
+        from_masks: int = 0,
+    ) -> None:
+        """Count the accepted drafts of a step, and take `choice`, which all ranks follow, for the next one.
+
+        Args:
+            before, after: what the host knew before the step and knows after it.
+            choice: of the next step.
+            masks: ``[S]`` for how many places of each chain masks had predicted a token; None: for all drafts.
+            accepted_with: as of `Winner`.
+            from_masks: drafts that masks predicted and that were accepted, of all steps so far.
+        """
+        self.choice, self.from_masks = choice, from_masks
         if not self.causal:
             return
-        drafted = (before.drafts > 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
+        running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
+        drafted = running & ((before.drafts > 0) if masks is None else (masks > 0))
         if drafted.any():
-            self.acceptance.count(before.drafts[drafted], after.accepted[drafted])
+            drafts = before.drafts[drafted]
+            room = None if masks is None else np.maximum(masks[drafted], drafts)
+            self.acceptance.count(drafts, after.accepted[drafted], room)
+        if masks is not None and (alone := running & (masks == 0)).any():
+            drafts = before.drafts[alone]
+            room = np.minimum(before.limit - 1 - before.complete, self.most)[alone]
+            self.bare.count(drafts, after.accepted[alone], room)
+        if accepted_with is not None and (branched := running & (before.branches > 1)).any():
+            of_branches = accepted_with[branched]
+            won = (of_branches[:, -1] - of_branches[:, 0]).sum()
+            self.gain = [DECAY * self.gain[0] + branched.sum(), DECAY * self.gain[1] + won]
         ended = (before.done == 0) & (after.done != 0)
         if ended.any():
             answers, tokens = int(ended.sum()), int((after.complete - after.known)[ended].sum())
@@ -191,35 +259,69 @@ class LookaheadPolicy:
             return self.choice
         self.steps += 1
         if self.steps < len(FIRST):
-            return FIRST[self.steps]
+            return self.first(self.steps)
         if self.steps % EXPLORE == 0 and len(self.ranked) > 3:
-            return self.ranked[1 + self.steps // EXPLORE % 3]
+            return self.ranked[1 + self.steps // EXPLORE % 3]._replace(worth=self.worth)
         if not self.ranked or self.steps < 2 * RECONSIDER or self.steps % RECONSIDER == 0:
-            sequences = int((host.branches > 0).sum())
-            self.times.fit()
-            self.ranked = sorted(self.choices(), key=lambda choice: -self.tokens_a_second(choice, sequences))
-        return self.ranked[0]
+            self.rank(int((host.branches > 0).sum()))
+        return self.ranked[0]._replace(worth=self.worth)
+
+    def rank(self, sequences: int) -> None:
+        """Rank all choices anew. The best one so far stays the first unless another is better by more than noise."""
+        self.times.fit()
+        speed = {choice: self.tokens_a_second(choice, sequences) for choice in self.choices()}
+        best = self.ranked[0] if self.ranked else None
+        self.ranked = sorted(speed, key=lambda choice: -speed[choice] * (1 + HOLD * (choice == best)))
+        if self.text:  # a row is worth what the same time brings otherwise
+            worth = 1000 * self.times.line[1] * speed[self.ranked[0]]
+            self.worth = min(max(int(self.worth + worth) // 2, LEAST), MOST_WORTH)
 
     def choices(self) -> list[Choice]:
         """Return all choices: a group behind the last draft alone, two, or groups for a quarter, half or all depths."""
-        counts = {masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1} for masks in MASKS}
-        return [Choice(m, g) for m, groups in counts.items() for g in sorted(groups) if 1 <= g <= m + 1]
+        counts = {
+            masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1}
+            for masks in (MASKS if self.masks else MASKS[:1])
+        }
+        return [
+            Choice(m, g, branches)
+            for m, groups in counts.items()
+            for g in sorted(groups)
+            for branches in range(self.branches + 1)
+            if 1 <= g <= m + 1
+        ]
 
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
         """Return the tokens a second of `sequences` sequences if every step were made by `choice`.
 
-        The first step of an answer has no drafts, and brings one token. If the chain ends at a token with a group, the
-        next step has a chain of drafts, otherwise none. So each step with a chain has ``1 - covered`` steps without.
-        The last step has no masks, and brings at most as many tokens as a chain.
+        There are steps whose chain masks helped to draft, and *bare* ones, whose chain is of text alone, or empty. A
+        step is of the first kind if the chain of the step before ended at a token with a group. The first step of an
+        answer is bare. The last has no masks, and brings at most as many tokens as a chain.
         """
-        masks, groups = choice
-        ends = self.acceptance.ends(masks)
-        covered = ends[-1] + sum(sorted(ends[:-1], reverse=True)[: groups - 1])
-        brought = 1 + sum(depth * p for depth, p in enumerate(ends)) + 1 - covered
+        masks, groups, branches, _ = choice
+        branches *= self.branches
+        ends, of_bare = self.acceptance.ends(masks), self.bare.ends(self.most * self.text)
+        stay, enter = (covered(x, groups) * (masks > 0) for x in (ends, of_bare))
+        gain = self.gain[1] / self.gain[0] * branches
+        brought = 1 + sum(depth * p for depth, p in enumerate(ends)) * (masks > 0) + gain
+        of_text = 1 + sum(depth * p for depth, p in enumerate(of_bare)) + gain
+        share = enter / (1 - stay + enter) if enter else 0.0  # of the steps with masks' drafts
+        mean = share * brought + (1 - share) * of_text
         length = self.lengths[1] / self.lengths[0]
-        rounds = (length - 1) / brought + (1 - 1 / brought) / 2
-        of_group = masks + Lookahead(masks, (), self.blocks).lead * (masks > 0)
-        chain = self.times.expected(sequences * (1 + masks + groups * of_group + self.paths * 2 * masks))
-        bare = self.times.expected(sequences * (1 + masks))  # a first step or a last one
-        seconds = bare + min(rounds, 1) * bare + max(rounds - 1, 0) * (chain + (1 - covered) * bare)
-        return sequences * length / seconds
+        rounds = (length - of_text) / mean + (1 - 1 / mean) / 2
+        behind = groups * (masks + Lookahead(masks, (), self.blocks).lead * (masks > 0))
+        drafts, of_bare_drafts = self.acceptance.length(masks), self.bare.length(self.most * self.text)
+
+        def seconds(drafts: float, masks_behind: float) -> float:
+            return self.times.expected(
+                sequences * (1 + drafts + masks_behind + branches * self.paths * (drafts + masks_behind / groups))
+            )
+
+        bare, last = seconds(of_bare_drafts, behind), seconds(share * drafts + (1 - share) * of_bare_drafts, 0)
+        step = share * seconds(drafts, behind) + (1 - share) * bare
+        total = bare + min(max(rounds, 0), 1) * last + max(rounds - 1, 0) * step
+        return sequences * length / total
+
+
+def covered(ends: list[float], groups: int) -> float:
+    """Return the probability that a chain ends at a token with a group of masks, if `groups` stand where it may end."""
+    return sum(sorted(ends, reverse=True)[:groups])

@@ -16,7 +16,7 @@ from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import drafter_for
+from lopa_dist.engine.drafter import MASKS, drafter_for
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.lookahead import LookaheadPolicy
@@ -84,13 +84,12 @@ class Engine:
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # the last step, until it was counted and its results yielded
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        masks = config.drafts_masks and model.config.has_mask
-        self.lookahead = LookaheadPolicy(config, comm.size, model.config.block_drafts, clock, masks)
+        ids = model.config
+        self.lookahead = LookaheadPolicy(config, comm.size, ids.block_drafts, clock, ids.has_mask)
         self.drafter = drafter_for(config, model.config)
         self.winner: Winner | None = None  # of the last step
         self.workspace: Workspace | None = None  # of the last `generate` or `prepare`
         self.batch: RunningBatch | None = None  # of the last `generate`
-        ids = model.config
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
         self.sampling = Sampling(config.confidence, config.temperature, config.top_p, config.top_k)
 
@@ -139,7 +138,7 @@ class Engine:
         chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt)
         self.batch = RunningBatch(
             requests, next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
-            self.statistics, self.drafter and Chains(self.drafter, plan.sequences), self.text_of,
+            self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, self.text_of,
         )  # fmt: skip
         self.statistics.start()
         return self.batch
@@ -208,7 +207,10 @@ class Engine:
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
         """Store the step until the next one is under way (`hand_out`), and call `on_step`."""
         self.statistics.lap("commit")
-        self.lookahead.stepped(step.before, step.after, self.lockstep.choice)
+        self.lookahead.stepped(
+            step.before, step.after, self.lockstep.choice, step.masks, step.accepted_with,
+            self.statistics.accepted_from[MASKS],
+        )  # fmt: skip
         self.ended = EndedStep(step, rows, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
@@ -220,9 +222,9 @@ class Engine:
         ended, self.ended = self.ended, None
         if ended is not None:
             self.account(ended)
-            yield from ended.finished
             if self.drafter:
                 self.drafter.learn()
+            yield from ended.finished
             for callback in self.meanwhile:
                 callback(self)
 

@@ -14,7 +14,8 @@ class NGrams:
     """For each context of 1 to 6 tokens, the token that followed it most often, as far as a single count can tell.
 
     An entry is one integer: a token, and how much more often it came than others did since it took the entry (the
-    majority vote of Boyer and Moore). Contexts are known by their hash. If two share one, a draft is wrong, and no text.
+    majority vote of Boyer and Moore). Contexts are known by their hash. Where two share one, a draft may be wrong, but
+    no text.
 
     Entries are in two tables. When the young one is full, it replaces the old one, and what is looked up in the old one
     moves to the young one; so what was not used for long goes first.

@@ -61,6 +61,7 @@ class Step:
     lookahead: Lookahead  # of a causal model
     proposal: Choice  # of this rank, for the next step's
     works: list[Work | None]  # of these slots' requests
+    masks: Ints | None = None  # [S] places of each chain for which masks had predicted a token; None: all drafts
     accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
 
 
@@ -115,7 +116,7 @@ class RunningBatch:
             chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
             if self.chains:
-                self.chains.admit(slot, request.prompt)
+                self.chains.admit(slot, request.prompt, self.statistics, self.running[slot].work)
             self.statistics.admitted += 1
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
@@ -127,8 +128,10 @@ class RunningBatch:
         chunk = bool(self.chunks.waiting())
         waiting = self.compute_chunk()
         if self.chains:
-            self.host = self.chains.draft(self.state, self.host, self.lookahead.worth)
-        ahead = self.lookahead.lookahead(self.chains and self.chains.ends)
+            self.host = self.chains.draft(self.state, self.host, self.lookahead.choice.worth / 1000)
+        ahead = self.lookahead.lookahead(self.chains.ends if self.chains else None)
+        if ahead.most_branches is not None:
+            self.host = self.state.limit_branches(self.host, ahead.most_branches)
         slots = self.scheduler.choose(self.state, self.host, ahead, waiting)
         if slots is not None:
             ahead = ahead.take(slots)
@@ -138,7 +141,10 @@ class RunningBatch:
         works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
         prefixes = self.shared_prefixes(slots, before, works)
         self.lookahead.begin(ahead, before, prefixes, chunk)
-        return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works)
+        masks = None
+        if self.chains:
+            masks = self.chains.predicted.copy() if slots is None else self.chains.predicted[slots]
+        return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works, masks)
 
     def compute_chunk(self) -> list[int]:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.

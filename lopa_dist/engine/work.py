@@ -19,6 +19,8 @@ class Work:
     accepted_with: Counter[int] = field(default_factory=Counter)
     proposed: Counter[int] = field(default_factory=Counter)  # forwards by their number of drafts (verify=agreement)
     accepted: Counter[int] = field(default_factory=Counter)  # forwards by how many drafts were accepted
+    verified_from: Counter[int] = field(default_factory=Counter)  # drafts by their source, `drafter.SOURCES`
+    accepted_from: Counter[int] = field(default_factory=Counter)  # of these, the drafts that were accepted
 
     def totals(self) -> dict[str, Any]:
         """Return the counts that are not zero, JSON-able, for `add`."""

@@ -52,6 +52,7 @@ class Lookahead:
     depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
     blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
     behind: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
+    most_branches: int | None = None  # that run, the chain included; None: all
 
     def take(self, slots: Ints) -> Lookahead:
         """Return the same for some slots."""

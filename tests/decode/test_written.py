@@ -116,7 +116,9 @@ def test_causal_is_the_probability_of_a_plain_forward(small_model: Transformer, 
     assert drafts == 0 or any(one.way == "bonus" for g in found.values() for one in g.written or ())
 
 
-@pytest.mark.parametrize("config", [replace(BASE, verify="agreement", drafts=2), BASE, causal(drafts=4)])
+@pytest.mark.parametrize(
+    "config", [replace(BASE, verify="agreement", drafts=2), BASE, causal(drafts=4, draft_from="masks")]
+)
 def test_same_in_any_batch_and_on_more_ranks(small_model: Transformer, config: DecodeConfig) -> None:
     """Also where steps take some of the sequences, and beside requests that do not ask."""
     plain = random_requests(11, 6, 18)

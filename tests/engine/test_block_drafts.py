@@ -169,7 +169,7 @@ def test_drafts_are_what_the_definition_says(
     compared = chains = 0
     for one in requests_of(5, 4):
         steps.clear()
-        config = causal(drafts=3, temperature=temperature)
+        config = causal(drafts=3, draft_from="masks", temperature=temperature)
         engine = Engine(model, config, Solo(), EngineConfig(1, attention=attention), look)
         behind_several(engine, 4)
         [generation] = engine.generate([one])

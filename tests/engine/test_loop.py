@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.lookahead import Choice
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request, request_key
 from lopa_dist.engine.runner import Prepared, Runner
@@ -223,7 +224,7 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, pr
     ranks = on_ranks(size, work)
     gathered = sum(comm.traffic["all_gather"] for comm, _ in ranks)
     positions, steps = ranks[0][1].statistics.records, ranks[0][1].statistics.steps
-    assert gathered == 12 * positions + 3 * 4 * size * steps
+    assert gathered == 12 * positions + (1 + len(Choice._fields)) * 4 * size * steps
     sent = [comm.traffic["commit"] for comm, _ in ranks]
     if protocol == "block_causal":
         assert sent == [0] * size

@@ -27,7 +27,7 @@ BLOCKS = DecodeConfig(block_size=8, max_new_tokens=64)
 SETTINGS = [
     ("embedded", BLOCKS),
     ("embedded", replace(BLOCKS, branches=2, drafts=4, temperature=0.7)),
-    ("causal", DecodeConfig(context="causal", max_new_tokens=64, drafts=8)),
+    ("causal", DecodeConfig(context="causal", max_new_tokens=64, drafts=8, draft_from="masks")),
 ]
 
 

@@ -423,19 +423,20 @@ def test_theta_in_rope_parameters(folder: Path) -> None:
 
 
 def test_a_model_without_a_mask_token_marks_unfilled_cells_with_an_id_of_no_token(tmp_path: Path) -> None:
-    """Also where its tokenizer has tokens behind the vocabulary; and it cannot draft."""
+    """Also where its tokenizer has tokens behind the vocabulary; and it drafts from text alone."""
     kind = small_checkpoints.CAUSAL_KINDS["qwen3"]
     small_checkpoints.write(tmp_path, kind, small_checkpoints.weights_of(kind, small_checkpoints.reference(kind)))
     config, model = read_config(tmp_path), load_model(tmp_path, torch.float32, CPU)
     assert (config.mask_id, config.has_mask) == (config.vocab_size, False)
     with pytest.raises(IndexError):
         model.model.embed_tokens(torch.tensor([config.mask_id]))
-    check_drafts(config, 0)
+    check_drafts(config, 0, draft_from="masks")
+    check_drafts(config, 3)
     with pytest.raises(
-        ValueError, match=r"decode\.drafts=3 needs a mask token.*qwen3 models have none.*decode.drafts=0"
+        ValueError, match=r"decode\.draft_from=masks needs a mask token.*qwen3 models have none.*decode.drafts=0"
     ):
-        check_drafts(config, 3)
-    check_drafts(replace(config, mask_id=79), 3)
+        check_drafts(config, 3, draft_from="masks")
+    check_drafts(replace(config, mask_id=79), 3, draft_from="masks")
 
 
 def test_the_tokenizer_names_mask_and_end_of_turn(folder: Path) -> None:

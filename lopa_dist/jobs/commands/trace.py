@@ -6,6 +6,7 @@ costs a run nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from lopa_dist.engine.drafter import SOURCES
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.results import result_lines
@@ -25,7 +27,7 @@ from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
-from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
+from lopa_dist.jobs.show.report import OF_SOURCE, config_of, read_report, why_no_results
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
 
@@ -47,6 +49,7 @@ class TraceStep:
     drafts: int = 0  # that could be accepted, along the deepest branch
     accepted: int = 0
     rejected: tuple[int, str] | None = None  # position and text of the draft that failed
+    sources: str = ""  # of the accepted drafts, where there are several
 
 
 @dataclass
@@ -88,7 +91,11 @@ class Recorder:
         now = state.generated([0], [end])[0]
         end = len(now)  # of the answer, which may begin behind position 0
         before = self.tokens + [mask] * (end - len(self.tokens))
-        path, chain = self._paths[winner], self._chains[winner]
+        if engine.drafter is not None:  # it has drafted since this was called last
+            [(_, drafts, _)] = engine.drafter.verified
+            chain_of_all = list(enumerate((draft[0] for draft in drafts), len(self.tokens)))
+            self._drafts, self._chains = len(drafts), [chain_of_all] * state.config.max_branches
+        path, chain = self._paths[min(winner, len(self._paths) - 1)], self._chains[winner]
         accepted = int(state.accepted[0]) if self._drafts else 0
         verified = max(0, accepted - len(path))  # of the winner's own drafts
         ahead = {position for position, _ in path + chain[:verified]}
@@ -100,7 +107,8 @@ class Recorder:
                 written = RECORD if old == mask else EDIT
                 filled[position] = LOOKAHEAD if position in ahead else BONUS if position == bonus else written
         rejected = None if failed is None else (failed[0], self.decode(failed[1]))
-        self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected))
+        sources = "" if engine.drafter is None else told(Counter(source for _, _, source, *_ in drafts[:accepted]))
+        self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected, sources))
         self.tokens, self._branches, self._drafts = now, int(state.branches[0]), int(state.drafts[0])
         known, config = int(state.known[0]), state.config
         if config.causal:  # drafts stand in the canvas
@@ -114,6 +122,11 @@ class Recorder:
         m, counts = int(config.drafts), state.paths[3, 0].tolist()
         self._paths = [tokens(edits) for edits in state.edits[:, 0].unbind(1)]
         self._chains = [tokens(state.chain[:2, 0, j * m : j * m + count]) for j, count in enumerate(counts)]
+
+
+def told(sources: Counter[int]) -> str:
+    """Return how many drafts came from which source, in words."""
+    return ", ".join(f"{count} from {OF_SOURCE[SOURCES[source]]}" for source, count in sources.items())
 
 
 def trace(folder: Path, which: str) -> Trace:
@@ -211,6 +224,7 @@ def show(trace: Trace, console: Console) -> None:
         ran = "the anchor alone" if step.branches == 1 else f"{step.branches} branches"
         won = "" if step.branches == 1 else ", the anchor won" if step.winner == 0 else f", lookahead {step.winner} won"
         drafted = f", {step.accepted} of {step.drafts} drafts accepted" if step.drafts else ""
+        drafted += f" ({step.sources})" if step.sources else ""
         console.print(Text(f"step {number}: {ran}{won}{drafted}, {len(step.filled)} filled", style="bold"))
         if step.rejected:
             position, text = step.rejected

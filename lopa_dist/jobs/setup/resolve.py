@@ -84,7 +84,8 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolv
     check_drafts(shape, config.decode.drafts, config.decode.branches, config.decode.draft_from)
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):
-        if getattr(config.decode, entry.name) == "auto" and entry.name not in ("drafts", "draft_from"):  # chosen anew in every step
+        # drafts and their sources are chosen anew in every step
+        if getattr(config.decode, entry.name) == "auto" and entry.name not in ("drafts", "draft_from"):
             values[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"

@@ -13,6 +13,7 @@ import numpy as np
 
 from lopa_dist import __version__
 from lopa_dist.config import Config
+from lopa_dist.engine.drafter import SOURCES
 from lopa_dist.engine.request import Generation
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.jobs.folder.journal import Merged
@@ -128,6 +129,11 @@ def build_report(
             "accepted_share": work.accepted_share(),
             "acceptance": work.acceptance(),  # shares, by depth
             "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards by drafts
+        }
+    if work.verified_from:
+        report["drafts"]["sources"] = {
+            name: {"verified": work.verified_from[number], "accepted": work.accepted_from[number]}
+            for number, name in enumerate(SOURCES)
         }
     steps, world = max(1, statistics.steps), group.world
     own = {"python": platform.python_version(), "lopa_dist": __version__}

@@ -162,6 +162,10 @@ def attempts_sentence(report: dict[str, Any]) -> str:
     )
 
 
+OF_SOURCE = {"masks": "masks", "text": "the job's texts", "own": "the request's own text"}
+"""What sources of drafts are called."""
+
+
 def drafts_sentence(report: dict[str, Any]) -> str:
     """How many drafts were accepted, and what that means; empty where none were verified."""
     if "drafts" not in report:
@@ -173,8 +177,13 @@ def drafts_sentence(report: dict[str, Any]) -> str:
     share = f" ({drafts['accepted_share']:.0%} of those verified)" if "accepted_share" in drafts else ""
     others = sum(wins[1:]) / max(1, sum(wins))
     tree = f" In {others:.0%} of the forwards with branches, one that holds second choices won." if sum(wins) else ""
+    sources = ", ".join(
+        f"{one['accepted']:,} of {one['verified']:,} from {OF_SOURCE[source]}"
+        for source, one in drafts.get("sources", {}).items()
+    )
+    came = f" Accepted by source: {sources}." if sources else ""
     return (
-        f"Drafts: {number}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}. A draft is accepted if the "
-        f"model, in the context of the drafts before it, predicts the same token.{tree} "
+        f"Drafts: {number}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}.{came} A draft is accepted "
+        f"if the model, in the context of the drafts before it, predicts the same token.{tree} "
         "Accepted with all before it, by depth:"
     )

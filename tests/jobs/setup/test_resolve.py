@@ -24,10 +24,8 @@ def test_no_auto_is_left_and_the_rest_stays() -> None:
     shape = read_config(EMBEDDED)
     resolved = resolve(asked, shape, CPU)
     for section in (resolved.decode, resolved.engine):
-        assert (
-            "auto"
-            not in {key: value for key, value in vars(section).items() if key not in ("graphs", "kernels")}.values()
-        )
+        in_every_step = ("graphs", "kernels", "draft_from")
+        assert "auto" not in {key: value for key, value in vars(section).items() if key not in in_every_step}.values()
     assert (resolved.decode.tau_conf, resolved.engine.max_sequences) == (0.7, 3)
     for key, (value, reason) in by_model(asked, shape, CPU).items():
         section, name = key.split(".")
@@ -37,18 +35,18 @@ def test_no_auto_is_left_and_the_rest_stays() -> None:
 
 
 def test_causal_models_are_not_decoded_as_masked_ones() -> None:
-    """And one without masks is not asked for drafts."""
+    """And one without masks drafts from text."""
     shape = replace(read_config(EMBEDDED), family="qwen3")
     shape = replace(shape, mask_id=shape.vocab_size)
     plain = resolve(config("model=local", "model.path=x", "decode=lopa", "decode.branches=0"), shape, CPU)
     assert plain.decode.causal
     for name in ("qwen3_8b", "qwen2_5_7b", "llama_3_1_8b"):
         asked = resolve(config(f"model={name}"), shape, CPU).decode
-        assert (asked.causal, asked.drafts) == (True, 0)
+        assert (asked.causal, asked.drafts) == (True, "auto")
     with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; leave it at auto"):
         by_model(config("model=local", "model.path=x", "decode=vanilla"), shape, CPU)
-    with pytest.raises(ValueError, match=r"decode\.drafts=10 needs a mask token"):
-        by_model(config("decode=verified"), shape, CPU)
+    with pytest.raises(ValueError, match=r"decode\.draft_from=masks needs a mask token"):
+        by_model(config("decode=verified", "decode.context=causal", "decode.draft_from=masks"), shape, CPU)
     with pytest.raises(ValueError, match=r"model\.pattern=d2f: qwen3 models are causal"):
         by_model(config("decode=vanilla"), shape, CPU)
     unshifted = replace(read_config(EMBEDDED), family="llada", shift=False)
