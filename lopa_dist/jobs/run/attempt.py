@@ -124,7 +124,9 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     model |= {key: getattr(config.model, key) for key in ("lora_rows", "quantization", "chat_template")}
     if config.model.template:
         model["template"] = config.model.template
-    settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": asdict(config.decode)}
+    decode = asdict(config.decode)
+    del decode["draft_from"]  # changes no text
+    settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": decode}
     settings |= {"seed": config.seed, "task": task.name}
     if task.shards > 1:  # a folder that has another share would lose its results
         settings["shard"] = f"{task.shard} of {task.shards}"

@@ -34,6 +34,7 @@ from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.tries import Repeated, Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
@@ -164,6 +165,8 @@ class Job:
         engine = self.engine(options)
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
+        if engine.drafter and not self.masks and any(self.attempt.done):
+            recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
         group.ready()
         if self.requests:
             self.requests = Repeated(self.requests)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lopa_dist.config import Config
+from lopa_dist.engine.drafter import SOURCES
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.statistics import PHASES, Statistics
 from lopa_dist.jobs.show.extra import Extra
@@ -108,6 +109,11 @@ class WandbLog:
             entry["lookahead_win_share"] = 1 - wins.get("wins/anchor", 0) / choices
         if drafted := change["drafted"]:
             entry["drafts/accepted_per_forward"] = change["accepted"] / drafted
+        entry |= {
+            f"{name}_per_forward": amount / change["forwards"]
+            for name, amount in change.items()
+            if name.startswith("drafts/from_") and statistics.verified_from
+        }
         entry |= {name: amount / steps for name, amount in change.items() if name.startswith("comm_bytes/")}
         entry |= confidences(engine.winner and engine.winner.scores)
         entry["memory_gib"] = memory_gib()
@@ -183,6 +189,7 @@ def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
         "filled": statistics.tokens_filled,
         "drafted": sum(statistics.accepted.values()),  # sequence forwards that had drafts
         "accepted": statistics.drafts_accepted,
+        **{f"drafts/from_{name}": statistics.accepted_from[number] for number, name in enumerate(SOURCES)},
         **{f"wins/{branch or 'anchor'}": count for branch, count in statistics.wins.items()},
         **{f"comm_bytes/{what}": amount for what, amount in traffic.items()},
         **statistics.seconds_counted,
