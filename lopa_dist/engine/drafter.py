@@ -29,18 +29,18 @@ SOURCES = ("masks", "text", "own")
 MASKS, TEXT, OWN = range(len(SOURCES))
 
 DECAY = 0.998  # weight of a proposal of the same kind, one proposal later
-HOPE = 0.5  # probability that a proposal is right, before any of its kind was made
+HOPE = 0.5  # probability that the text's proposal is right, before any of its kind was made; a mask's is its own
 SURE = 0.85  # at this probability no shorter context is looked at
 MATCH = 8  # tokens of a repeated passage that are compared at most
 REMEMBERED = 4096  # tokens of a prompt in which passages are looked for: its last ones
 
 # kinds of proposals, numbered: text by order and count, own by the passage's length, masks by depth and probability
 BITS = [min(count.bit_length(), 7) for count in range(COUNT + 1)]
-OF_TEXT = 8 * (LONGEST + 1)
-OF_OWN = OF_TEXT + MATCH + 1
+OF_OWN = 8 * (LONGEST + 1)
+OF_MASKS = OF_OWN + MATCH + 1
 LEVELS = 8  # of a mask's probability p: how many times 1 - p halves from 1
 DEPTHS = 16
-OF_BOTH = OF_OWN + 2 * DEPTHS * LEVELS  # a mask and the text propose the same
+OF_BOTH = OF_MASKS + 2 * DEPTHS * LEVELS  # a mask and the text propose the same
 KINDS = OF_BOTH + 2 * LEVELS
 
 
@@ -81,7 +81,9 @@ class Drafter:
     def __init__(self, eos_ids: Sequence[int], most: int, masks: bool) -> None:
         self.eos_ids, self.most, self.masks = frozenset(eos_ids), most, masks
         self.table = NGrams()
-        self.tried, self.right, self.chance = [0.0] * KINDS, [0.0] * KINDS, [HOPE] * KINDS
+        self.tried, self.right = [0.0] * KINDS, [0.0] * KINDS
+        self.hope = [HOPE] * OF_MASKS + [1 - 0.75 * 0.5 ** (kind % LEVELS) for kind in range(KINDS - OF_MASKS)]
+        self.chance = self.hope.copy()
         self.texts: dict[int, Text] = {}  # by slot
         self.verified: list[tuple[Text, list[Draft], int]] = []  # chains of the last step, to learn from
 
@@ -131,7 +133,7 @@ class Drafter:
         """Count a proposal whose place was reached."""
         self.tried[kind] = tried = DECAY * self.tried[kind] + 1
         self.right[kind] = accepted = DECAY * self.right[kind] + right
-        self.chance[kind] = (accepted + HOPE) / (tried + 1)
+        self.chance[kind] = (accepted + self.hope[kind]) / (tried + 1)
 
     def draft(self, slot: int, most: int, worth: float, masks: Sequence[tuple[int, float]] = ()) -> Text:
         """Draft a chain for a sequence, `Text.chain`.
@@ -157,12 +159,12 @@ class Drafter:
                     token, chance, kind = entry >> 8, found, 8 * order + BITS[entry & COUNT]
                     if chance > SURE:
                         break
-            if passage and (found := chances[OF_TEXT + length]) > chance:
-                token, chance, source, kind = tokens[passage], found, OWN, OF_TEXT + length
+            if passage and (found := chances[OF_OWN + length]) > chance:
+                token, chance, source, kind = tokens[passage], found, OWN, OF_OWN + length
             proposed, mask, mask_kind = token, -1, 0
             if depth < len(masks):
                 mask, probability = masks[depth]
-                mask_kind = OF_OWN + (on_track + depth) * LEVELS + level(probability)
+                mask_kind = OF_MASKS + (on_track + depth) * LEVELS + level(probability)
                 if mask == token:
                     kind = mask_kind = OF_BOTH + LEVELS * (on_track > 0) + level(probability)
                     chance, source = max(chance, chances[kind]), MASKS
@@ -202,11 +204,11 @@ class Drafter:
         for depth, (token, chance, *_) in enumerate(text.chain):
             proposed = list(self.in_table([*tokens[-LONGEST:], *chain[:depth]]))
             if passage and straight:
-                proposed.append((tokens[passage], self.chance[OF_TEXT + length]))
+                proposed.append((tokens[passage], self.chance[OF_OWN + length]))
                 straight = tokens[passage] == token and passage + 1 < len(tokens)
                 passage, length = passage + 1, min(length + 1, MATCH)
             if depth < len(masks):
-                proposed.append((masks[depth][0], self.chance[OF_OWN + depth * LEVELS + level(masks[depth][1])]))
+                proposed.append((masks[depth][0], self.chance[OF_MASKS + depth * LEVELS + level(masks[depth][1])]))
             for other, likely in proposed:
                 if other != token and other not in self.eos_ids:
                     found[depth, other] = max(found.get((depth, other), 0.0), reached * likely)

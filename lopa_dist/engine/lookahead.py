@@ -236,9 +236,9 @@ class LookaheadPolicy:
         running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
         drafted = running & ((before.drafts > 0) if masks is None else (masks > 0))
         if drafted.any():
-            drafts = before.drafts[drafted]
-            room = None if masks is None else np.maximum(masks[drafted], drafts)
-            self.acceptance.count(drafts, after.accepted[drafted], room)
+            most = before.drafts if masks is None else masks  # how good the text is further on says nothing of masks
+            drafts, accepted = (np.minimum(x, most)[drafted] for x in (before.drafts, after.accepted))
+            self.acceptance.count(drafts, accepted, most[drafted])
         if masks is not None and (alone := running & (masks == 0)).any():
             drafts = before.drafts[alone]
             room = np.minimum(before.limit - 1 - before.complete, self.most)[alone]
