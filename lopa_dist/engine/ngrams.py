@@ -9,7 +9,7 @@ ORDERS = (6, 5, 4, 3, 2, 1)  # how many tokens an n-gram's context has
 LONGEST = ORDERS[0]
 COUNT = 255  # the largest count, in the low 8 bits of an entry; the token is above them
 MOST = 2**20  # entries, with as many older ones
-ENTRY_BYTES = 130  # of a Python dictionary's entry with two integers of its own
+ENTRY_BYTES = 100  # of a Python dictionary's entry with two integers of its own
 
 log = logging.getLogger("lopa_dist")
 
