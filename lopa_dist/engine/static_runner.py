@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -241,7 +242,8 @@ class StaticRunner(Runner):
         self.stacked = stacked
         self.kept_tiles = KeptTiles()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
-        self.split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
+        split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
+        self.split = split and replace(split, room=self.low * split.parts)
         # shared by all attention plans, which run one after the other
         self.workspace = Workspace.empty(
             self.attention_room(max(TOP, longest)).parts, config.kv_heads, height, config.head_dim, self.device
@@ -414,6 +416,7 @@ class StaticRunner(Runner):
             self.device,
             self.workspace,
             bounded=self.in_place,
+            whole=self.stacked,
         )
 
     def attention_room(self, size: int) -> Capacity:

@@ -48,6 +48,17 @@ def processors(device: torch.device) -> int:
 
 
 @cache
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that one block may have; for tensors on a CPU those of an H100."""
+    if device.type != "cuda":
+        return 227 * 1024
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+@cache
 def hopper(device: torch.device) -> bool:
-    """Whether a GPU has Hopper's matrix instructions; tensors on a CPU count as if theirs had."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether a GPU has Hopper's matrix instructions; tensors on a CPU count as if theirs had.
+
+    Consumer cards of compute capability 12 have not.
+    """
+    return device.type != "cuda" or (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0)

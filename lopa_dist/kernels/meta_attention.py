@@ -76,6 +76,7 @@ class MetaPlan:
         workspace: Workspace | None = None,
         launch: Launch | None = None,
         bounded: bool = False,
+        whole: bool = True,
     ) -> None:
         """Allocate.
 
@@ -89,6 +90,8 @@ class MetaPlan:
             launch: instead of `launch_for`'s.
             bounded: whether rows may see a part of the cached tokens (`Segments.seen`). Steps over columns then begin
                 at fixed tokens.
+            whole: whether steps over a range of cached tokens may begin where the range does, which is faster. Without
+                it they begin at fixed tokens, so that a row has the same bits wherever the border of two ranges lies.
 
         Raises:
             ValueError: a head size or number of heads that the kernel does not have.
@@ -105,7 +108,8 @@ class MetaPlan:
                 " rows: take tile_rows from tile_rows_for"
             )
         self.rows, self.capacity, self.heads, self.kv_heads, self.dim = rows, capacity, heads, kv_heads, dim
-        self.tile_rows, self.scratch, self.launch, self.bounded = tile_rows, scratch, launch, bounded
+        self.tile_rows, self.scratch, self.launch = tile_rows, scratch, launch
+        self.bounded, self.whole = bounded, whole
         sizes = [2, rows, rows, rows, rows, rows, capacity.tiles * FIELDS, capacity.merges * 4]
         starts = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)])  # aligned to 16 bytes
         self.spans = [slice(int(start), int(start) + size) for start, size in zip(starts, sizes, strict=False)]
@@ -216,7 +220,8 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
         plan.dim**-0.5 * math.log2(math.e),
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
         G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, BN=launch.columns,
-        STAGES=launch.stages, BOUNDED=plan.bounded, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        STAGES=launch.stages, BOUNDED=plan.bounded, WHOLE=plan.whole,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages, **OPTIONS,
     )  # fmt: skip
     if plan.capacity.merges:

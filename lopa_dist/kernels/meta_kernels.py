@@ -28,7 +28,8 @@ def attend_kernel(
     q, keys, values, out, partial, partial_lse, table, seen, lo, hi, depth, until, counts, scratch, scale,
     q_row, q_head, k_slot, k_head, v_slot, v_head, out_row, out_head,
     G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, BOUNDED: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, K/V head). The grid is as large as the table; programs beyond the last tile return at once."""
     tile = tl.program_id(0) // KV_HEADS
@@ -65,35 +66,32 @@ def attend_kernel(
     n = tl.arange(0, BN)
 
     if BOUNDED:
-        # blocks of columns begin at fixed tokens, wherever a row's bound lies, and own columns go on behind the cached
-        # ones: so a row's sum has one order, whether what it sees is cached or of this forward
-        own0 = tl.where(s1_len > 0, 0, c1 - c0)
-        own1 = c1 - c0 - own0
-        blocks0 = tl.cdiv(s0_len + own0, BN)
-        blocks1 = tl.cdiv(s1_len + own1, BN)
+        # Steps begin at fixed tokens of the sequence, wherever the border of the two ranges, that of cached and own
+        # columns, or a row's bound lies: so a row's sum has one order. A tile has rows of one segment.
+        cached = s0_len + s1_len
+        columns = cached + c1 - c0
         bound = tl.load(seen + at, mask=valid, other=0) - before
-        own_bound = (
-            tl.load(hi + at, mask=valid, other=0) - c0
-        )  # a tile has rows of one segment, which see from its first on
-        for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
-            first = block < blocks0
-            c = tl.where(first, block, block - blocks0) * BN + n  # within its range
-            own = c - tl.where(first, s0_len, s1_len)  # negative: cached
-            slot = tl.where(own < 0, tl.where(first, s0_base, s1_base) + c, scratch + c0 + own).to(tl.int64)
-            there = own < tl.where(first, own0, own1)
+        own_bound = tl.load(hi + at, mask=valid, other=0) - c0
+        for start in tl.range(0, columns, BN, num_stages=STAGES):
+            c = start + n
+            slot = tl.where(c < s0_len, s0_base + c, s1_base + c - s0_len)
+            slot = tl.where(c < cached, slot, scratch + c0 + c - cached).to(tl.int64)
+            there = c < columns
             k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
             scores = tl.dot(query, k, input_precision=PRECISION)
-            column = tl.where(own < 0, c + tl.where(first, 0, s0_len), own)
-            most = tl.where((own < 0)[None, :], bound[:, None], own_bound[:, None])
-            scores = tl.where(there[None, :] & (column[None, :] < most), scores, float("-inf"))
+            of_cached = c[None, :] < bound[:, None]
+            of_own = (c - cached)[None, :] < own_bound[:, None]
+            visible = there[None, :] & tl.where((c < cached)[None, :], of_cached, of_own)
+            scores = tl.where(visible, scores, float("-inf"))
             v = tl.load(
                 values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
             )
             total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
     else:
-        # whole blocks of cached tokens: every row sees all of them, no mask
-        blocks0 = s0_len // BN
-        blocks1 = s1_len // BN
+        # whole blocks of cached tokens: every row sees all of them, no mask. Where blocks begin then depends on where
+        # the border of the ranges lies; without WHOLE it does not
+        blocks0 = s0_len // BN if WHOLE else 0
+        blocks1 = s1_len // BN if WHOLE else 0
         for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
             base = tl.where(block < blocks0, s0_base + block * BN, s1_base + (block - blocks0) * BN).to(tl.int64)
             k = tl.load(keys + base * k_slot + n[None, :] * k_slot + d[:, None], mask=inside[:, None], other=0.0)
@@ -101,8 +99,8 @@ def attend_kernel(
             v = tl.load(values + base * v_slot + n[:, None] * v_slot + d[None, :], mask=inside[None, :], other=0.0)
             total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
         # the rest of both ranges and the own columns, side by side; slots outside are not read: they may hold NaN
-        rest0 = s0_len % BN
-        cached = rest0 + s1_len % BN
+        rest0 = s0_len - blocks0 * BN
+        cached = rest0 + s1_len - blocks1 * BN
         columns = cached + c1 - c0
         row_lo = cached - c0 + tl.load(lo + at, mask=valid, other=0)
         row_hi = tl.minimum(

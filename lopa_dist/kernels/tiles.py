@@ -58,6 +58,7 @@ class Split:
 
     parts: int  # 2 or more
     columns: int = 128  # a part has a multiple of this, the last part of a tile the rest
+    room: int | None = None  # parts that the stacks of a forward may have together; None: `parts` each
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,11 @@ def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: b
     columns = cached + made.own
     width = least = np.maximum(columns, 1)
     if split is not None:
-        most = np.where(cached > 0, np.maximum(split.parts // made.siblings, 1), 1)
+        of_stack = split.parts
+        if split.room is not None:  # where rows are bounded, each segment is a stack, and there are many
+            sharing = int((view[1, first] + view[3, first] > 0).sum())
+            of_stack = min(of_stack, split.room // max(sharing, 1))
+        most = np.where(cached > 0, np.maximum(of_stack // made.siblings, 1), 1)
         width = -(-least // (most * split.columns)) * split.columns
     pieces = -(-least // width)
     of = np.repeat(np.arange(len(pieces)), pieces)
@@ -276,6 +281,8 @@ def capacity(
     if split is None or columns <= split.columns:
         return Capacity(tiles, 0, 0)
     parts = min(low, stacks) * split.parts
+    if split.room is not None:
+        parts = min(parts, split.room)
     return Capacity(tiles + parts, min(tiles, parts // 2), parts)
 
 

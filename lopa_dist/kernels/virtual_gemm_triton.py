@@ -11,14 +11,14 @@ converted; its rows' scale is applied to the sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lopa_dist.kernels.dispatch import OPTIONS, processors
+from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
 
 GROUP = 8  # row tiles that share a column tile
 
@@ -50,7 +50,17 @@ FP32 = (GemmTile(64, 64, 32, 4, 2, 2), GemmTile(64, 32, 32, 4, 2, 2))  # without
 def config(x: Tensor, weight: Tensor) -> GemmTile:
     """The widest tile that gives every processor one, else the narrowest; x has the rows of the bucket."""
     tiles = FP32 if x.dtype == torch.float32 else INT8 if weight.dtype == torch.int8 else HALF
-    return next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
+    chosen = next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
+    return fitting(chosen, x.element_size(), weight.element_size(), shared_memory(x.device))
+
+
+def fitting(tile: GemmTile, x_bytes: int, weight_bytes: int, room: int) -> GemmTile:
+    """Return a tile with no more stages than there is shared memory for, of `room` bytes; stages change no bits.
+
+    While one block of both operands is multiplied, those of the other stages are on their way.
+    """
+    of_stage = tile.bk * (tile.bm * x_bytes + tile.bn * weight_bytes)
+    return replace(tile, stages=max(min(tile.stages, 1 + room // of_stage), 2))
 
 
 def count(x: Tensor, weight: Tensor, tile: GemmTile) -> int:

@@ -168,6 +168,8 @@ class FusedTransformer:
 
     def project(self, linear: nn.Module, x: Activations, rows: Tensor | None) -> Tensor:
         """``[R, K] -> [R, N]``; of rows that do not count, where `rows` says how many do, anything."""
+        if isinstance(linear, QuantizedLinear):  # eight-bit products always leave out rows that do not count
+            return linear(x, rows)
         if self.real_rows_only:
             assert isinstance(linear, nn.Linear)
             assert isinstance(x, Tensor)
@@ -175,8 +177,6 @@ class FusedTransformer:
             product = vgemm(x, linear.weight, rows, linear.bias)
             adapter = adapter_of(linear)
             return product if adapter is None else adapter.add(x, product)
-        if isinstance(linear, QuantizedLinear):
-            return linear(x, rows)
         if linear._forward_hooks or linear._forward_pre_hooks:  # of an adapter, or of tensor ranks
             return linear(x)
         assert isinstance(x, Tensor)

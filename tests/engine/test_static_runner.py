@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from lopa_dist.engine.buckets import TOP, bucket, ladder
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Request
+from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import in_order
 from lopa_dist.engine.static_runner import StaticRunner, split_for
@@ -34,6 +35,9 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models import fused
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.fused import FusedLayer, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -458,3 +462,43 @@ def test_every_forward_runs_on_the_models_device(
     assert seen
     assert all(devices == [torch.device("cpu")] for devices in seen)
     assert not current
+
+
+@pytest.mark.parametrize(
+    ("drafts", "branches", "prompt", "sequences"),
+    [(8, 0, 300, 1), ("auto", 0, 600, 4), (4, 2, 1500, 1), (16, 0, 200, 1), (4, 1, 700, 2)],
+)
+def test_a_causal_model_with_few_sequences_has_room_for_its_parts(
+    drafts: int | str, branches: int, prompt: int, sequences: int
+) -> None:
+    """Chains, groups and paths are stacks of their own, which all see cached tokens and may be split."""
+    torch.manual_seed(0)
+    shape = ModelConfig(
+        family="idlm", vocab_size=64, hidden_size=32, layers=1, heads=32, kv_heads=8, head_dim=16, intermediate_size=32,
+        rms_eps=1e-6, rope_theta=1e4, qkv_bias=False, tied=False, shift=True, mask_id=63, eos_ids=(62,), pad_id=62,
+        max_positions=4096,
+    )  # fmt: skip
+    model = Transformer(shape).requires_grad_(False).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.1)
+    rng = random.Random(0)
+    config = DecodeConfig(
+        context="causal", drafts=drafts, branches=branches, draft_from="masks", max_new_tokens=24, stop_at_eos=False
+    )
+    requests = [
+        Request(i, [rng.randrange(46) for _ in range(prompt)], 24, request_key(0, str(i))) for i in range(sequences)
+    ]
+    engine = Engine(model, config, Solo(), EngineConfig(sequences, attention="meta", graphs="always"))
+    engine.lookahead.choice = engine.lookahead.choice._replace(groups=17)  # as drafts=auto may choose
+    assert [len(one.tokens) for one in engine.generate(requests)] == [24] * sequences
+
+
+def test_reproducible_runs_eight_bit_weights() -> None:
+    model = load_model(EMBEDDED, torch.float32, torch.device("cpu"), quantization="int8")
+    config = DecodeConfig(block_size=16, max_new_tokens=16)
+    requests = random_requests(3, 3, 16)
+    found = [
+        {g.request.index: g.tokens for g in Engine(model, config, Solo(), options).generate(requests)}
+        for options in (EngineConfig(2, attention="meta", graphs="always", reproducible=True), EngineConfig(1))
+    ]
+    assert found[0] == found[1]

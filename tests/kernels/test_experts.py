@@ -154,7 +154,7 @@ def test_the_librarys_fp8_product_takes_the_groups_as_they_are() -> None:
     assert (out.shape, out.dtype) == ((len(x), 48), torch.bfloat16)
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90])
 def test_cross_compiled(arch: int) -> None:
     """LLaDA2-mini's sizes: tensor cores and no spills."""
     types = {"x": "*bf16", "weight": "*i8", "scale": "*fp32", "out": "*bf16", "expert": "*i32", "rows": "*i32"}

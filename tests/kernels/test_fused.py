@@ -224,7 +224,7 @@ def variants(arch: int) -> list[Variant]:
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90])
 def test_cross_compiled(arch: int) -> None:
     """Loads and stores of 16 bytes a thread, no spills, registers for full occupancy or nearly so."""
     for one, kernel in zip(variants(arch), compile_all(variants(arch)), strict=True):

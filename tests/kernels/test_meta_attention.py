@@ -293,7 +293,7 @@ def variant(arch: int, group: int, height: int, dim: int = 128, dtype: str = "bf
     signature = {**pointers, "scratch": "i32", "scale": "fp32", **dict.fromkeys(strides, "i32")}
     constexprs = {
         "G": group, "KV_HEADS": 32 // group, "D": dim, "D_TILE": dim_tile, "BM": height, "BN": launch.columns,
-        "STAGES": launch.stages, "BOUNDED": bounded, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        "STAGES": launch.stages, "BOUNDED": bounded, "WHOLE": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     kernel = "lopa_dist.kernels.meta_kernels:attend_kernel"
@@ -311,7 +311,7 @@ def merge_variant(arch: int) -> Variant:
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90])
 def test_cross_compiled(arch: int) -> None:
     """Tensor cores, loads that run ahead, no spills to speak of, and blocks that fit."""
     variants = [variant(arch, group, height) for group, height in ((1, 128), (7, 128), (8, 64), (1, 32))]
@@ -339,3 +339,33 @@ def test_the_usual_stacks_have_a_launch(group: int) -> None:
         rows = tile_rows_for(group, stack)
         plan = MetaPlan(stack, capacity(stack, 1, rows), group, 1, 128, rows, 0, torch.device("cpu"))
         assert plan.height in (16, 32, 64, 128)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("border", [1, 16, 100, 149])
+def test_a_prefix_in_one_range_or_two_gives_the_same_bits(border: int, bounded: bool) -> None:
+    """Who computed a shared prefix has it in front of its own range, others elsewhere."""
+    group, dim, rows, cached, slots, scratch = 4, 16, 3, 150, 600, 500
+    generator = torch.Generator().manual_seed(1)
+    k, v = (torch.randn(cached + rows, 1, dim, generator=generator) for _ in range(2))
+    q = torch.randn(16, group, dim, generator=generator)
+
+    def attend(first: int) -> Tensor:
+        keys, values = torch.full((2, slots, 1, dim), torch.nan)
+        for pool, x in ((keys, k), (values, v)):
+            pool[10 : 10 + first], pool[300 : 300 + cached - first] = x[:first], x[first:cached]
+            pool[scratch : scratch + rows] = x[cached:]
+        one = np.array
+        tail = (one([300]), one([cached - first])) if first < cached else None
+        seen = np.full(rows, cached) if bounded else None
+        segments = Segments(
+            one([0]), one([rows]), one([10]), one([first]), one([scratch]), np.arange(1, rows + 1), tail, seen
+        )
+        tiles = tile(segments, 16, None, stacked=False)
+        plan = MetaPlan(
+            16, Capacity(len(tiles.table), 0, 0), group, 1, dim, 16, scratch, DEVICE, bounded=bounded, whole=False
+        )
+        plan.fill(tiles)
+        return attend_meta(q.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), plan)[:rows].cpu()
+
+    assert torch.equal(attend(border), attend(cached))

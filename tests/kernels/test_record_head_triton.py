@@ -210,7 +210,7 @@ def head(tile: HeadTile, size: int, arch: int, dtype: str = "bf16", **rules: boo
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90])
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""
     bf16, hopper, moment = torch.bfloat16, arch == 90, {"MOMENT": True}

@@ -112,6 +112,25 @@ def test_the_capacity_holds_and_a_sequence_is_cut_by_itself(mix: Mix, cut: Cut) 
         assert not Counter(tuple(entry[:8]) for entry in alone.table.tolist()) - together
 
 
+@given(
+    mix=mixes(bounded=True), tile_rows=st.sampled_from([1, 3, 16]), parts=st.integers(2, 40), room=st.integers(0, 100)
+)
+@settings(max_examples=80, deadline=None)
+def test_parts_never_exceed_the_room(mix: Mix, tile_rows: int, parts: int, room: int) -> None:
+    """Where rows are bounded each segment is a stack of its own, and a sequence has many."""
+    split = Split(parts, 8, room)
+    tiles = tile(mix.segments, tile_rows, split)
+    cached = mix.segments.shared + (0 if mix.segments.tail is None else mix.segments.tail[1])
+    has = capacity(
+        int(mix.segments.rows.sum()), len(mix.segments.rows), tile_rows, split, int((cached > 0).sum()),
+        int(cached.max()), int(mix.segments.rows.max()),
+    )  # fmt: skip
+    assert tiles.parts <= room
+    assert tiles.parts <= has.parts
+    assert len(tiles.merges) <= has.merges
+    assert len(tiles.table) <= has.tiles
+
+
 @given(mix=mixes(), cut=CUTS)
 @settings(max_examples=80, deadline=None)
 def test_low_stacks_alone_are_split(mix: Mix, cut: Cut) -> None:

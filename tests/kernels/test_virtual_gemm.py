@@ -15,7 +15,7 @@ from torch import Tensor
 from lopa_dist.kernels import virtual_gemm_triton
 from lopa_dist.kernels.quantized import quantize_int8
 from lopa_dist.kernels.virtual_gemm import vgemm
-from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, GemmTile, config
+from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, GemmTile, config, fitting
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.forms import plain
 
@@ -138,11 +138,13 @@ def product(wide: int, deep: int, tile: GemmTile, arch: int, weight: str = "bf16
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90])
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""
-    halves = [product(2 * 18944, 3584, HALF[0], arch)] + [product(3584, 18944, tile, arch) for tile in HALF]
-    int8 = [product(4096, 12288, tile, arch, "i8") for tile in INT8]
+    room = SHARED_LIMIT[arch]
+    halves_, eights = [fitting(tile, 2, 2, room) for tile in HALF], [fitting(tile, 2, 1, room) for tile in INT8]
+    halves = [product(2 * 18944, 3584, halves_[0], arch)] + [product(3584, 18944, tile, arch) for tile in halves_]
+    int8 = [product(4096, 12288, tile, arch, "i8") for tile in eights]
     variants = [*halves, *int8, *(product(576, 192, tile, arch, "fp32", "fp32") for tile in FP32)]
     found = compile_all(variants)
     for one, kernel in zip(variants, found, strict=True):
@@ -154,7 +156,7 @@ def test_cross_compiled(arch: int) -> None:
     step = r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k(\d+)\." if arch == 90 else r"mma\.sync\.aligned\.m16n8k(\d+)\."
     for one, kernel in zip(variants[: -len(FP32)], found, strict=False):
         assert set(re.findall(step, kernel.ptx)) == {"16"}, one
-        assert ("mma.sync.aligned.m" in kernel.ptx) == (arch == 80), one
+        assert ("mma.sync.aligned.m" in kernel.ptx) == (arch < 90), one
     if arch == 90:  # two programs with an int8 weight at a time
         wide, kernel = INT8[0], found[len(halves)]
         assert kernel.registers * 32 * wide.warps * wide.resident <= 65536
