@@ -87,6 +87,11 @@ class Runners:
                 "engine.reproducible=true on a GPU cannot go with a mixture of experts: the library multiplies them, "
                 "in bits that may depend on the batch"
             )
+        if reproducible and self.plain and device.type == "cuda":
+            raise ValueError(
+                "engine.reproducible=true on a GPU needs all of Triton's kernels, since torch's forms may give a row "
+                f"other bits in another batch; without Triton run: {', '.join(sorted(self.plain))}"
+            )
         if reproducible and device.type == "cuda" and not self.static:
             raise ValueError(
                 "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, Triton's kernels "

@@ -52,7 +52,8 @@ def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that one block may have; for tensors on a CPU those of an H100."""
     if device.type != "cuda":
         return 227 * 1024
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)  # its type lacks the field
+    return int(properties.shared_memory_per_block_optin)
 
 
 @cache

@@ -27,7 +27,7 @@ pytestmark = [
 
 CONFIG = DecodeConfig(verify="confidence", drafts=0, branches=3, block_size=16, max_new_tokens=64)
 Texts = dict[int, list[int]]
-LEAST = {torch.float32: 0.97, torch.bfloat16: 0.85}
+LEAST = {torch.float32: 0.97, torch.bfloat16: 0.75}
 """Tokens that two right ways to compute have in common at least.
 
 On a CPU, roundings of bf16 change one in twenty, those of fp8 one in thirteen; a rotation by other angles, every other.
