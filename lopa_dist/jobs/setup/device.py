@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -36,17 +40,50 @@ def threads(config: Config, world: World) -> tuple[int, str]:
 
     What the user says, or else the least of what torch has in this process (by `OMP_NUM_THREADS` or
     `torch.set_num_threads`, for example) and of this rank's share of the cores: both may be meant to leave room for
-    others.
+    others. A rank that is alone leaves the cores that other programs keep busy.
     """
     if config.parallel.threads:
         return config.parallel.threads, "parallel.threads"
     number, why = cores(world)
+    if world.size == 1 and number > 1 and (busy := busy_cores()):
+        why = f"other programs keep {busy} of {number} cores busy; parallel.threads={number} takes all"
+        number = max(1, number - busy)
     if torch.get_num_threads() < number:
         given = (
             "OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "torch.set_num_threads, or torch's own choice"
         )
         return torch.get_num_threads(), given
     return number, why
+
+
+@cache
+def busy_cores() -> int:
+    """Return how many of the cores of this process other programs keep busy, measured once, in a fifth of a second.
+
+    A thread that waits for a core keeps all the others waiting: two threads on two busy cores take many times as long
+    as one. 0 where the system does not tell.
+    """
+    before = idle_seconds()
+    if not before:
+        return 0
+    began = time.perf_counter()
+    time.sleep(0.2)
+    passed = time.perf_counter() - began
+    after = idle_seconds()
+    idle = sum(min((after[core] - seconds) / passed, 1.0) for core, seconds in before.items() if core in after)
+    return max(0, len(before) - math.ceil(idle - 0.2))
+
+
+def idle_seconds(file: Path = Path("/proc/stat")) -> dict[int, float]:
+    """Return for how long each core of this process has been idle; empty where the system does not tell."""
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+        own = os.sched_getaffinity(0)
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError):
+        return {}
+    fields = {int(line.split()[0][3:]): line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()}
+    return {core: (int(found[4]) + int(found[5])) / ticks for core, found in fields.items() if core in own}
 
 
 def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ def test_the_least_of_what_is_asked(
     monkeypatch: pytest.MonkeyPatch, asked: int, torch_has: int, ranks: int, slurm: str, found: tuple[int, str]
 ) -> None:
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setattr(device, "busy_cores", lambda: 0)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(torch_has)
@@ -59,3 +61,40 @@ def test_omp_num_threads_holds_for_the_whole_process() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert found.stdout.split() == ["1", "1"]
+
+
+@pytest.mark.parametrize(("busy", "ranks", "found"), [(0, 1, 8), (3, 1, 5), (8, 1, 1), (3, 2, 4)])
+def test_cores_that_others_keep_busy_are_left_to_them(
+    monkeypatch: pytest.MonkeyPatch, busy: int, ranks: int, found: int
+) -> None:
+    """Where ranks start together, each sees the others at work: there it is their share."""
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setattr(device, "busy_cores", lambda: busy)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    torch.set_num_threads(8)
+    for _ in range(2):  # also when the choice was made before
+        number, why = threads(Config(), World("srun", size=ranks, local_size=ranks))
+        assert number == found
+        assert ("other programs keep" in why) == (busy > 0 and ranks == 1)
+        torch.set_num_threads(number)
+
+
+@pytest.mark.parametrize(("idle", "busy"), [((0.2, 0.2), 0), ((0.2, 0.0), 1), ((0.0, 0.0), 2), ((0.15, 0.19), 0)])
+def test_busy_cores_are_those_that_hardly_idle(
+    monkeypatch: pytest.MonkeyPatch, idle: tuple[float, float], busy: int
+) -> None:
+    clock = iter([10.0, 10.2])
+    readings = iter([{0: 5.0, 1: 7.0}, {0: 5.0 + idle[0], 1: 7.0 + idle[1]}])
+    monkeypatch.setattr(device, "idle_seconds", lambda: next(readings))
+    monkeypatch.setattr(device.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(device.time, "sleep", lambda _: None)
+    device.busy_cores.cache_clear()
+    assert device.busy_cores() == busy
+    device.busy_cores.cache_clear()
+
+
+def test_a_system_that_does_not_tell_has_no_busy_cores(tmp_path: Path) -> None:
+    assert device.idle_seconds(tmp_path / "stat") == {}
+    (tmp_path / "stat").write_text("cpu  9 9 9 9\ncpu0 1 2 3 400 50 0 0\ncpux\nintr 5\n")
+    assert set(device.idle_seconds(tmp_path / "stat")) <= {0}
