@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import check_files, check_keys, composed, omegaconf_message, with_own_model
+from lopa_dist.jobs.run.output import check_output
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.rows import check
@@ -28,6 +29,7 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
     config = composed(list(overrides))
     check_files(config)
     if config.task.input:
+        check_output(config.task)
         check(config.task.input)
     if ranks is not None:
         parallel = config.parallel

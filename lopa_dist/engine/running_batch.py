@@ -45,7 +45,7 @@ class Admission:
     began: float  # when it was admitted
     chunks: int  # forwards before its first step, counted also if another request computes them
     first_step: float = 0.0  # seconds until its first step was over
-    seen: int = 0  # positions in which stop strings were looked for
+    seen: int = 0  # tokens of the answer in which stop strings were looked for
     work: Work = field(default_factory=Work)  # of its forwards that were counted so far
 
 
@@ -226,9 +226,10 @@ class RunningBatch:
         if self.text_of is None or not self.state.config.stop_at_eos:
             return []
         complete = self.host.complete
+        written = complete - self.host.known
         slots = [
             slot for slot, admission in self.running.items()
-            if admission.request.stop and complete[slot] > admission.seen and not self.host.done[slot]
+            if admission.request.stop and written[slot] > admission.seen and not self.host.done[slot]
         ]  # fmt: skip
         texts = self.state.generated(slots, complete[slots].tolist()) if slots else []
         stopped = []
@@ -236,7 +237,7 @@ class RunningBatch:
             admission = self.running[slot]
             if has_stop(self.text_of, tokens, admission.seen, admission.request.stop):
                 stopped.append(slot)
-            admission.seen = int(complete[slot])
+            admission.seen = len(tokens)
         if stopped:
             self.host = self.state.finish(stopped, self.host)
         return stopped

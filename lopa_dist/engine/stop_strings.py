@@ -1,7 +1,7 @@
 """Sequences end once their text has a stop string, so that nothing is generated that would be cut off.
 
 Only tokens that are final count: those of complete blocks, or verified ones. What is cut from the finished text is the
-same, because the earliest stop string lies in it already.
+same, because the stop string that is complete first lies in it already, and that one counts (`finished_text`).
 """
 
 from __future__ import annotations
@@ -28,5 +28,6 @@ def has_stop(text_of: TextOf, tokens: Sequence[int], seen: int, stops: Sequence[
         text = text_of(tokens)
         return any(stop in text for stop in stops)
 
-    end = tokens[max(0, seen - MARGIN - max(map(len, stops))) :]
+    longest = max(len(stop.encode()) for stop in stops)  # a token may be a byte, or more
+    end = tokens[max(0, seen - MARGIN - longest) :]
     return has(end) and has(tokens)

@@ -42,8 +42,13 @@ class ResponseFormat:
         schema = wrapped.get("schema") if isinstance(wrapped, Mapping) else None
         if not isinstance(schema, Mapping):
             raise ValueError('a json_schema needs {"json_schema": {"schema": {...}}}')
-        text = json.dumps(schema, sort_keys=True)
-        validator(text)
+        try:
+            text = json.dumps(schema, sort_keys=True)
+            validator(text)
+        except ValueError:
+            raise
+        except Exception as error:  # what libraries raise of a schema that is nested too deep, or of odd types
+            raise ValueError(f"the json_schema cannot be used ({type(error).__name__}: {error})"[:LONGEST]) from error
         return cls(text)
 
     def failure(self, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.stop_strings import has_stop
 from lopa_dist.jobs.run.answers import finished_text
 from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.tasks.embedded import Arithmetic
 from tests.engine.ranks import on_ranks
@@ -85,3 +87,33 @@ def test_the_end_of_a_text_is_enough(text: str, seen: int, stops: list[str]) -> 
     tokens = [ord(c) for c in text]
     found = has_stop(lambda some: "".join(map(chr, some)), tokens, known, stops)
     assert found == any(stop in text for stop in stops)
+
+
+def test_a_stop_string_of_characters_of_several_tokens_is_found() -> None:
+    """One token at a time: a thumb is four tokens here, of a byte each."""
+    text = ("so: " + 5 * "👍").encode()
+    for stop in (n * "👍" for n in range(1, 6)):
+        ends = (
+            n for n in range(1, len(text) + 1)
+            if has_stop(lambda some: bytes(some).decode(errors="replace"), list(text[:n]), n - 1, [stop])
+        )  # fmt: skip
+        assert next(ends) == len(b"so: ") + len(stop.encode())
+
+
+@pytest.mark.parametrize("known", [3, 14, 15])
+def test_a_stop_string_at_the_beginning_of_a_block_ends_it(small_model: Transformer, known: int) -> None:
+    """Blocks count tokens of the prompt, too, and those are not searched."""
+    config = DecodeConfig(context="blocks", block_size=16, max_new_tokens=64, drafts=0, max_active_blocks=1)
+    request = Request(0, [5 + i % 7 for i in range(16 + known)], 64, key=7)
+
+    def text_of(tokens: Sequence[int]) -> str:
+        return "".join(chr(1000 + token) for token in tokens)
+
+    [plain] = Engine(small_model, config, Solo(), EngineConfig(1)).generate([request])
+    second = 16 - known  # number of the second block's first token
+    stop = text_of(plain.tokens[: second + 2])[-3:]
+    [found] = Engine(small_model, config, Solo(), EngineConfig(1), text_of=text_of).generate(
+        [replace(request, stop=(stop,))]
+    )
+    assert found.tokens == plain.tokens[: len(found.tokens)]
+    assert len(found.tokens) == second + 16 < len(plain.tokens)

@@ -103,6 +103,7 @@ def test_same_text_on_two_tensor_ranks(kind: str) -> None:
 
 
 def test_joined_maps_are_their_parts_side_by_side() -> None:
+    torch.manual_seed(0)
     parts = [nn.Linear(8, n) for n in (4, 6, 2)]
     x = torch.randn(5, 8)
     for make in (lambda p: p, lambda p: QuantizedLinear.of("int8", p)):
@@ -110,4 +111,4 @@ def test_joined_maps_are_their_parts_side_by_side() -> None:
         expected = torch.cat([p(x) for p in some], 1)
         whole = joined(some)
         assert torch.allclose(whole(x), expected, atol=1e-5)
-        assert torch.allclose(torch.cat([p(x) for p in some], 1), expected)
+        assert torch.allclose(torch.cat([p(x) for p in some], 1), expected, atol=1e-5)  # now views of one weight

@@ -19,7 +19,10 @@ from lopa_dist.tasks.task import Item
 def finished_text(
     tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
 ) -> tuple[Generation, str]:
-    """The text before the earliest stop string, and the generation as if it had ended there.
+    """The text before the stop string that is complete first, and the generation as if it had ended there.
+
+    Of several that are complete at once, the longest counts. So further text behind it changes nothing, however much
+    more was generated before anyone looked: a longer stop string that began earlier is complete later.
 
     Its tokens are the shortest run whose text reaches the cut, so that tokens behind it are not counted; forwards
     and seconds stay what they were.
@@ -29,10 +32,10 @@ def finished_text(
         return text_of(tokenizer, generation.tokens[:count])
 
     text = text_to(len(generation.tokens))
-    cuts = [cut for stop in stops if (cut := text.find(stop)) >= 0]
-    if not cuts:
+    found = [(begin + len(stop), begin) for stop in stops if (begin := text.find(stop)) >= 0]
+    if not found:
         return generation, text
-    text = text[: min(cuts)]
+    text = text[: min(found)[1]]
     count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_to(n)))
     # a part of a character is as long as the character, but another one
     while not text_to(count).startswith(text) and count < len(generation.tokens):

@@ -32,7 +32,7 @@ from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.crashes import Begun, in_turn
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
-from lopa_dist.jobs.run.output import write_output
+from lopa_dist.jobs.run.output import check_output, write_output
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
@@ -79,6 +79,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
             raise ValueError(
                 f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file"
             )
+        check_output(config.task)
         task = make_task(config.task)
         whole_input = HashedItems(task.items())
         items = islice(whole_input, config.task.shard, None, config.task.shards)

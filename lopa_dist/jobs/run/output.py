@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lopa_dist.checks import UserError
+from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.show.report import figures
 from lopa_dist.jobs.show.run_page import setting_rows
 from lopa_dist.jobs.show.table import to_be_written, write_table
@@ -18,6 +19,20 @@ from lopa_dist.remote import exists, put
 log = logging.getLogger("lopa_dist")
 KEY = "task.output"
 CARD = "README.md"
+
+
+def check_output(task: TaskConfig) -> None:
+    """Raise a UserError if `task.output` would take the place of the prompts."""
+    if task.output and task.input and place_of(task.output) == place_of(task.input):
+        raise UserError(
+            f"task.output={task.output} is task.input: the results would replace the prompts. Name another file"
+        )
+
+
+def place_of(name: str) -> str:
+    """Return what tells files apart: a URL, or a path without links."""
+    name = name.removeprefix("file://")
+    return name if "://" in name else str(Path(name).expanduser().resolve())
 
 
 def write_output(folder: Path, report: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from operator import attrgetter
@@ -87,3 +87,7 @@ class Chosen(Sequence[Value]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.values[self.numbers[index]]
+
+    def in_any_order(self) -> Iterator[Value]:
+        """Yield all values in their order in the other sequence, which reads each block of a `Spool` once."""
+        return (self.values[number] for number in sorted(self.numbers))

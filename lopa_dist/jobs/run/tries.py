@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.memory import Shuffled
 from lopa_dist.engine.request import Generation, Request, request_key
 from lopa_dist.engine.running_batch import NextRequests, in_order
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.tasks.task import Item
+from lopa_dist.tasks.worker import Lost, TooLong, Workers
+
+SCHEMA_WORKER = "lopa_dist.tasks.schema_worker"
+CHECK_S = 5.0  # that checking an answer by its schema may take
+SLOW_CHECKS = 3  # after so many that took longer, a schema's answers are not checked any more
+TOO_SLOW = f"not checked: that takes more than {CHECK_S:g} s by its schema; simplify the schema and its patterns"
 
 
 class Repeated(Sequence[Request]):
@@ -31,6 +39,10 @@ class Repeated(Sequence[Request]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.again[index] if index < 0 else self.requests[index]
+
+    def in_any_order(self) -> Iterator[Request]:
+        """Return all requests in the order that is the fastest to read, without further tries."""
+        return self.requests.in_any_order() if isinstance(self.requests, Shuffled) else iter(self.requests)
 
     def append(self, request: Request) -> int:
         """Add a request; returns its number."""
@@ -50,13 +62,35 @@ class Tries:
 
     def __init__(self, engine: Engine, items: Sequence[Item], tokenizer: PreTrainedTokenizerFast) -> None:
         self.engine, self.items, self.tokenizer = engine, items, tokenizer
+        self.checks = Workers(SCHEMA_WORKER, CHECK_S)
+        self.too_slow: Counter[str] = Counter()  # checks by a schema that took too long
 
     def failure(self, generation: Generation) -> str:
         """Return why an answer is not of the format that it must have; empty where it is, or any text will do."""
         item = self.items[generation.request.index]
-        if item.response_format is None or generation.finish_reason == "error":
+        if (wanted := item.response_format) is None or generation.finish_reason == "error":
             return ""
-        return item.response_format.failure(answer_of(self.tokenizer, generation, item.stop)[2])
+        text = answer_of(self.tokenizer, generation, item.stop)[2]
+        return wanted.failure(text) if wanted.schema is None else self.failure_of_schema(wanted.schema, text)
+
+    def failure_of_schema(self, schema: str, text: str) -> str:
+        """Return what is wrong with a text; a schema may take for ever, so a child process checks it, for a while.
+
+        Ranks of a replica may differ in how long that takes: where one finds a fault, all do.
+        """
+        if self.too_slow[schema] >= SLOW_CHECKS:
+            return TOO_SLOW
+        failure = ""
+        try:
+            failure = self.checks.ask({"schema": schema, "text": text})
+        except TooLong:
+            failure = TOO_SLOW
+        except Lost as lost:
+            failure = f"not checked: the process that checks schemas {lost}"
+        valid = self.engine.lockstep.least(not failure, self.engine.device)
+        failure = "" if valid else failure or TOO_SLOW
+        self.too_slow[schema] += failure == TOO_SLOW
+        return failure
 
     def is_last(self, generation: Generation) -> bool:
         """Return whether a request is not tried again: not without a temperature, for it would be the same again."""
@@ -79,22 +113,25 @@ class Tries:
             again = [waiting.popleft() for _ in range(min(most, len(waiting)))]
             return again + (take(most - len(again)) if len(again) < most else [])
 
-        while True:
-            for latest in self.engine.generate(requests, following):
-                index = latest.request.index
-                number, before = tried.pop(index, (0, None))
-                requests.again.pop(number, None)
-                answer = latest if before is None else joined(before, latest)
-                failure = self.failure(latest)
-                if not failure or self.is_last(answer):
-                    yield replace(answer, invalid=failure)
-                    continue
-                key = request_key(answer.request.key, f"try {answer.tries}")
-                number = requests.append(replace(answer.request, key=key))
-                tried[index] = number, answer
-                waiting.append(number)
-            if not waiting or self.engine.lockstep.level != StopLevel.RUN:
-                return
+        with ExitStack() as ending:
+            self.checks = Workers(SCHEMA_WORKER, CHECK_S)
+            ending.callback(self.checks.end)
+            while True:
+                for latest in self.engine.generate(requests, following):
+                    index = latest.request.index
+                    number, before = tried.pop(index, (0, None))
+                    requests.again.pop(number, None)
+                    answer = latest if before is None else joined(before, latest)
+                    failure = self.failure(latest)
+                    if not failure or self.is_last(answer):
+                        yield replace(answer, invalid=failure)
+                        continue
+                    key = request_key(answer.request.key, f"try {answer.tries}")
+                    number = requests.append(replace(answer.request, key=key))
+                    tried[index] = number, answer
+                    waiting.append(number)
+                if not waiting or self.engine.lockstep.level != StopLevel.RUN:
+                    return
 
 
 def joined(before: Generation, latest: Generation) -> Generation:

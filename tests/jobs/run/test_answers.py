@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from itertools import accumulate
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,7 +21,9 @@ from lopa_dist.jobs.run.answers import finished_text, thought
     [
         ([], "Tom has 3 apples . #### 3", "length"),
         (["####", "apples"], "Tom has 3 ", "stop"),
-        (["3 apples", "apples"], "Tom has ", "stop"),
+        (["3 apples", "apples"], "Tom has ", "stop"),  # complete at once: the longer one
+        (["3 apples .", "apples"], "Tom has 3 ", "stop"),  # complete later
+        (["has 3 a", "3", " 3"], "Tom has", "stop"),
         (["3"], "Tom has ", "stop"),
         (["Tom"], "", "stop"),
         (["pples ."], "Tom has 3 a", "stop"),
@@ -36,6 +42,25 @@ def test_cut(embedded_tokenizer: PreTrainedTokenizerFast, stops: list[str], text
         assert len(embedded_tokenizer.decode(kept[:-1])) < len(text)  # no token more than the text needs
     assert bool(kept) == bool(text)
     assert (generation.forwards, generation.seconds, generation.filled) == (5, 1.0, 9)
+
+
+@given(
+    text=st.text("ab", max_size=20), stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    steps=st.lists(st.integers(1, 6), max_size=20),
+)  # fmt: skip
+def test_the_cut_is_that_of_one_token_at_a_time(text: str, stops: list[str], steps: list[int]) -> None:
+    """However many tokens come at once, and however stop strings overlap."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise())
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+
+    def cut(ends: Iterable[int]) -> str:
+        for end in ends:  # as an engine stops: with the first step after which there is a stop string
+            if any(stop in text[:end] for stop in stops) or end >= len(text):
+                whole = Generation(Request(0, [1], 99, 0), tokens[:end], "length", 5, 1.0, 0.1, 9)
+                return finished_text(tokenizer, whole, stops)[1]
+        raise AssertionError
+
+    assert cut([*accumulate(steps), len(text)]) == cut(range(len(text) + 1))
 
 
 @pytest.mark.parametrize(

@@ -142,3 +142,14 @@ def test_a_card_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     system.pipe_file("/datasets/me/sums/README.md", b"mine")
     run(replace(made, seed=1), tmp_path / "b", World("python"))
     assert system.cat_file("/datasets/me/sums/README.md") == b"mine"
+
+
+@pytest.mark.parametrize("output", ["in.jsonl", "./in.jsonl", "link.jsonl", "file://{folder}/in.jsonl"])
+def test_the_prompts_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"prompt": "3"}\n')
+    Path("link.jsonl").symlink_to("in.jsonl")
+    task = TaskConfig("batch", input="in.jsonl", output=output.format(folder=tmp_path))
+    with pytest.raises(UserError, match=r"is task\.input: the results would replace the prompts"):
+        run(config(task), tmp_path / "run", World("python"))
+    assert Path("in.jsonl").read_text() == '{"prompt": "3"}\n'

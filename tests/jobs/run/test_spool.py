@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 from array import array
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,21 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         spool.append(n)
     with pytest.raises(OSError, match=str(tmp_path)):
         spool.append(0)
+
+
+def test_what_is_read_in_any_order_is_read_once() -> None:
+    """Requests with limits of their own begin in another order than they are stored in."""
+    spool: Spool[tuple[int, int]] = Spool()
+    for number in range(20 * BLOCK):
+        spool.append((number, -number))
+    read: list[int] = []
+
+    def block(number: int) -> list[tuple[int, int]]:
+        read.append(number)
+        return spool.read(number)
+
+    spool.block = lru_cache(KEPT)(block)
+    numbers = list(range(0, len(spool), 7))
+    random.Random(0).shuffle(numbers)
+    assert sorted(Chosen(spool, numbers).in_any_order()) == sorted((n, -n) for n in numbers)
+    assert read == list(range(20))

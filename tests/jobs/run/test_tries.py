@@ -16,6 +16,7 @@ from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.commands.shards import merge_shards
+from lopa_dist.jobs.run import tries
 from lopa_dist.jobs.run.job import run
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.parallel.launcher import World
@@ -117,3 +118,42 @@ def test_without_a_temperature_there_is_one_try(tmp_path: Path) -> None:
     [answer] = [json.loads(text) for text in (tmp_path / "run" / "batch_output.jsonl").read_text().splitlines()]
     assert answer["response"] is None
     assert "not JSON" in answer["error"]["message"]
+
+
+def exponential() -> dict[str, Any]:
+    """A schema that takes a day."""
+    definitions: dict[str, Any] = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+    return {"$defs": definitions | {"d40": {}}, "$ref": "#/$defs/d0"}
+
+
+def test_a_schema_that_takes_too_long_costs_its_own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they cost the job a few checks, however many there are."""
+    monkeypatch.setattr(tries, "CHECK_S", 1.0)
+    slow = {"type": "json_schema", "json_schema": {"schema": exponential()}}
+    given = [{"prompt": "3", "max_tokens": 1}, {"prompt": PROMPT.format(3, 3, 3), "max_tokens": 1, "n": 8}]
+    given[1] |= {"temperature": TEMPERATURE, "response_format": slow}
+    job(tmp_path, given)
+    found = lines(tmp_path / "run")
+    assert found[0]["finish_reason"] in ("stop", "length")
+    reasons = [line["error"] for line in found[1:] if line["finish_reason"] == "invalid"]
+    assert reasons
+    assert all("not JSON" in reason or "takes more than" in reason for reason in reasons)
+    assert any("takes more than" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"$schema": ["x"]}, {"type": ["object", 3]}, {"properties": 5}, "deep"],
+    ids=str,
+)
+def test_a_schema_that_is_none_is_that_line_s_error(tmp_path: Path, schema: Any) -> None:
+    if schema == "deep":
+        schema = {}
+        for _ in range(400):
+            schema = {"type": "object", "properties": {"a": schema}}
+    wrong = {"type": "json_schema", "json_schema": {"schema": schema}}
+    job(tmp_path, [{"prompt": "3", "max_tokens": 1}, {"prompt": "3", "response_format": wrong}])
+    first, second = lines(tmp_path / "run")
+    assert first["finish_reason"] in ("stop", "length")
+    assert second["finish_reason"] == "error"
+    assert "json_schema" in second["error"]

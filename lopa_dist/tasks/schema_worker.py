@@ -1,0 +1,17 @@
+"""The child process that checks texts by JSON schemas: a schema, or a pattern in it, may take a day for one text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lopa_dist.tasks.response_format import ResponseFormat
+from lopa_dist.tasks.worker import serve
+
+
+def failure(question: dict[str, Any]) -> str:
+    """Return what `ResponseFormat.failure` says of a text."""
+    return ResponseFormat(question["schema"]).failure(question["text"])
+
+
+if __name__ == "__main__":
+    serve(failure)
