@@ -197,6 +197,8 @@ class LLM:
         """
         if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
             raise ValueError("suffixes: give a list with one text for each prefix")
+        for number, suffix in enumerate(suffixes):
+            check_text(suffix, f"suffixes[{number}]")
         limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
         params = for_each(sampling or SamplingParams(), len(prefixes), "sampling parameters", "prefixes")
         limited = [replace(one, max_tokens=limit) for one, limit in zip(params, limits, strict=True)]
@@ -260,6 +262,8 @@ class LLM:
         items = items_of(prompts, None)
         if isinstance(continuations, str) or len(continuations) != len(items):
             raise ValueError("continuations: give a list with one text for each prompt")
+        for number, text in enumerate(continuations):
+            check_text(text, f"continuations[{number}]")
         encoder = Encoder(config, builder.shape, builder.tokenizer)
         pairs = zip(items, continuations, strict=True)
         items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
@@ -271,6 +275,8 @@ class LLM:
             )
             builder.load(self.world.rank == 0, group.tensor)
             options = replace(config.engine, max_sequences=AT_ONCE)
+            sequences = sequences_of_replica(options, len(requests), group.mesh.data)
+            options = replace(options, max_sequences=sequences)
             engine = builder.scoring_engine(config.decode, options, samples, group)
 
             def values(generation: Generation) -> list[Any]:
@@ -449,6 +455,12 @@ def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
     if len(each) != number:
         raise ValueError(f"{len(each)} {name} for {number} {prompts}: give one, or one for each")
     return each
+
+
+def check_text(text: Any, what: str) -> None:
+    """Raise a ValueError that says what was given, where `text` is none."""
+    if not isinstance(text, str):
+        raise ValueError(f"{what}: give a text, not {text!r} ({type(text).__name__})")
 
 
 def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:

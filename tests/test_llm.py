@@ -311,3 +311,12 @@ def test_infilling_needs_a_model_that_sees_what_is_behind(llm: LLM, tmp_path: Pa
         llm.infill(["a"], ["b"], [4, 4])
     [line] = job(tmp_path, [{"prompt": "a", "suffix": "b"}], composed([]))
     assert "suffix needs max_tokens" in line["error"]
+
+
+@pytest.mark.parametrize("wrong", [5, None, ["a"]])
+def test_what_is_no_text_is_refused_by_its_place(wrong: Any) -> None:
+    llm = LLM("embedded")
+    with pytest.raises(ValueError, match=r"suffixes\[1\]: give a text"):
+        llm.infill(["a", "b"], ["x", wrong], 3)
+    with pytest.raises(ValueError, match=r"continuations\[0\]: give a text"):
+        llm.score(["a"], [wrong])

@@ -169,6 +169,8 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
         try:
             names = next(lines, [])
             begin += lines.line_num
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{key}={source}: two columns are called {twice[0]!r}; give each a name of its own")
             for number, cells in enumerate(filter(None, lines), 1):
                 begin = lines.line_num + 1
                 yield csv_row(names, cells, number)

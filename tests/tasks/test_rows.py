@@ -113,3 +113,11 @@ def test_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
         list(rows(str(tmp_path / "y.csv")))
     (tmp_path / "empty.csv").write_text("")
     assert list(rows(str(tmp_path / "empty.csv"))) == []
+
+
+@pytest.mark.parametrize("head", ["prompt,prompt", "prompt,note,note"])
+def test_columns_of_one_name_are_refused(tmp_path: Path, head: str) -> None:
+    file = tmp_path / "in.csv"
+    file.write_text(f"{head}\n" + ",".join("a" for _ in head.split(",")) + "\n")
+    with pytest.raises(ValueError, match=rf"two columns are called '{head.split(',')[-1]}'"):
+        list(rows(str(file)))

@@ -243,7 +243,7 @@ class Job:
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "
             "data %d x branch %d x tensor %d ranks%s, into %s",
             self.task.name, len(self.input), config.model.path, model.config.family,
-            sum(t.numel() for t in model.state_dict().values()) / 1e6, " a rank" if mesh.tensor > 1 else "",
+            parameters(model) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
             self.builder.device, how, mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
@@ -392,6 +392,12 @@ class Job:
         """The results at `task.output` too; those of shards when they are merged."""
         if self.config.task.shards == 1:
             write_output(self.folder, report | {"task": asdict(self.config.task)})
+
+
+def parameters(model: Transformer) -> int:
+    """Return how many numbers a model's weights have; what the head shares with the embeddings counts once."""
+    shared = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+    return sum(shared.values())
 
 
 def scored_masks(task: Task) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import read_report, typed_words, why_no_results
 
+log = logging.getLogger("lopa_dist")
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
 
@@ -130,6 +132,19 @@ def in_words(report: dict[str, Any]) -> dict[str, str]:
 
 
 def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired | None]:
-    """Each point compared with the baseline on the same problems; None for the baseline and where nothing is judged."""
+    """Each point compared with the baseline on the same problems; None for the baseline and where nothing is judged.
+
+    Nor is a point compared whose input is another one: names of problems, often their numbers, do not tell.
+    """
     of: Verdicts = verdicts(baseline.folders)
-    return [None if group is baseline else compared(verdicts(group.folders), of) for group in groups]
+
+    def difference(group: SeedGroup) -> Paired | None:
+        inputs = {one.report.get("whole_input") for one in (group, baseline)}
+        if len(inputs) > 1:
+            log.warning(
+                "%s is not compared with %s problem by problem: its input is another", group.name, baseline.name
+            )
+            return None
+        return compared(verdicts(group.folders), of)
+
+    return [None if group is baseline else difference(group) for group in groups]

@@ -24,6 +24,15 @@ FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reaso
 ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a line, which have another form here
 
 
+class Large:
+    """The kind of integers that no column of integers holds: they become texts."""
+
+
+def fits(value: int) -> bool:
+    """Return whether an integer has 64 bits."""
+    return -(2**63) <= value < 2**63
+
+
 def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int, list[str], str]:
     """Write the results of a run as a `.csv` or `.parquet` file; returns rows, columns, and why prompts are missing.
 
@@ -45,7 +54,7 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     count = 0
     for row in rows(folder, not missing):
         for name, value in row.items():
-            kinds.setdefault(name, set()).add(type(value))
+            kinds.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
         count += 1
     names = [name for name in FIRST if name in kinds] + [name for name in kinds if name not in FIRST]
     with to_be_written(out, key) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import errno
 import gzip
@@ -27,13 +28,14 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
-from lopa_dist.jobs.run.job import Job, in_words, run
+from lopa_dist.jobs.run.job import Job, in_words, parameters, run
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, settings_distinguish, short_names
 from lopa_dist.jobs.show.seed_groups import SeedGroup
 from lopa_dist.jobs.show.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
 from tests.pages import Page
@@ -505,3 +507,11 @@ def test_what_the_model_cannot_number_ends_as_an_error_of_its_request(tmp_path: 
     assert (failed["finish_reason"], failed["error"]) == ("error", NOT_NUMBERS)
     assert {first["finish_reason"], last["finish_reason"]} <= {"stop", "length"}
     assert run(asked, tmp_path / "run", World("python")) == report
+
+
+def test_a_head_that_shares_the_embeddings_counts_once(small_model: Transformer) -> None:
+    numbers = sum(parameter.numel() for parameter in small_model.parameters())
+    assert parameters(small_model) == numbers
+    small_model = copy.deepcopy(small_model)
+    small_model.lm_head.weight = small_model.model.embed_tokens.weight
+    assert parameters(small_model) == numbers - small_model.lm_head.weight.numel()

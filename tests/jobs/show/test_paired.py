@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.jobs.show.paired import compared, verdicts
+from lopa_dist.jobs.show.seed_groups import SeedGroup, differences
 
 
 @settings(deadline=None)
@@ -50,3 +51,19 @@ def test_verdicts_of_seeds_are_their_means(tmp_path: Path) -> None:
         ]
         (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert verdicts([tmp_path / "x", tmp_path / "y", tmp_path / "gone"]) == {"0": 0.5, "1": 0.0}
+
+
+def test_runs_of_other_inputs_are_not_compared_problem_by_problem(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names such as line-1 are the same in every file."""
+    groups = []
+    for name, hashed in (("base", "x"), ("same", "x"), ("other", "y")):
+        (tmp_path / name).mkdir()
+        line = {"custom_id": "line-1", "index": 0, "finish_reason": "stop", "correct": True}
+        (tmp_path / name / "results.jsonl").write_text(json.dumps(line) + "\n")
+        groups.append(SeedGroup(name, {"whole_input": hashed}, [tmp_path / name]))
+    base, same, other = differences(groups, groups[0])
+    assert (base, other) == (None, None)
+    assert same is not None
+    assert "other is not compared with base problem by problem: its input is another" in caplog.text

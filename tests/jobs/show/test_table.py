@@ -90,3 +90,17 @@ def test_what_is_no_run_or_no_table_is_refused(folder: Path, tmp_path: Path) -> 
         write_table(tmp_path, tmp_path / "t.csv")
     with pytest.raises(ValueError, match=r"name a \.csv or a \.parquet file"):
         write_table(folder, tmp_path / "t.xlsx")
+
+
+@pytest.mark.parametrize("out", ["out.parquet", "out.csv"])
+def test_integers_that_no_column_holds_are_texts(tmp_path: Path, out: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install 'lopa_dist[eval]'")
+    numbers = [7, 10**24, -(2**63), 2**63]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": "3", "big": n, "one": n}) + "\n" for n in numbers))
+    run(config(TaskConfig("batch", input=str(tmp_path / "in.jsonl"))), tmp_path / "run", World("python"))
+    write_table(tmp_path / "run", tmp_path / out)
+    if out.endswith("parquet"):
+        assert parquet.read_table(tmp_path / out)["big"].to_pylist() == [str(n) for n in numbers]
+    else:
+        with (tmp_path / out).open() as file:
+            assert [row["big"] for row in csv.DictReader(file)] == [str(n) for n in numbers]
