@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ from lopa_dist.config import (
     typed,
     with_own_model,
 )
+from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
@@ -196,11 +198,12 @@ def main() -> None:
         if {"-m", "--multirun"} & {*arguments}:
             check_points(sys.argv[1:])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
-        began = process_start(os.getppid()) if detect().launcher == "torchrun" else None
-        if began and not any(a.startswith("hydra.run.dir=") for a in arguments):
-            sys.argv.append(f"hydra.run.dir=outputs/{began:%Y-%m-%d/%H-%M-%S}")  # the same after a restart: it goes on
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
+        elif not any(a.startswith(("-", "hydra.run.dir=")) for a in arguments):
+            # torchrun's own start is the same after a restart: the job goes on in its folder
+            began = process_start(os.getppid()) if detect().launcher == "torchrun" else None
+            sys.argv.append(f"hydra.run.dir={own_folder(f'outputs/{began or datetime.now():%Y-%m-%d/%H-%M-%S}')}")
         try:
             app()
         finally:

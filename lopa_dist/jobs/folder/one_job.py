@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,28 @@ def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iter
         file.write(json.dumps(own | {"start": asdict(start)}))
         file.flush()
         yield
+
+
+def own_folder(wanted: str, start: Start | None = None) -> str:
+    """Make the folder `wanted` for this job alone, or one with a number behind its name, and return its name.
+
+    Jobs that begin in the same second would else share a folder, and the last one's results replace the others'. A job
+    that its launcher has restarted gets the folder that it had.
+
+    Args:
+        wanted: the folder.
+        start: of this job; None: of this process.
+    """
+    for number in count(1):
+        folder = Path(wanted if number == 1 else f"{wanted}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            holder = read(folder / NAME)
+            if not holder or not (start or Start.read()).again(Start(**holder["start"])):
+                continue
+        return str(folder)
+    raise AssertionError
 
 
 def locked(file: int, kind: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lopa_dist.checks import UserError
-from lopa_dist.jobs.folder.one_job import NAME, at_work, only_job
+from lopa_dist.jobs.folder.one_job import NAME, at_work, only_job, own_folder
 from lopa_dist.parallel.launcher import Start
 
 HOLDER = """
@@ -80,3 +80,15 @@ def test_without_locks_a_job_runs_and_says_so(
     with only_job(tmp_path, Start()):
         assert at_work(tmp_path) is None
     assert "has no locks" in caplog.text
+
+
+def test_a_default_folder_is_a_job_s_own(tmp_path: Path) -> None:
+    """Also of jobs that begin in the same second; a restarted one goes on in its folder."""
+    wanted = str(tmp_path / "2026-01-01" / "12-00-00")
+    first, second = Start(agent="a 1 2"), Start(agent="a 3 4")
+    assert own_folder(wanted, first) == wanted
+    assert own_folder(wanted, second) == f"{wanted}-2"
+    with only_job(Path(wanted), first):
+        assert own_folder(wanted, second) == f"{wanted}-3"
+        assert own_folder(wanted, first) == wanted
+    assert own_folder(wanted, Start()) == f"{wanted}-4"
