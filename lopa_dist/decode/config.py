@@ -61,6 +61,10 @@ class DecodeConfig:
         "a token is filled, without verification, when its probability is above this; where none is, the best position "
         "of each fully active block is filled",
     )
+    tau_entropy: float | None = option(
+        None,
+        "in place of tau_conf: a token is filled when its entropy, in nats, is at most this; null: tau_conf decides",
+    )
     tau_edit: float | None = option(
         None,
         "models that edit (LLaDA2.1): a filled token is overwritten where another's probability is above this; null: "
@@ -111,11 +115,25 @@ class DecodeConfig:
         if self.fill is not None and (":" not in self.fill or self.causal):
             reason = "causal models fill nothing unverified" if ":" in self.fill else "write FILE.py:FUNCTION"
             raise ValueError(f"decode.fill={self.fill}: {reason}, or leave it out")
+        if self.tau_entropy is not None:
+            self._check_entropy(self.tau_entropy)
         self._check_verification()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
             raise ValueError(
                 f"decode.sub_block_size={self.sub_block_size}: must divide decode.block_size={self.block_size}, "
                 "or be null"
+            )
+
+    def _check_entropy(self, most: float) -> None:
+        if not 0 <= most < math.inf:
+            raise ValueError(f"decode.tau_entropy={most}: must be a number of nats, 0 or more, or null")
+        if self.causal or self.fill is not None:
+            reason = "causal models fill nothing unverified" if self.causal else f"decode.fill={self.fill} decides"
+            raise ValueError(f"decode.tau_entropy={most}: {reason}; leave it at null")
+        if self.confidence != "neg_entropy":
+            raise ValueError(
+                f"decode.tau_entropy={most} with decode.confidence={self.confidence}: set "
+                "decode.confidence=neg_entropy, by which positions are ranked then, too"
             )
 
     def _check_verification(self) -> None:

@@ -71,6 +71,8 @@ class Naive:
         self.cache: Cache = []
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
         self.thresholds = tuple(t for t in (config.tau_conf, config.tau_add, config.tau_act, config.tau_edit) if t)
+        if config.tau_entropy is not None:
+            self.thresholds += (-config.tau_entropy,)
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
