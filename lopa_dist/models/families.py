@@ -155,7 +155,7 @@ FAMILIES = {
     "llada2_moe": LLADA2,  # LLaDA2.0 (arXiv 2512.15745)
     "LLaDA2.1": replace(LLADA2, edits=True),  # arXiv 2602.08676
     "rnd1": Family(  # RND1: Qwen3-MoE's layout
-        pattern="vanilla", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        pattern="vanilla", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=QWEN3_MOE_ONLY, router="softmax",
     ),
     "Fast_dLLM_Qwen": Family(  # Fast-dLLM v2: Qwen2's layout
