@@ -2,9 +2,9 @@
 
 It goes to tests/models/authors_texts/NAME.json. FOLDER is a checkout of the repository at the commit that
 `tests/models/authors.py` gives for NAME. The second one is czg1225/dParallel, which has the code of LLaDA's model:
-`d3llm` and `llada` want it. Run it from the root, in an environment with numpy, pytest, einops, and the transformers
-that the program wants: 4.52.4 for `sdar` and `trado`, 4.57.1 for the others. A prompt is left out if its answer changes
-when all logits are moved by up to `NEAR`, so that rounding does not choose the text.
+`d3llm` and `llada` want it. Run it from the root, in an environment with numpy, pytest, einops, accelerate, tqdm, and
+the transformers that the program wants: 4.52.4 for `lopa`, `sdar` and `trado`, 4.57.1 for the others. A prompt is left
+out if its answer changes when all logits are moved by up to `NEAR`, so that rounding does not choose the text.
 """
 
 from __future__ import annotations
@@ -271,6 +271,39 @@ class SeesAll(torch.nn.Module):
         return self.model(tokens, attention_mask=torch.zeros(1, 1, *2 * tokens.shape[1:]), use_cache=False)
 
 
+def lopa(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
+    """LoPA's program for D2F-Dream with all branches on one device, with the settings of its scripts."""
+    sys.path.insert(0, str(folder / "scale_dream_d2f"))
+    stand_in("datasets", Dataset=None)
+    stand_in("peft", PeftConfig=None, PeftModel=None)
+    stand_in("lm_eval.utils")
+    stand_in("lm_eval.api.instance", Instance=None)
+    stand_in("lm_eval.api.model", TemplateLM=object)
+    stand_in("lm_eval.api.registry", register_model=lambda name: lambda made: made)
+    stand_in("lm_eval.models.utils", get_dtype=None)
+    stand_in("lm_eval.__main__", cli_evaluate=None)
+    vars(sys.modules["lm_eval"])["utils"] = None
+    module = importlib.import_module("scale_dream_d2f")
+    module.gc = types.SimpleNamespace(collect=lambda: None)  # it collects in every round
+    code = importlib.import_module("model_cache.dream.model_dream")
+    model = code.DreamModel(code.DreamConfig(**plain(comparison), attn_implementation="sdpa"))
+
+    def generate(prompt: Tensor, most: int, branches: int, block: int, add: float, threshold: float) -> Tensor:
+        options = {
+            "model": model, "device": "cpu", "target_dtype": torch.float32, "max_length": 512, "max_new_tokens": most,
+            "block_size": block, "mask_token_id": MASK, "eot_token_id": EOS, "temperature": 0.0, "top_p": None,
+            "top_k": None, "sampling_strategy": "neg_entropy", "block_add_threshold": add,
+            "decoded_token_threshold": 0.95, "skip_threshold": threshold, "branch_topp": 1.0,
+            "selection_conf_alpha": 0.0, "branching_factor": max(branches, 1), "use_full_attention": True,
+            "use_uncertainty_logic": True, "branch_verification_mode": True, "base_branch_competition": True,
+            "verification_force_base_winner": False,
+        }  # fmt: skip
+        of_options = type("OfOptions", (module.DreamLoRA,), options)
+        return torch.tensor(object.__new__(of_options)._generate_enhanced_speculative(prompt)[0])
+
+    return model, generate
+
+
 def plain(comparison: Comparison) -> dict[str, Any]:
     """Return the entries of `config.json` without its kind."""
     return {key: value for key, value in comparison.kind.config.items() if key not in ("model_type", "auto_map")}
@@ -314,6 +347,7 @@ PROGRAMS: dict[str, Callable[..., tuple[Any, Generate]]] = {
     "fast_dllm_v2": fast_dllm_v2,
     "illada": llada,
     "llada": llada,
+    "lopa": lopa,
     "rnd1": rnd1,
     "sdar": sdar,
     "trado": sdar,

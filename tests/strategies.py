@@ -27,7 +27,15 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
 DRAFTS = [1, 2, 3, 5, 16]
 
 
-CONTEXTS = ["d2f", "d2f", "d2f_causal", "blocks", "vanilla", "dual"]  # causal models have tests of their own
+CONTEXTS = [
+    "d2f",
+    "d2f",
+    "d2f_causal",
+    "lopa_released",
+    "blocks",
+    "vanilla",
+    "dual",
+]  # causal models have tests of their own
 
 
 RANKINGS: list[dict[str, Any]] = [

@@ -21,7 +21,9 @@ class DecodeConfig:
     `context` is what rows see and what is cached, a row of the table in `decode/context.py`:
 
     - d2f: full windows of one or more blocks behind a prompt and complete blocks that are cached for good.
-    - d2f_causal: the same, where a row of the window sees nothing behind its own block.
+    - lopa_released: d2f as LoPA's released program has it. The prompt sees the first block, and the cached row before
+      the window predicts the window's first position once and for all.
+    - d2f_causal: d2f, where a row of the window sees nothing behind its own block.
     - blocks: block diffusion, in blocks counted from the prompt's first token (SDAR, Fast-dLLM v2).
     - vanilla: every row sees all others, and nothing is cached (Dream, LLaDA).
     - dual: the same, with Fast-dLLM's dual cache: K/V outside the block come from the block's first forward.
@@ -192,11 +194,13 @@ class DecodeConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them.
-
-        Prompts then never see their answer, and are prefilled in segments of their own.
-        """
+        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them."""
         return self.cache == "block"
+
+    @property
+    def prefills_apart(self) -> bool:
+        """Whether prompts never see their answer, so that they are prefilled in segments of their own."""
+        return self.keeps_kv and self.prompt_attention != "joint"
 
     @property
     def stores_kv_behind(self) -> bool:

@@ -44,7 +44,7 @@ class OracleConfig:
     tau_edit: float | None = None
     tau_look: float = 0.0
     extra_fill: int = 0
-    boundary: str = "fresh"  # fresh | fill
+    boundary: str = "fresh"  # fresh | stale | fill
     cache: str = "block"  # block | none | dual
     sub_block_size: int | None = None
     stop_at_eos: bool = True
@@ -56,7 +56,7 @@ class OracleConfig:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
             "verify": ("confidence", "agreement"),
-            "boundary": ("fresh", "fill"),
+            "boundary": ("fresh", "stale", "fill"),
             "cache": ("block", "none", "dual"),
         }
         for name, allowed in choices.items():

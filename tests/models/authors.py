@@ -28,6 +28,7 @@ class Setting(NamedTuple):
     block: int = 1  # answers end where a block ends: there, both programs have the same number of masks
     from_prompt: bool = False  # blocks are counted from the prompt's first token
     whole: bool = False  # prompts are whole blocks
+    one: bool = False  # answers are one block
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Comparison:
             length = draw.randint(1, 70)
             prompt = draw.randint(0, TOKENS, setting.block if setting.whole else length).tolist()
             most = int(draw.randint(20, 90))
+            most = setting.block if setting.one else most
             known = len(prompt) if setting.from_prompt else 0
             yield prompt, -(-(known + most) // setting.block) * setting.block - known
 
@@ -97,6 +99,14 @@ def by_entropy(levels: tuple[float, ...]) -> tuple[Setting, ...]:
         )
         for level in levels
     )  # fmt: skip
+
+
+def released(branches: int, block: int, add: float, threshold: float, prompts: int, one: bool = False) -> Setting:
+    """Return a setting of LoPA's program, which gives every branch a block of its own as soon as it may have one."""
+    decode = "decode=lopa_released", f"decode.branches={branches}", f"decode.block_size={block}"
+    theirs = {"branches": branches, "block": block, "add": add, "threshold": threshold}
+    thresholds = f"decode.tau_add={add}", f"decode.tau_conf={threshold}"
+    return Setting((*decode, *thresholds), theirs, prompts, block, one=one)
 
 
 ONE_BLOCK = Setting(("decode=vanilla",), {}, 30)
@@ -138,6 +148,14 @@ COMPARISONS = {
     "a2d_qwen2_bd3lm": Comparison(
         "ZHZisZZ/dllm ca17675", "a2d-qwen2-bd3lm", SAME_KINDS["a2d_qwen2_bd3lm"],
         (Setting(("decode=threshold", "decode.tau_conf=1.0"), {"block": 8}, 20, 8, from_prompt=True, whole=True),),
+    ),
+    "lopa": Comparison(
+        "zhijie-group/LoPA 433177a", "Dream", KINDS["dream"],
+        (
+            released(0, 8, 0.1, 0.9, 20), released(0, 32, 0.1, 0.5, 20), released(0, 8, 0.5, 0.3, 20),
+            released(2, 32, 0.1, 0.9, 20, one=True), released(4, 32, 0.1, 0.5, 20, one=True),
+            released(2, 8, 0.0, 0.9, 20), released(4, 8, 0.0, 0.5, 20),
+        ),
     ),
     "dparallel_dream": Comparison("czg1225/dParallel 2ca4d14", "Dream", KINDS["dream"], by_entropy((0.3, 0.5, 1.0))),
     "dparallel": Comparison("czg1225/dParallel 2ca4d14", "llada", KINDS["llada"], by_entropy((0.3, 0.5, 1.0))),
