@@ -43,6 +43,11 @@ def test_texts_are_those_of_the_authors(name: str, number: int, tmp_path: Path) 
         assert generation.forwards <= one["forwards"]
 
 
+@pytest.mark.parametrize("model", ["dparallel_llada", "dparallel_dream"])
+def test_presets_that_say_so_decode_their_authors_way(model: str) -> None:
+    assert composed(f"model={model}").decode == composed(f"model={model}", "decode=low_entropy").decode
+
+
 @pytest.mark.parametrize("name", authors.COMPARISONS)
 def test_the_page_says_how_many(name: str) -> None:
     """And by which program; the number is that of the stored texts."""
