@@ -12,6 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
+"""What the function that a setting names is called with, by position."""
+
 
 def is_own(text: object) -> bool:
     """Whether a setting names a function of the user's own."""
@@ -23,12 +26,29 @@ def load(text: str, key: str) -> Callable[..., Any]:
     """The function that the setting `key` names.
 
     Raises:
-        ValueError: there is no such file, module or function, or it cannot be imported.
+        ValueError: there is no such file, module or function, or it cannot be imported, or takes other arguments.
     """
     function = getattr(module_of(text, key), text.rpartition(":")[2], None)
     if not callable(function):
         raise ValueError(f"{key}={text}: there is no function {text.rpartition(':')[2]!r} in {text.rpartition(':')[0]}")
+    if key in ARGUMENTS:
+        check_arguments(function, text, key)
     return function
+
+
+def check_arguments(function: Callable[..., Any], text: str, key: str) -> None:
+    """Raise a ValueError if the function cannot be called with the arguments of the setting `key`."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions in C do not say
+        return
+    try:
+        signature.bind(*ARGUMENTS[key])
+    except TypeError as error:
+        raise ValueError(
+            f"{key}={text}: it takes {signature}, but is called with {len(ARGUMENTS[key])} arguments: "
+            f"{', '.join(ARGUMENTS[key])}"
+        ) from error
 
 
 @cache

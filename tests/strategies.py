@@ -27,7 +27,24 @@ def verification(draw: st.DrawFn) -> dict[str, Any]:
 DRAFTS = [1, 2, 3, 5, 16]
 
 
-CONTEXTS = ["d2f", "d2f", "d2f_causal", "blocks", "vanilla", "dual"]  # causal models have tests of their own
+CONTEXTS = [
+    "d2f",
+    "d2f",
+    "d2f_causal",
+    "lopa_released",
+    "blocks",
+    "vanilla",
+    "dual",
+]  # causal models have tests of their own
+
+
+RANKINGS: list[dict[str, Any]] = [
+    {"confidence": "probability"},
+    {"confidence": "margin"},
+    {"confidence": "neg_entropy"},
+    {"confidence": "neg_entropy", "tau_entropy": 0.5},
+    {"confidence": "neg_entropy", "tau_entropy": 2.5},
+]
 
 
 @st.composite
@@ -39,6 +56,7 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     return DecodeConfig(
         **draw(verification()),
         tau_edit=tau_edit,
+        tau_entropy=draw(st.sampled_from([None, None, 0.0, 0.125, 0.5])),
         block_size=draw(st.sampled_from([4, 8, 32])),
         sub_block_size=draw(st.sampled_from([None, None, 2, 4])),
         max_new_tokens=draw(st.integers(1, 70)),
@@ -65,7 +83,7 @@ def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
         tau_conf=draw(st.sampled_from([0.02, 0.1, 0.3, 0.6, 0.95])),
         tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),
         tau_act=draw(st.sampled_from([0.02, 0.75, 0.95])),
-        confidence=draw(st.sampled_from(["probability", "margin", "neg_entropy"])),
+        **draw(st.sampled_from(RANKINGS)),
         context=draw(st.sampled_from(CONTEXTS)),
         stop_at_eos=draw(st.booleans()),
     )

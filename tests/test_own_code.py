@@ -109,7 +109,10 @@ def test_finished_answers_are_judged_anew_and_not_generated(files: Path, monkeyp
     score = f"{files}/score.py:last_number"
     whole, texts = job(files, "whole", score=score)
     kept = {key: whole[key] for key in ("completion_tokens", "forwards")}
-    rules = {"broken": SCORE.replace("text, fields", "text"), "wrong": SCORE.replace("found[-1:] ==", "found[-1:] !=")}
+    rules = {
+        "broken": SCORE.replace("re.findall", "re.nothing"),
+        "wrong": SCORE.replace("found[-1:] ==", "found[-1:] !="),
+    }
 
     def again(rule: str | None, source: str = SCORE) -> dict[str, Any]:
         (files / "score.py").write_text(source)
@@ -160,6 +163,11 @@ def test_exact_answers(files: Path) -> None:
     [
         ("nowhere.py:f", r"decode\.fill=nowhere\.py:f: no such file: /"),
         ("rules.py:none", "there is no function 'none' in"),
+        (
+            "score.py:broken",
+            r"it takes \(text, fields\), but is called with 3 arguments: probability, confidence, masked",
+        ),
+        ("math:sqrt", r"decode\.fill=math:sqrt: it takes \(x, /\), but is called with 3 arguments"),
         ("bad.py:f", r"bad\.py cannot be imported: ZeroDivisionError"),
         ("lopa_nothing:f", "lopa_nothing cannot be imported: ModuleNotFoundError"),
         (":f", r"write FILE\.py:FUNCTION"),
@@ -167,7 +175,7 @@ def test_exact_answers(files: Path) -> None:
 )
 def test_what_cannot_be_called_is_refused_before_anything_is_read(files: Path, text: str, message: str) -> None:
     (files / "bad.py").write_text("1 / 0")
-    named = text if text in (":f", "lopa_nothing:f", "nowhere.py:f") else f"{files}/{text}"
+    named = text if text in (":f", "lopa_nothing:f", "nowhere.py:f", "math:sqrt") else f"{files}/{text}"
     with pytest.raises(ValueError, match=message):
         check_files(Config(decode=replace(Config().decode, fill=named)))
 
@@ -179,7 +187,7 @@ def test_settings_that_cannot_be_a_function_are_refused() -> None:
         DecodeConfig(fill="a.py:f", context="causal")
     with pytest.raises(ValueError, match=r"task\.score=judge: must be exact or FILE\.py:FUNCTION"):
         TaskConfig("batch", input="x", score="judge")
-    assert load("math:sqrt", "decode.fill")(4) == 2
+    assert load("math:hypot", "decode.fill")(2, 3, 6) == 7
 
 
 def test_the_examples_do_what_they_say() -> None:

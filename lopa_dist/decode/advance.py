@@ -144,7 +144,7 @@ def fill(
     """Return which masked positions of the windows are filled in this step, ``[S, W]`` bool.
 
     Args:
-        config: `tau_conf` or `fill`, and `extra_fill` are read.
+        config: `tau_conf`, `tau_entropy` or `fill`, and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
         full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
@@ -152,10 +152,12 @@ def fill(
     """
     slots, width = masked.shape
     size = config.block_size
-    if config.fill is None:
-        passed = masked & (records.probability > config.tau_conf)
-    else:
+    if config.fill is not None:
         passed = masked & own_rule(config.fill, records, masked)
+    elif config.tau_entropy is not None:
+        passed = masked & (records.confidence >= -config.tau_entropy)
+    else:
+        passed = masked & (records.probability > config.tau_conf)
     ranked = torch.where(masked, records.confidence, -torch.inf)
     by_block = (slots, width // size, size)
     none = full & ~passed.view(by_block).any(2)  # [S, blocks]

@@ -21,7 +21,9 @@ class DecodeConfig:
     `context` is what rows see and what is cached, a row of the table in `decode/context.py`:
 
     - d2f: full windows of one or more blocks behind a prompt and complete blocks that are cached for good.
-    - d2f_causal: the same, where a row of the window sees nothing behind its own block.
+    - lopa_released: d2f as LoPA's released program has it. The prompt sees the first block, and the cached row before
+      the window predicts the window's first position once and for all.
+    - d2f_causal: d2f, where a row of the window sees nothing behind its own block.
     - blocks: block diffusion, in blocks counted from the prompt's first token (SDAR, Fast-dLLM v2).
     - vanilla: every row sees all others, and nothing is cached (Dream, LLaDA).
     - dual: the same, with Fast-dLLM's dual cache: K/V outside the block come from the block's first forward.
@@ -65,6 +67,10 @@ class DecodeConfig:
         0.9,
         "a token is filled, without verification, when its probability is above this; where none is, the best position "
         "of each fully active block is filled",
+    )
+    tau_entropy: float | None = option(
+        None,
+        "in place of tau_conf: a token is filled when its entropy, in nats, is at most this; null: tau_conf decides",
     )
     tau_edit: float | None = option(
         None,
@@ -120,11 +126,25 @@ class DecodeConfig:
             raise ValueError(
                 f"decode.draft_from={self.draft_from}: is for causal models, whose text no draft changes; leave it out"
             )
+        if self.tau_entropy is not None:
+            self._check_entropy(self.tau_entropy)
         self._check_verification()
         if self.sub_block_size is not None and self.block_size % self.sub_block_size:
             raise ValueError(
                 f"decode.sub_block_size={self.sub_block_size}: must divide decode.block_size={self.block_size}, "
                 "or be null"
+            )
+
+    def _check_entropy(self, most: float) -> None:
+        if not 0 <= most < math.inf:
+            raise ValueError(f"decode.tau_entropy={most}: must be a number of nats, 0 or more, or null")
+        if self.causal or self.fill is not None:
+            reason = "causal models fill nothing unverified" if self.causal else f"decode.fill={self.fill} decides"
+            raise ValueError(f"decode.tau_entropy={most}: {reason}; leave it at null")
+        if self.confidence != "neg_entropy":
+            raise ValueError(
+                f"decode.tau_entropy={most} with decode.confidence={self.confidence}: set "
+                "decode.confidence=neg_entropy, by which positions are ranked then, too"
             )
 
     def _check_verification(self) -> None:
@@ -183,11 +203,13 @@ class DecodeConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them.
-
-        Prompts then never see their answer, and are prefilled in segments of their own.
-        """
+        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them."""
         return self.cache == "block"
+
+    @property
+    def prefills_apart(self) -> bool:
+        """Whether prompts never see their answer, so that they are prefilled in segments of their own."""
+        return self.keeps_kv and self.prompt_attention != "joint"
 
     @property
     def stores_kv_behind(self) -> bool:

@@ -18,13 +18,15 @@ class Context:
 
     prompt_attention: str
     """A prompt's row sees the prompt (self), the window too (joint), or the prompt up to its own block (blocks) or to
-    itself (causal). With blocks and causal, blocks are counted from the prompt's first token."""
+    itself (causal). With blocks and causal, blocks are counted from the prompt's first token. With joint and a block
+    cache, it sees the window of the first forward, and no later one."""
 
     boundary: str
     """For models with the logit shift, whose first window position is predicted by the row before it, which is cached.
 
-    That row is computed anew in every step, unless nothing that it sees can have changed (fresh); or the forward that
-    filled the cache fills this one position and no other (fill, Fast-dLLM's rule)."""
+    That row is computed anew in every step, unless nothing that it sees can have changed (fresh); or what it predicted
+    in the forward that filled the cache holds until the position is filled (stale); or that forward fills this one
+    position and no other (fill, Fast-dLLM's rule)."""
 
     cache: str
     """Which K/V a step takes from an earlier one.
@@ -48,6 +50,9 @@ CONTEXTS = {
     "d2f": Context("full", "self", "fresh", "block", None, "the prompt and complete blocks"),
     # The same with windows that are block-causal: K/V of complete blocks are the same in every branch.
     "d2f_causal": Context("block_causal", "self", "fresh", "block", None, "the prompt and complete blocks"),
+    # The same as d2f in LoPA's released program: the prompt sees the first block, and the row before the window is not
+    # computed anew.
+    "lopa_released": Context("full", "joint", "stale", "block", None, "the prompt and complete blocks"),
     # Block diffusion (SDAR, Fast-dLLM v2): a block sees itself and what is before it, one block at a time.
     "blocks": Context("block_causal", "blocks", "fill", "block", 1, "the prompt and complete blocks"),
     # Every row sees all others, so K/V change with every token that is filled: nothing is cached.

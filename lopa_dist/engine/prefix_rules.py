@@ -34,7 +34,7 @@ class PrefixRules:
             prefix: how many of them many other prompts begin with, too (`Request.prefix`).
         """
         config = self.config
-        if not config.keeps_kv or self.prefix_cache == "none":
+        if not config.prefills_apart or self.prefix_cache == "none":
             return 0
         prompt = tokens - known_tokens(config, tokens)
         if not cuts_prefix(config, self.prefix_cache):

@@ -60,7 +60,7 @@ class Scheduler:
             return None
         prefill = (host.committed < 0) & (host.branches > 0)
         rows = rows_in_step(state, host, lookahead, self.ranks)
-        if self.config.keeps_kv and prefill.any():
+        if self.config.prefills_apart and prefill.any():
             # a prefix that several wait for is counted for each: it is open which one computes it
             stored = np.array([self.pool.stored(slot) for slot in range(state.slots)])
             rows += np.where(prefill, host.prompt - np.where(stored, self.pool.prefix_length, 0), 0)

@@ -75,7 +75,7 @@ def load_model(
     wanted, stored = places(model), stored_tensors(weight_files(folder))
     if config.tied:
         wanted.pop("lm_head.weight")
-        stored.pop(checkpoint_name(config.family, "lm_head.weight"), None)  # some write the tied copy too
+        check_tied(folder, config, stored)
     ours = our_names(config, wanted)
     shapes = {theirs: joint_shape([wanted[name] for name in names]) for theirs, names in ours.items()}
     compare(folder, {name: shape for name, (_, shape) in stored.items()}, shapes)
@@ -156,6 +156,26 @@ def assign(
         else:
             loaded[place.parameter] = weight.to(torch.float32 if own.endswith("expert_bias") else dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
+
+
+def check_tied(folder: Path, config: ModelConfig, stored: dict[str, tuple[Path, list[int]]]) -> None:
+    """Take the head out of a tied checkpoint's tensors: some write the copy, too.
+
+    Raises:
+        CheckpointError: it is no copy, so that one of the two would be dropped unseen.
+    """
+    head, embedding = (checkpoint_name(config.family, f"{name}.weight") for name in ("lm_head", "model.embed_tokens"))
+    if head not in stored:
+        return
+    file, _ = stored.pop(head)
+    if embedding not in stored:
+        return
+    with opened(file) as of_head, opened(stored[embedding][0]) as of_embedding:
+        if not torch.equal(of_head.get_tensor(head), of_embedding.get_tensor(embedding)):
+            raise CheckpointError(
+                f"{folder}: its config.json ties the head to the embeddings, but {head} is not {embedding}. Set "
+                "tie_word_embeddings (llada: weight_tying) to false if the head is right, or take it out of the file"
+            )
 
 
 def tie(model: Transformer, comm: Communicator) -> None:
@@ -256,4 +276,7 @@ def compare(folder: Path, stored: dict[str, list[int]], wanted: dict[str, list[i
     misshaped = [f"{n} {s} instead of {wanted[n]}" for n, s in stored.items() if n in wanted and s != wanted[n]]
     for problem, names in (("missing", missing), ("not known", unknown), ("of the wrong shape", misshaped)):
         if names:
-            raise CheckpointError(f"{folder}: {len(names)} tensors {problem}: {', '.join(sorted(names)[:8])}")
+            raise CheckpointError(
+                f"{folder}: {len(names)} tensors {problem}: {', '.join(sorted(names)[:8])}; fetch the checkpoint "
+                "again, or correct its config.json, whose model_type and sizes say so"
+            )

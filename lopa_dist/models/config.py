@@ -26,6 +26,17 @@ class Experts:
     shared: int = 0  # intermediate size of the expert that all rows go through; 0: there is none
     dense_layers: int = 0  # the first layers have one feed-forward instead
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.chosen <= self.count:
+            raise ValueError(f"num_experts_per_tok={self.chosen}: must be between 1 and num_experts={self.count}")
+        if self.count % self.groups:
+            raise ValueError(f"n_group={self.groups}: must divide num_experts={self.count}")
+        if not 1 <= self.chosen_groups <= self.groups or self.chosen > self.chosen_groups * (self.count // self.groups):
+            raise ValueError(
+                f"topk_group={self.chosen_groups}: must be between 1 and n_group={self.groups}, and its groups of "
+                f"{self.count // self.groups} experts must have num_experts_per_tok={self.chosen}"
+            )
+
 
 @dataclass(frozen=True)
 class ModelConfig:

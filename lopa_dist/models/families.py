@@ -155,7 +155,7 @@ FAMILIES = {
     "llada2_moe": LLADA2,  # LLaDA2.0 (arXiv 2512.15745)
     "LLaDA2.1": replace(LLADA2, edits=True),  # arXiv 2602.08676
     "rnd1": Family(  # RND1: Qwen3-MoE's layout
-        pattern="vanilla", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
+        pattern="vanilla", shift=True, mask_token="<|MASK|>", mask_id=151669, qk_norm=True,
         only=QWEN3_MOE_ONLY, router="softmax",
     ),
     "Fast_dLLM_Qwen": Family(  # Fast-dLLM v2: Qwen2's layout
@@ -346,7 +346,12 @@ def experts(family: Family, raw: dict[str, Any]) -> Experts | None:
 
 def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling | YarnScaling | None:
     """How the frequencies are changed for long contexts, if they are; of the `types` that the family may have."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind is None and (others := sorted(rope.keys() - {"rope_theta", "llama_4_scaling_beta"})):
+        raise ValueError(
+            f"rope_scaling has {', '.join(others)}, but no rope_type: set it there, 'default' for no scaling"
+        )
+    kind = "default" if kind is None else kind
     if kind not in types:
         allowed = " and ".join(map(repr, types))
         raise ValueError(f"rope_scaling of type {kind!r} is not supported, only {allowed}")
@@ -387,6 +392,8 @@ def mask_id(
         return vocabulary
     places = raw.get("mask_token_id"), generation.get("mask_token_id"), special.get(family.mask_token), family.mask_id
     mask = next((id for id in places if id is not None), None)
+    if isinstance(mask, bool) or not isinstance(mask, int | None):
+        raise ValueError(f"mask_token_id={mask!r}: must be the number of the mask token, not its text")
     if mask is None:
         raise ValueError(f"no mask_token_id, and the tokenizer has no {family.mask_token!r}: set it in config.json")
     if not 0 <= mask < vocabulary:

@@ -108,7 +108,7 @@ def weight_files(folder: Path) -> list[Path]:
     missing = [n for n in names if not (folder / n).exists()]
     if missing:
         hint = " (pickle checkpoints are refused: convert to safetensors)" if list(folder.glob("*.bin")) else ""
-        raise CheckpointError(f"{folder}: {', '.join(missing)} missing{hint}")
+        raise CheckpointError(f"{folder}: {', '.join(missing)} missing{hint}; fetch the checkpoint again")
     return [folder / n for n in names]
 
 

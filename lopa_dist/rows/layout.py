@@ -154,7 +154,7 @@ def find_structure(
         state, host, rank, ranks, prefixes, structures: as of `layout`.
     """
     config = state.config
-    keeps = config.keeps_kv and state.slots <= FEW
+    keeps = config.prefills_apart and state.slots <= FEW
     key = (rank, ranks, *shapes(config, host)) if keeps else ()
     if key in structures:
         return structures[key]

@@ -1,8 +1,9 @@
 """Which prompts, or parts of prompts, are segments of their own in a forward.
 
-A prompt that never sees its answer (`DecodeConfig.keeps_kv`) is prefilled apart from the window: as one segment, or as
-two if its first tokens are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate segments
-in every prefill, so a row has the same bits whether the prefix was computed in this forward or found in the cache.
+A prompt that never sees its answer (`DecodeConfig.prefills_apart`) is prefilled apart from the window: as one segment,
+or as two if its first tokens are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate
+segments in every prefill, so a row has the same bits whether the prefix was computed in this forward or found in the
+cache.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Prefill:
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
     """Return the segments of the prompts that wait for their prefill; None if no prompt waits."""
     waiting = (host.committed < 0) & (host.branches > 0)
-    if not config.keeps_kv or not waiting.any():
+    if not config.prefills_apart or not waiting.any():
         return None
     slots = np.arange(len(waiting))
     length, source = (shared.length, shared.source) if shared else (np.zeros_like(host.prompt), np.full_like(slots, -1))

@@ -271,7 +271,7 @@ def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tup
     owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
     count = np.maximum(owned, 0)
     if ranks > 1 and config.stores_kv:
-        prefill = (host.committed < 0) & (not config.keeps_kv)
+        prefill = (host.committed < 0) & (not config.prefills_apart)
         commits = (host.complete > host.committed) & (config.window_attention == "block_causal")
         count = np.maximum(count, (prefill | commits) & (host.branches > 0))
     sequence = np.repeat(np.arange(state.slots), count)
@@ -283,11 +283,14 @@ def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
     """Return the range ``[begin, stop)`` of positions that go through the model in a window's segment, ``[S]`` each.
 
     With `keeps_kv` it begins at the first uncommitted token or at the boundary row before it, and ends with the last
-    appended block and the suffix. Without, it is all of the sequence. With a dual cache it is that whenever a block was
-    completed, and in other steps the appended blocks alone.
+    appended block and the suffix. The first one has the prompt, unless that is prefilled apart. Without `keeps_kv`, it
+    is all of the sequence. With a dual cache it is that whenever a block was completed, and in other steps the appended
+    blocks alone.
     """
     if state.config.keeps_kv:
         begin = np.maximum(host.committed, 0) - fresh_boundary(state, host)
+        if not state.config.prefills_apart:
+            begin = np.where(host.committed < 0, -host.prompt, begin)
         return begin, host.end + host.suffix
     begin, stop = -host.prompt, host.limit + host.suffix
     if not state.config.stores_kv:

@@ -40,10 +40,11 @@ class OracleConfig:
     tau_add: float = 0.1
     tau_act: float = 0.95
     tau_conf: float = 0.9
+    tau_entropy: float | None = None
     tau_edit: float | None = None
     tau_look: float = 0.0
     extra_fill: int = 0
-    boundary: str = "fresh"  # fresh | fill
+    boundary: str = "fresh"  # fresh | stale | fill
     cache: str = "block"  # block | none | dual
     sub_block_size: int | None = None
     stop_at_eos: bool = True
@@ -55,7 +56,7 @@ class OracleConfig:
         """Refuse a misspelt choice: it would silently test another rule."""
         choices = {
             "verify": ("confidence", "agreement"),
-            "boundary": ("fresh", "fill"),
+            "boundary": ("fresh", "stale", "fill"),
             "cache": ("block", "none", "dual"),
         }
         for name, allowed in choices.items():
@@ -296,7 +297,11 @@ class Oracle:
 
         masked = self._fillable()
         # The threshold is on the probability and strict, in semi and fully active blocks alike.
-        chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
+        # On the entropy it is not strict.
+        if config.tau_entropy is None:
+            chosen = [pos for pos in masked if record[pos][1] > config.tau_conf]
+        else:
+            chosen = [pos for pos in masked if -record[pos][2] <= config.tau_entropy]
         if forced:  # each fully active block without a fill; semi-active never
             for i, block in enumerate(self._blocks()):
                 inside = [pos for pos in masked if pos in block]

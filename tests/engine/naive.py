@@ -69,8 +69,11 @@ class Naive:
         if suffix:  # all of the answer is seen from the start
             self.oracle.end = max_new_tokens
         self.cache: Cache = []
+        self.of_commit: Record = 0, 0.0, 0.0, 0, 0.0  # what the last commit's forward predicts behind the cache
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
         self.thresholds = tuple(t for t in (config.tau_conf, config.tau_add, config.tau_act, config.tau_edit) if t)
+        if config.tau_entropy is not None:
+            self.thresholds += (-config.tau_entropy,)
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
@@ -179,7 +182,7 @@ class Naive:
             whole = not growing and (anew or caching != "dual")
             stop = oracle.max_new_tokens if whole else view["end"]
             waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
-            fresh = waits and self.config.boundary == "fresh"
+            fresh, stale = (waits and self.config.boundary == boundary for boundary in ("fresh", "stale"))
             records: list[dict[int, Record]] = []
             verified: dict[tuple[int, int], Record] = {}
             caches: list[Cache] = []
@@ -201,6 +204,8 @@ class Naive:
                     if position not in oracle.wanted() or position - shift not in rows:
                         continue
                     found[position] = self.record(rows[position - shift])
+                if stale:
+                    found[view["complete"]] = self.of_commit
                 records.append(found)
                 drafts = view["drafts"][branch]
                 for number, p in self.verify(ids, at, start, drafts).items() if len(drafts) > 1 else ():
@@ -209,6 +214,8 @@ class Naive:
             if caching == "dual" and whole:
                 count += len(self.suffix)
             oracle.step(records, verified)
+            if commits and view["complete"] in records[oracle.wins[-1]]:
+                self.of_commit = records[oracle.wins[-1]][view["complete"]]
             ranked = [record[2] for record in records[oracle.wins[-1]].values()]
             if self.config.verify == "confidence":
                 best, *others = sorted(oracle.last_scores, reverse=True)

@@ -16,7 +16,7 @@ from lopa_dist.engine.likelihood import Given, Likelihood, Scorer
 from lopa_dist.models.transformer import Transformer
 from tests.engine.test_causal import attend_causally, causal
 
-CONTEXTS = ["d2f", "d2f_causal", "blocks", "vanilla"]
+CONTEXTS = ["d2f", "d2f_causal", "lopa_released", "blocks", "vanilla"]
 
 
 def config(context: str) -> DecodeConfig:
@@ -43,7 +43,7 @@ def distributions(model: Transformer, context: str, one: Given, part: range, mas
         return prompt if row < prompt else prompt + ((row - prompt) // size + 1) * size
 
     def sees(row: int, column: int) -> bool:
-        if context == "vanilla":
+        if context in ("vanilla", "lopa_released"):
             return True
         if context == "d2f":  # the row before the answer predicts its first token, and sees its masks
             return column < prompt or row >= prompt - shift
@@ -65,7 +65,7 @@ def distributions(model: Transformer, context: str, one: Given, part: range, mas
 
 def parts(context: str, one: Given) -> list[range]:
     prompt, end = len(one.prompt), len(one.prompt) + len(one.answer)
-    if context in ("d2f", "vanilla"):
+    if context in ("d2f", "vanilla", "lopa_released"):
         return [range(prompt, end)]
     origin = 0 if context == "blocks" else prompt
     edges = [prompt, *(edge for edge in range(origin, end, 4) if edge > prompt), end]

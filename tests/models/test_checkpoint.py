@@ -147,6 +147,21 @@ def test_the_tensors_in_the_way_are_named(
     with pytest.raises(CheckpointError, match=message) as caught:
         load_model(tmp_path, torch.float32, CPU)
     assert str(tmp_path) in str(caught.value)
+    assert "fetch the checkpoint again, or correct" in str(caught.value)
+
+
+def test_a_tied_heads_copy_may_stand_in_the_file_but_no_other(tmp_path: Path) -> None:
+    config = config_of(tied=True)
+    weights = weights_of(config)
+    copy = weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    for name in ("copy", "other"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "copy", config, copy, 2)
+    assert load_model(tmp_path / "copy", torch.float32, CPU).config.tied
+    copy["lm_head.weight"][3, 1] += 1
+    write(tmp_path / "other", config, copy, 2)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is not model\.embed_tokens\.weight\. Set tie_word_emb"):
+        load_model(tmp_path / "other", torch.float32, CPU)
 
 
 @pytest.mark.parametrize("model_type", ["mistral", None])
@@ -205,7 +220,7 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
     write(tmp_path, config_of(), weights_of(config_of()), shards=3)
     assert [f.name[:11] for f in weight_files(tmp_path)] == ["model-00001", "model-00002", "model-00003"]
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors missing"):
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors missing; fetch the checkpoint again"):
         load_model(tmp_path, torch.float32, CPU)
 
 
@@ -296,6 +311,16 @@ def yarn(**changes: Any) -> dict[str, Any]:
         ),
         ("sdar", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling of type 'yarn'"),
         ("rnd1", {"decoder_sparse_step": 2}, "decoder_sparse_step=2 is not supported, only 1"),
+        ("sdar", {"rope_scaling": {"factor": 8.0}}, "rope_scaling has factor, but no rope_type: set it there"),
+        (
+            "llama",
+            {"rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0}},
+            "factor, low_freq_factor, but no rope_type",
+        ),
+        ("sdar", {"mask_token_id": "<|MASK|>"}, r"mask_token_id='<\|MASK\|>': must be the number of the mask token"),
+        ("sdar", {"mask_token_id": True}, "mask_token_id=True: must be the number"),
+        ("rnd1", {"num_experts_per_tok": 9}, "num_experts_per_tok=9: must be between 1 and num_experts=8"),
+        ("rnd1", {"num_experts_per_tok": 0}, "num_experts_per_tok=0: must be between 1 and num_experts=8"),
         ("rnd1", {"mlp_only_layers": [0]}, "mlp_only_layers=\\[0\\]"),
         ("rnd1", {"norm_topk_prob": ...}, "no 'norm_topk_prob' in it"),
         ("sdar_moe", {"block_size": 3}, "model_type 'sdar_moe' with block_size=3"),

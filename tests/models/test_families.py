@@ -198,7 +198,7 @@ def test_conventions(tmp_path: Path) -> None:
         "llama": (True, 80, 78, "causal", 32),
         "llama3": (True, 80, 78, "causal", 32),
         "sdar_moe": (False, 79, 78, "blocks", 4),
-        "rnd1": (False, 79, 78, "dual", 32),
+        "rnd1": (True, 79, 78, "dual", 32),
     }
     assert [name for name in ALL if not read_config(tmp_path / name).has_mask] == ["qwen2", "qwen3", "llama", "llama3"]
     assert [name for name in ALL if read_config(tmp_path / name).rope_fp32] == ["llada"]

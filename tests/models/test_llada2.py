@@ -157,6 +157,9 @@ def test_which_ones_edit(length: int, name: str, edits: bool, tmp_path: Path) ->
         ({"image_token_offset": 157184}, "mine", "image_token_offset=157184"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "mine", "rope_scaling of type 'yarn'"),
         ({"n_group": ...}, "mine", "no 'n_group' in it"),
+        ({"n_group": 5}, "mine", "n_group=5: must divide num_experts=16"),
+        ({"topk_group": 5}, "mine", "topk_group=5: must be between 1 and n_group=4"),
+        ({"num_experts_per_tok": 9}, "mine", "groups of 4 experts must have num_experts_per_tok=9"),
     ],
 )
 def test_near_misses_are_refused(change: dict[str, object], name: str, message: str, tmp_path: Path) -> None:

@@ -18,15 +18,14 @@ class Published:
     command: str  # that comes closest, before the task
 
 
-LLADA = "decode=vanilla decode.block_size=1024 decode.max_new_tokens=1024"
-ONE_AT_A_TIME = "decode=vanilla decode.max_new_tokens=1024"
+ONE_AT_A_TIME = "decode=vanilla decode.block_size=1024 decode.max_new_tokens=1024"
 PUBLISHED: dict[str, Published] = {
     "GSAI-ML/LLaDA-8B-Base": Published(
         "llada_base",
         {"gsm8k": 70.3, "math": 31.4, "humaneval": 35.4, "mbpp": 40.0, "arc_challenge": 45.9, "hellaswag": 70.5,
          "winogrande": 74.8, "piqa": 73.6, "mmlu": 65.9},
         "one token a step, 1,024 steps for 1,024 tokens in one block; likelihoods without guidance",
-        "EVAL.md of the authors' repository", LLADA,
+        "EVAL.md of the authors' repository", ONE_AT_A_TIME,
     ),
     "GSAI-ML/iLLaDA-8B-Base": Published(
         "illada_base", {"gsm8k": 81.9, "math": 38.4, "humaneval": 50.0, "mbpp": 57.8},

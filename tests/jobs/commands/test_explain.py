@@ -84,7 +84,7 @@ def test_a_section_gives_all_its_settings_and_a_key_its_details() -> None:
     assert "logging.wandb.mode=auto" in found
     assert all(setting.startswith("logging.") for setting in found)
     [(_, context)] = lines_of("decode.context").items()
-    assert "takes: auto, d2f, d2f_causal, blocks, vanilla, dual, causal" in context
+    assert "takes: auto, d2f, d2f_causal, lopa_released, blocks, vanilla, dual, causal" in context
     assert any(line.startswith("- dual: ") for line in context)
     assert not any(line.startswith("`verify`") for line in context)
 
