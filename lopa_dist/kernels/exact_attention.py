@@ -25,7 +25,7 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, to_device
 
 ROWS, COLUMNS = 8, 32  # of the products: query rows with their stacked heads, and K/V columns
-MOST_SCORES = 1 << 17  # of a group: they stay in a core's cache, and bound memory
+MOST_SCORES = 1 << 16  # of a group: with their K/V they stay in a core's cache, and bound memory
 FAR = -60.0  # scores are taken to be at most so far below the row's best one: what lies lower takes a CPU's exponential
 # function twenty times as long
 NOTHING = 1e-26  # weights up to this, a little more than e^FAR, are 0: they are far less than a rounding error
