@@ -8,8 +8,9 @@
 
 On one thread, with the held-out problems of `--seed`. `texts` compares every text with that of one token at a time with
 64 in flight, greedy and sampled. In `speed` the ways of decoding take turns, in `--rounds` rounds whose medians count,
-and the masked model with its best settings takes part. Seconds are those of the processor, which other work beside it
-hardly changes; `wall_tokens_per_s` is by the clock. Results go to benchmarks/results/lossless.json.
+and the masked model with its best settings takes part, as does
+transformers' `generate`. Seconds are those of the processor, which other work beside it hardly changes;
+`wall_tokens_per_s` is by the clock. Results go to benchmarks/results/lossless.json.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from benchmarks.answers import COLUMNS, answer, load
+from benchmarks.answers import COLUMNS, answer, load, requests_of
+from benchmarks.peer import transformers_texts
 from benchmarks.results import Result, replace_rows, show
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.setup.build import EngineBuilder
@@ -30,11 +32,13 @@ IN_FLIGHT = (1, 4, 16, 64, 256)
 CAUSAL = DecodeConfig(context="causal", drafts=0, max_new_tokens=64)
 MASKED = DecodeConfig(drafts=10, block_size=16, max_new_tokens=64)
 ONE = "one token at a time"
+PEER = "transformers' generate"
 LOOKAHEADS: dict[str, dict[str, Any]] = {
     ONE: {},
-    **{f"n = {n}": {"drafts": n} for n in (1, 2, 4, 8, 16)},
-    "n = 8, 8 branches": {"drafts": 8, "branches": 8},
+    **{f"n = {n}": {"drafts": n, "draft_from": "masks"} for n in (1, 2, 4, 8, 16)},
+    "n = 8, 8 branches": {"drafts": 8, "branches": 8, "draft_from": "masks"},
     "auto": {"drafts": "auto"},
+    "auto, masks": {"drafts": "auto", "draft_from": "masks"},
 }
 MASKED_SETTINGS: dict[str, dict[str, Any]] = {
     "masked model": {},
@@ -46,7 +50,7 @@ SPEEDS = ("tokens_per_s", "wall_tokens_per_s")
 KEYS = ("part", "seed", "in_flight", "decoding", "temperature")  # of a row in the file
 SHOWN = {
     "decoding": "{decoding}", "in flight": "{in_flight}", **COLUMNS, "accepted a forward": "{accepted_per_forward:.2f}",
-    "equal": "{equal}",
+    "against transformers": "{against_peer:.2f}", "equal": "{equal}",
 }  # fmt: skip
 Texts = list[list[int]]
 
@@ -100,11 +104,16 @@ def compare_speed(builder: EngineBuilder, most: int, arguments: argparse.Namespa
     ways |= {name: (masked, replace(MASKED, **setting)) for name, setting in MASKED_SETTINGS.items()}
     if arguments.decoding:
         ways = {name: way for name, way in ways.items() if name in (ONE, *arguments.decoding)}
+    items = list(Arithmetic(most, "held_out", arguments.seed).items())
+    requests = requests_of(items, builder.tokenizer, CAUSAL.max_new_tokens)
     for in_flight in arguments.in_flight or IN_FLIGHT:
         problems = max(most if in_flight > 1 else most // 4, in_flight)
         texts: dict[str, Texts] = {}
         rounds: dict[str, list[Result]] = {name: [] for name in ways}
+        peers: list[float] = []
         for _ in range(arguments.rounds):
+            texts[PEER], seconds = transformers_texts(builder.load(warn=False), requests[:problems], in_flight)
+            peers.append(sum(map(len, texts[PEER])) / seconds)
             for name, (model, config) in ways.items():
                 texts[name], figures = generate(model, config, in_flight, problems, arguments.seed)
                 rounds[name].append(figures)
@@ -113,7 +122,13 @@ def compare_speed(builder: EngineBuilder, most: int, arguments: argparse.Namespa
             row = {"seed": arguments.seed, "problems": problems, "part": "speed", "in_flight": in_flight}
             row |= {"decoding": name, **results[-1], **{key: median(r[key] for r in results) for key in SPEEDS}}
             rows.append(row | ({"equal": equal(texts[name], texts[ONE])} if name in LOOKAHEADS else {}))
-        replace_rows("lossless", rows, KEYS)
+        speed = median(peers)
+        for row in rows:
+            row["against_peer"] = row["tokens_per_s"] / speed
+        peer = {key: rows[0][key] for key in KEYS if key in rows[0]} | {"decoding": PEER, "problems": problems}
+        peer |= {"tokens_per_s": speed, "equal": equal(texts[PEER], texts[ONE])}
+        replace_rows("lossless", [peer, *rows], KEYS)
+        print(f"{PEER}: {speed:.0f} tokens/s, {peer['equal']} texts equal")
         show(f"{in_flight} in flight, {problems} problems, medians of {arguments.rounds} rounds", rows, SHOWN)
 
 

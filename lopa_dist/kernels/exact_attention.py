@@ -104,6 +104,8 @@ def runs_of(segments: Segments, tail: tuple[Ints, Ints], cached: Ints, own: Ints
         segments, tail: of the forward.
         cached, own: ``[G]`` columns that segments see, cached ones and then their own.
     """
+    if len(own) == 1:  # one sequence with one chain: what is below takes a while even for it
+        return Runs(np.zeros(1, np.int64), np.full(1, -1), segments.rows)
     place = np.where(tail[1] > 0, tail[0], segments.shared_base)  # whose columns these are
     key = (place << 32) + cached
     bare, further = np.flatnonzero(own == 0), np.flatnonzero(own > 0)
@@ -120,6 +122,8 @@ def alike(row_tiles: Ints, column_tiles: Ints) -> list[tuple[Ints, int, int]]:
 
     Padding costs products, and a further group costs launches: a group joins the one before where that costs less.
     """
+    if len(row_tiles) == 1:
+        return [(np.zeros(1, np.int64), int(row_tiles[0]), int(column_tiles[0]))]
     shapes, of = np.unique(np.stack([column_tiles, row_tiles], 1), axis=0, return_inverse=True)
     found: list[tuple[Ints, int, int]] = []
     for number in range(len(shapes) - 1, -1, -1):
