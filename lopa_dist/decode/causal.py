@@ -112,7 +112,13 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
     before it predicts it. `window` is None: causal models have no windows.
     """
-    config, proposed = state.config, proposals(winner)
+    config = state.config
+    if config.drafts_text and not config.branches:  # the host drafts (`put_chains`)
+        state.drafts.zero_()
+        state.expects_eos.zero_()
+        state.branches.copy_(state.done == 0)
+        return
+    proposed = proposals(winner)
     n = proposed.packed.shape[2]
     token, usable = proposed.token.long(), proposed.token >= 0
     if config.stop_at_eos:
@@ -136,6 +142,9 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
         of_paths.copy_(torch.where(paths.second, proposed.second_token[:, None].long(), of_paths))
         branches += paths.chosen
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
+
+
+CHAIN = ("drafts", "expects_eos", "branches")  # what the host knows of a chain
 
 
 def put_chains(
@@ -169,7 +178,7 @@ def put_chains(
         chain_cells = np.append(chain_cells, cell.repeat(lengths) + ragged_arange(lengths))
         values[2] += of
     further = np.array([token for some in paths for path in some for token in path], np.int64)
-    fields = np.array([HostState._fields.index(name) for name in ("drafts", "expects_eos", "branches")])
+    fields = np.array([HostState._fields.index(name) for name in CHAIN])
     sent = together(
         state.canvas.device, tokens=tokens, further=further, canvas=canvas_cells, chain=chain_cells,
         places=(fields[:, None] * state.slots + at).ravel(), values=values.ravel(),
@@ -177,6 +186,6 @@ def put_chains(
     state.canvas.view(-1).index_copy_(0, sent["canvas"], sent["tokens"])
     state.chain_token.view(-1).index_copy_(0, sent["chain"], torch.cat([sent["tokens"], sent["further"]]))
     state.integers.view(-1).index_copy_(0, sent["places"], sent["values"])
-    known = np.stack(host)
-    known[fields[:, None], at] = values
-    return HostState._make(known)
+    known = np.stack([host.drafts, host.expects_eos, host.branches])
+    known[:, at] = values
+    return host._replace(drafts=known[0], expects_eos=known[1], branches=known[2])

@@ -90,8 +90,7 @@ class Chains:
                 paths.append(drafter.paths(slot, free, masks) if free and text.chain else [])
             if drafter.masks:
                 self.predicted[slot] = len(masks)
-                reached = np.cumprod([1.0, *(draft[1] for draft in text.chain)])
                 self.ends[slot] = 0
-                self.ends[slot, : len(reached)] = reached - np.append(reached[1:], 0)
+                self.ends[slot, : len(text.ends)] = text.ends
         self.masks = {}
         return put_chains(state, host, slots, chains, expects_eos, paths) if slots else host

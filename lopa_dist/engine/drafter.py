@@ -58,6 +58,7 @@ class Text:
     works: tuple[Work, ...]  # in which its drafts are counted
     index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: where the next one stands, lastly
     chain: list[Draft] = field(default_factory=list)  # that the next forward verifies, or the last one did
+    ends: list[float] = field(default_factory=list)  # probabilities that what is accepted of it ends at each depth
     expects_eos: bool = False  # whether an end-of-text was proposed behind the chain
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -146,19 +147,25 @@ class Drafter:
         """
         text = self.texts[slot]
         tokens, index, chances = text.tokens, text.index, self.chance
-        young, after = self.table.young.get, self.table.after
-        text.chain, text.expects_eos = chain, _ = [], False
+        young, after, old = self.table.young.get, self.table.after, self.table.old
+        text.chain, text.ends, text.expects_eos = chain, ends, _ = [], [], False
         context, end = tuple(tokens[-LONGEST:]), len(tokens)
         passage, length = self.passage(text)
         on_track, reached = 0, 1.0  # 0 while the chain is what the masks predicted
+        known = len(context)  # last tokens that may stand together in the table
         for depth in range(most):
             token, chance, source, kind = -1, 0.0, TEXT, 0
-            for order in ORDERS[max(LONGEST - len(context), 0) :]:
-                entry = young(hash(context[-order:])) or after(context[-order:])
-                if entry and (found := chances[8 * order + BITS[entry & COUNT]]) > chance:
-                    token, chance, kind = entry >> 8, found, 8 * order + BITS[entry & COUNT]
-                    if chance > SURE:
-                        break
+            longest = 0
+            for order in range(min(known, LONGEST), 0, -1):
+                part = context[-order:]
+                entry = young(hash(part)) or (after(part) if old else None)
+                if entry:
+                    longest = longest or order
+                    if (found := chances[8 * order + BITS[entry & COUNT]]) > chance:
+                        token, chance, kind = entry >> 8, found, 8 * order + BITS[entry & COUNT]
+                        if chance > SURE:
+                            break
+            known = longest + 1  # with the next token
             if passage and (found := chances[OF_OWN + length]) > chance:
                 token, chance, source, kind = tokens[passage], found, OWN, OF_OWN + length
             proposed, mask, mask_kind = token, -1, 0
@@ -170,12 +177,14 @@ class Drafter:
                     chance, source = max(chance, chances[kind]), MASKS
                 elif chances[mask_kind] > chance:
                     token, chance, source = mask, chances[mask_kind], MASKS
-            reached *= chance
+            before, reached = reached, reached * chance
             if token < 0 or reached < worth:
+                reached = before
                 break
             if token in self.eos_ids:
-                text.expects_eos = True
+                text.expects_eos, reached = True, before
                 break
+            ends.append(before - reached)
             chain.append((token, chance, source, proposed, kind, mask, mask_kind))
             if mask != token:
                 on_track = DEPTHS
@@ -184,6 +193,7 @@ class Drafter:
             else:
                 passage, length = index.get((context[-1], token), 0), 2
             context = (*context[-LONGEST + 1 :], token)
+        ends.append(reached)
         return text
 
     def paths(self, slot: int, most: int, masks: Sequence[tuple[int, float]] = ()) -> list[list[int]]:
