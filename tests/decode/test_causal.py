@@ -25,7 +25,9 @@ MASK, EOS = 99, 7
 )
 def test_nothing_is_drafted_behind_an_end(predicted: list[int], stop_at_eos: bool, drafted: int, masks: int) -> None:
     """Nor is the end itself: the row before it predicts it, and nobody asks what would come then."""
-    config = DecodeConfig(branches=0, context="causal", drafts=4, max_new_tokens=40, stop_at_eos=stop_at_eos)
+    config = DecodeConfig(
+        branches=0, context="causal", drafts=4, draft_from="masks", max_new_tokens=40, stop_at_eos=stop_at_eos
+    )
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
     state.admit_all([Admitted(0, [5, 6], 40, 1, False)], state.to_host())
     groups = torch.zeros(3, 1, 1, 1, 4, dtype=torch.int32)  # one branch
