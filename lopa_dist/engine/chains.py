@@ -70,18 +70,19 @@ class Chains:
                     else []
                 )
 
-    def draft(self, state: State, host: HostState, worth: float) -> HostState:
+    def draft(self, state: State, host: HostState, worth: float, from_text: bool = True) -> HostState:
         """Draft for the sequences that took a step or begin, and return what the host knows then.
 
         Args:
             state, host: of all slots, of the same step.
-            worth: as of `Drafter.draft`.
+            worth, from_text: as of `Drafter.draft`.
         """
         drafter, slots, chains, expects_eos, paths = self.drafter, [], [], [], []
         for slot, masks in self.masks.items():
             if host.done[slot]:
                 continue
-            text = drafter.draft(slot, min(drafter.most, int(host.limit[slot] - 1 - host.complete[slot])), worth, masks)
+            most = min(drafter.most, int(host.limit[slot] - 1 - host.complete[slot]))
+            text = drafter.draft(slot, most, worth, masks, from_text)
             slots.append(slot)
             chains.append([draft[0] for draft in text.chain])
             expects_eos.append(text.expects_eos)

@@ -136,7 +136,9 @@ class Drafter:
         self.right[kind] = accepted = DECAY * self.right[kind] + right
         self.chance[kind] = (accepted + self.hope[kind]) / (tried + 1)
 
-    def draft(self, slot: int, most: int, worth: float, masks: Sequence[tuple[int, float]] = ()) -> Text:
+    def draft(
+        self, slot: int, most: int, worth: float, masks: Sequence[tuple[int, float]] = (), from_text: bool = True
+    ) -> Text:
         """Draft a chain for a sequence, `Text.chain`.
 
         Args:
@@ -144,16 +146,17 @@ class Drafter:
             most: drafts.
             worth: probability that a draft is reached and right, below which it is not worth a row.
             masks: tokens that masks predicted for the chain's places, and their probabilities.
+            from_text: whether text may draft.
         """
         text = self.texts[slot]
         tokens, index, chances = text.tokens, text.index, self.chance
         young, after, old = self.table.young.get, self.table.after, self.table.old
         text.chain, text.ends, text.expects_eos = chain, ends, _ = [], [], False
         context, end = tuple(tokens[-LONGEST:]), len(tokens)
-        passage, length = self.passage(text)
+        passage, length = self.passage(text) if from_text else (0, 0)
         on_track, reached = 0, 1.0  # 0 while the chain is what the masks predicted
-        known = len(context)  # last tokens that may stand together in the table
-        for depth in range(most):
+        known = len(context) * from_text  # last tokens that may stand together in the table
+        for depth in range(most if from_text else min(most, len(masks))):
             token, chance, source, kind = -1, 0.0, TEXT, 0
             longest = 0
             for order in range(min(known, LONGEST), 0, -1):
@@ -165,7 +168,7 @@ class Drafter:
                         token, chance, kind = entry >> 8, found, 8 * order + BITS[entry & COUNT]
                         if chance > SURE:
                             break
-            known = longest + 1  # with the next token
+            known = (longest + 1) * from_text  # with the next token
             if passage and (found := chances[OF_OWN + length]) > chance:
                 token, chance, source, kind = tokens[passage], found, OWN, OF_OWN + length
             proposed, mask, mask_kind = token, -1, 0
@@ -190,7 +193,7 @@ class Drafter:
                 on_track = DEPTHS
             if passage and tokens[passage] == token and passage + 1 < end:
                 passage, length = passage + 1, min(length + 1, MATCH)
-            else:
+            elif from_text:
                 passage, length = index.get((context[-1], token), 0), 2
             context = (*context[-LONGEST + 1 :], token)
         ends.append(reached)

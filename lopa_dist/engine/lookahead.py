@@ -39,6 +39,7 @@ class Choice(NamedTuple):
     masks: int  # of a group
     groups: int
     branches: int = 0  # whether branches run beside the chain
+    text: int = 1  # whether text drafts, where it may: without it, every step begins where a group of masks can stand
     worth: int = LEAST  # thousandths: the probability to be reached and right from which on a draft is worth a row
 
 
@@ -175,7 +176,7 @@ class LookaheadPolicy:
         Args:
             ends: ``[S, D]`` probabilities that each sequence's chain ends at each depth; None: they are not known.
         """
-        masks, groups, branches, _ = self.choice
+        masks, groups, branches, _, _ = self.choice
         if self.text and not self.auto and self.useless() and sum(self.chosen.values()) % EXPLORE:
             masks = 0
         most = None if branches >= self.branches else 1
@@ -230,7 +231,7 @@ class LookaheadPolicy:
             accepted_with: as of `Winner`.
             from_masks: drafts that masks predicted and that were accepted, of all steps so far.
         """
-        self.choice, self.from_masks = choice, from_masks
+        with_text, self.choice, self.from_masks = self.choice.text, choice, from_masks
         if not self.causal:
             return
         running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
@@ -239,7 +240,7 @@ class LookaheadPolicy:
             most = before.drafts if masks is None else masks  # how good the text is further on says nothing of masks
             drafts, accepted = (np.minimum(x, most)[drafted] for x in (before.drafts, after.accepted))
             self.acceptance.count(drafts, accepted, most[drafted])
-        if masks is not None and (alone := running & (masks == 0)).any():
+        if masks is not None and with_text and (alone := running & (masks == 0)).any():
             drafts = before.drafts[alone]
             room = np.minimum(before.limit - 1 - before.complete, self.most)[alone]
             self.bare.count(drafts, after.accepted[alone], room)
@@ -273,7 +274,7 @@ class LookaheadPolicy:
         best = self.ranked[0] if self.ranked else None
         self.ranked = sorted(speed, key=lambda choice: -speed[choice] * (1 + HOLD * (choice == best)))
         if self.text:  # a row is worth what the same time brings otherwise
-            worth = 1000 * self.times.line[1] * speed[self.ranked[0]]
+            worth = 1000 * self.times.line[1] * max(speed.values())
             self.worth = min(max(int(self.worth + worth) // 2, LEAST), MOST_WORTH)
 
     def choices(self) -> list[Choice]:
@@ -283,10 +284,11 @@ class LookaheadPolicy:
             for masks in (MASKS if self.masks else MASKS[:1])
         }
         return [
-            Choice(m, g, branches)
+            Choice(m, g, branches, text)
             for m, groups in counts.items()
             for g in sorted(groups)
             for branches in range(self.branches + 1)
+            for text in range(self.text + 1)
             if 1 <= g <= m + 1
         ]
 
@@ -297,9 +299,10 @@ class LookaheadPolicy:
         step is of the first kind if the chain of the step before ended at a token with a group. The first step of an
         answer is bare. The last has no masks, and brings at most as many tokens as a chain.
         """
-        masks, groups, branches, _ = choice
+        masks, groups, branches, text, _ = choice
+        text *= self.text
         branches *= self.branches
-        ends, of_bare = self.acceptance.ends(masks), self.bare.ends(self.most * self.text)
+        ends, of_bare = self.acceptance.ends(masks), self.bare.ends(self.most * text)
         stay, enter = (covered(x, groups) * (masks > 0) for x in (ends, of_bare))
         gain = self.gain[1] / self.gain[0] * branches
         brought = 1 + sum(depth * p for depth, p in enumerate(ends)) * (masks > 0) + gain
@@ -309,7 +312,7 @@ class LookaheadPolicy:
         length = self.lengths[1] / self.lengths[0]
         rounds = (length - of_text) / mean + (1 - 1 / mean) / 2
         behind = groups * (masks + Lookahead(masks, (), self.blocks).lead * (masks > 0))
-        drafts, of_bare_drafts = self.acceptance.length(masks), self.bare.length(self.most * self.text)
+        drafts, of_bare_drafts = self.acceptance.length(masks), self.bare.length(self.most * text)
 
         def seconds(drafts: float, masks_behind: float) -> float:
             return self.times.expected(

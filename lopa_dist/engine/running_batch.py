@@ -128,7 +128,8 @@ class RunningBatch:
         chunk = bool(self.chunks.waiting())
         waiting = self.compute_chunk()
         if self.chains:
-            self.host = self.chains.draft(self.state, self.host, self.lookahead.choice.worth / 1000)
+            choice = self.lookahead.choice
+            self.host = self.chains.draft(self.state, self.host, choice.worth / 1000, bool(choice.text))
         ahead = self.lookahead.lookahead(self.chains.ends if self.chains else None)
         if ahead.most_branches is not None:
             self.host = self.state.limit_branches(self.host, ahead.most_branches)
