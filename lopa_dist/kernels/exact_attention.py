@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ MOST_SCORES = 1 << 17  # of a group: they stay in a core's cache, and bound memo
 FAR = -60.0  # scores are taken to be at most so far below the row's best one: what lies lower takes a CPU's exponential
 # function twenty times as long
 NOTHING = 1e-26  # weights up to this, a little more than e^FAR, are 0: they are far less than a rounding error
-FEW_PRODUCTS = 256  # this many more products cost less than another group
+FEW_PRODUCTS = 32  # this many more pairs of a row tile and a column tile cost less than another group
 
 
 @dataclass
@@ -46,7 +47,10 @@ class Group:
     results: Tensor  # [row tiles * G * Hkv * ROWS] likewise; R * H, which is never read, where there is none
     columns: Tensor  # [P * Hkv * COLUMNS] of keys and values
     mask: Tensor  # [row tiles, P, 1, ROWS, COLUMNS] fp32: -inf for what is not seen, else 0
-    blocks: list[tuple[int, int]]  # (column tiles, runs) of successive column tiles that the same runs reach
+    blocks: list[
+        tuple[int, int]
+    ]  # (column tiles, products of each) of successive column tiles that the same runs reach
+    counts: list[int]  # products of each column tile
 
 
 @dataclass
@@ -99,9 +103,9 @@ def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torc
             sent = together(device, rows=rows, results=results, columns=by_head.ravel(), seen=seen.ravel())
             hidden = torch.arange(COLUMNS, device=device) >= sent.pop("seen").view(height, -1, 1, ROWS, 1)
             mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
-            counts, tiles = np.unique(reached.sum(1), return_counts=True)
-            blocks = list(zip(tiles[::-1].tolist(), counts[::-1].tolist(), strict=True))
-            found.append(Group(**sent, mask=mask, blocks=blocks))
+            counts = (reached.sum(1) * kv_heads).tolist()
+            blocks = [(len(list(same)), count) for count, same in groupby(counts)]
+            found.append(Group(**sent, mask=mask, blocks=blocks, counts=counts))
     return found
 
 
@@ -192,14 +196,13 @@ def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group], r
     out = q.new_zeros(total * heads + 1, dim)
     for group in groups:
         height, pairs = group.mask.shape[:2]
-        counts = [(tiles, runs * kv_heads) for tiles, runs in group.blocks]
         query = flat_q.index_select(0, group.rows).view(height, -1, ROWS, dim)
         tile = room.take("tile", keys, pairs * kv_heads, COLUMNS, dim)
         columns = tile.view(-1, dim)
         torch.index_select(flat_k, 0, group.columns, out=columns)
         scores = room.take("scores", q, height, pairs * kv_heads, ROWS, COLUMNS)
         begin = 0
-        for tiles, count in counts:
+        for tiles, count in group.blocks:
             end = begin + tiles * count
             k = tile[begin:end].transpose(1, 2)
             for row_tile in range(height):
@@ -208,43 +211,41 @@ def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group], r
             begin = end
         weights = scores.float()
         weights.view(height, pairs, kv_heads, ROWS, COLUMNS).add_(group.mask)
-        subtract_best(weights, counts)
+        subtract_best(weights, group.blocks)
         torch.threshold_(weights.clamp_(min=FAR).exp_(), NOTHING, 0)
         torch.index_select(flat_v, 0, group.columns, out=columns)
         results = room.take("results", values, height, pairs * kv_heads, ROWS, dim)
         rounded = weights.to(values.dtype)
         for row_tile in range(height):
             torch.bmm(rounded[row_tile], tile, out=results[row_tile])
-        attended = in_order(results.float(), counts)
-        attended /= in_order(weights, counts).sum(-1, keepdim=True)
+        attended = in_order(results.float(), group.counts)
+        attended.div_(in_order(weights, group.counts).sum(-1, keepdim=True))
         out.index_copy_(0, group.results, attended.reshape(-1, dim).to(out.dtype))
     return out[:-1].view(q.shape)
 
 
-def subtract_best(scores: Tensor, counts: list[tuple[int, int]]) -> None:
-    """Subtract each row's highest score, in place; arguments as of `in_order`."""
-    height, parts = len(scores), scores.split([tiles * count for tiles, count in counts], 1)
-    by_tile = [part.view(height, *block, ROWS, COLUMNS) for part, block in zip(parts, counts, strict=True)]
-    first, *others = (part.amax((1, 4), keepdim=True) for part in by_tile)
+def subtract_best(scores: Tensor, blocks: list[tuple[int, int]]) -> None:
+    """Subtract each row's highest score from its scores ``[row tiles, P * Hkv, ROWS, COLUMNS]``, in place."""
+    height, parts = scores.shape[0], scores.split_with_sizes([tiles * count for tiles, count in blocks], 1)
+    by_tile = [part.view(height, *block, ROWS, COLUMNS) for part, block in zip(parts, blocks, strict=True)]
+    first, *others = [part.amax((1, 4), keepdim=True) for part in by_tile]
     for other in others:
         of = first[:, :, : other.shape[2]]
         torch.maximum(of, other, out=of)
     for part in by_tile:
-        part -= first[:, :, : part.shape[2]]
+        part.sub_(first[:, :, : part.shape[2]])
 
 
-def in_order(x: Tensor, counts: list[tuple[int, int]]) -> Tensor:
+def in_order(x: Tensor, counts: list[int]) -> Tensor:
     """Return the sum over column tiles, from the first to the last; `x` is changed.
 
     A sum ends with the last tile that its run reaches. Zeros behind it would change no bit, however many there are.
 
     Args:
-        x: ``[row tiles, products, ...]``, those of the first column tile in front.
-        counts: ``(column tiles, products of each)`` of successive column tiles. The products are those of the first
-            ones of the tile before.
+        x: ``[row tiles, P * Hkv, ...]``.
+        counts: as of `Group`.
     """
-    parts = x.split([count for tiles, count in counts for _ in range(tiles)], 1)
-    first, *others = parts
-    for other in others:
-        first[:, : other.shape[1]].add_(other)
+    first, *others = x.split_with_sizes(counts, 1)
+    for other, count in zip(others, counts[1:], strict=True):
+        (first if count == counts[0] else first[:, :count]).add_(other)
     return first
