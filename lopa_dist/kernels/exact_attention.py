@@ -119,6 +119,8 @@ def runs_of(segments: Segments, tail: tuple[Ints, Ints], cached: Ints, own: Ints
     place = np.where(tail[1] > 0, tail[0], segments.shared_base)  # whose columns these are
     key = (place << 32) + cached
     bare, further = np.flatnonzero(own == 0), np.flatnonzero(own > 0)
+    if not len(bare) or not len(further):
+        return Runs(np.arange(len(key)), np.full(len(key), -1), segments.rows)
     _, first, second = np.intersect1d(key[bare], key[further], return_indices=True)
     front = np.full(len(key), -1)
     front[further[second]] = bare[first]
@@ -192,7 +194,8 @@ def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group], r
     room = room or Room()
     total, heads, dim = q.shape
     kv_heads = keys.shape[1]
-    flat_q, flat_k, flat_v = q.reshape(-1, dim) * dim**-0.5, keys.view(-1, dim), values.view(-1, dim)
+    flat_q = (q * dim**-0.5).reshape(-1, dim)
+    flat_k, flat_v = keys.view(-1, dim), values.view(-1, dim)
     out = q.new_zeros(total * heads + 1, dim)
     for group in groups:
         height, pairs = group.mask.shape[:2]
