@@ -52,12 +52,13 @@ class Exact:
 
     def __init__(self, heads: int, kv_heads: int, device: torch.device) -> None:
         self.heads, self.kv_heads, self.device = heads, kv_heads, device
+        self.room = exact_attention.Room()
 
     def plan(self, segments: Segments, rows: int) -> list[exact_attention.Group]:
         return exact_attention.plan(segments, rows, self.heads, self.kv_heads, self.device)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[exact_attention.Group]) -> Tensor:
-        return exact_attention.attend_exact(q, keys, values, plan)
+        return exact_attention.attend_exact(q, keys, values, plan, self.room)
 
 
 class Meta:

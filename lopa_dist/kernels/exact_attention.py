@@ -15,35 +15,42 @@ bits in any place (docs/architecture.md, "Why batch, rank and order do not matte
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import Ints, together
 
 ROWS, COLUMNS = 8, 32  # of the products: query rows with their stacked heads, and K/V columns
-MOST_SCORES = 1 << 16  # of a group: with their K/V they stay in a core's cache, and bound memory
+MOST_SCORES = 1 << 17  # of a group: with their K/V they stay in a core's cache, and bound memory
 FAR = -60.0  # scores are taken to be at most so far below the row's best one: what lies lower takes a CPU's exponential
 # function twenty times as long
 NOTHING = 1e-26  # weights up to this, a little more than e^FAR, are 0: they are far less than a rounding error
-FEW_PRODUCTS = 256  # this many more products cost less than another group
+FEW_PRODUCTS = 32  # this many more pairs of a row tile and a column tile cost less than another group
 
 
 @dataclass
 class Group:
-    """Runs of rows that are computed together, and padded to the same numbers of row tiles and column tiles.
+    """Runs of rows that are computed together, the widest first, and padded to the same number of row tiles.
 
     Query heads that share a K/V head are stacked as rows. Rows are numbered as in ``q.view(R * H, D)``, columns as in
-    ``keys.view(slots * Hkv, D)``.
+    ``keys.view(slots * Hkv, D)``. A column tile has only the runs that reach it, which are the first ones. P counts all
+    pairs of a column tile and a run that reaches it.
     """
 
     rows: Tensor  # [row tiles * G * Hkv * ROWS] of q; any row where there is none
     results: Tensor  # [row tiles * G * Hkv * ROWS] likewise; R * H, which is never read, where there is none
-    columns: Tensor  # [column tiles * G * Hkv * COLUMNS] of keys and values
-    mask: Tensor  # [row tiles, column tiles, G, 1, ROWS, COLUMNS] fp32: -inf for what is not seen, else 0
+    columns: Tensor  # [P * Hkv * COLUMNS] of keys and values
+    mask: Tensor  # [row tiles, P, 1, ROWS, COLUMNS] fp32: -inf for what is not seen, else 0
+    blocks: list[
+        tuple[int, int]
+    ]  # (column tiles, products of each) of successive column tiles that the same runs reach
+    counts: list[int]  # products of each column tile
 
 
 @dataclass
@@ -81,19 +88,24 @@ def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torc
     row_tiles = -(-runs.rows * (heads // kv_heads) // ROWS)
     column_tiles = last // COLUMNS + 1
     found = []
-    for some, height, width in alike(row_tiles, column_tiles):
-        most = max(1, MOST_SCORES // (height * width * kv_heads * ROWS * COLUMNS))
-        for begin in range(0, len(some), most):
-            of = some[begin : begin + most]
-            columns = np.minimum(np.arange(width * COLUMNS), last[of, None])
-            slots = slots_of(segments, tail, runs.segment[of, None], columns).reshape(len(of), width, COLUMNS)
-            by_head = slots.swapaxes(0, 1)[:, :, None] * kv_heads + np.arange(kv_heads)[:, None]
-            parts = *stacked(segments, cached, runs, of, height, total, heads, kv_heads), by_head.ravel()
-            rows, results, seen, columns_ = (to_device(part, device) for part in parts)
-            column = torch.arange(width * COLUMNS, device=device).view(width, 1, 1, 1, COLUMNS)
-            mask = torch.zeros(height, width, len(of), 1, ROWS, COLUMNS, device=device)
-            mask.masked_fill_(column >= seen.view(height, 1, len(of), 1, ROWS, 1), -torch.inf)
-            found.append(Group(rows, results, columns_, mask))
+    for some, height in alike(row_tiles, column_tiles):
+        some = some[np.argsort(-column_tiles[some], kind="stable")]
+        scores = column_tiles[some].cumsum() * (height * kv_heads * ROWS * COLUMNS)
+        for of in np.split(some, np.flatnonzero(np.diff((scores - 1) // MOST_SCORES)) + 1):
+            reached = column_tiles[of] > np.arange(column_tiles[of[0]])[:, None]
+            tile, run = np.nonzero(reached)  # [P]
+            numbers = tile[:, None] * COLUMNS + np.arange(COLUMNS)
+            segment = of[run][:, None]
+            slots = slots_of(segments, tail, runs.segment[segment], np.minimum(numbers, last[segment]))
+            by_head = slots[:, None] * kv_heads + np.arange(kv_heads)[:, None]
+            rows, results, seen = stacked(segments, cached, runs, of, height, total, heads, kv_heads)
+            seen = seen.reshape(height, len(of), ROWS)[:, run] - tile[:, None] * COLUMNS  # of each tile
+            sent = together(device, rows=rows, results=results, columns=by_head.ravel(), seen=seen.ravel())
+            hidden = torch.arange(COLUMNS, device=device) >= sent.pop("seen").view(height, -1, 1, ROWS, 1)
+            mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
+            counts = (reached.sum(1) * kv_heads).tolist()
+            blocks = [(len(list(same)), count) for count, same in groupby(counts)]
+            found.append(Group(**sent, mask=mask, blocks=blocks, counts=counts))
     return found
 
 
@@ -109,6 +121,8 @@ def runs_of(segments: Segments, tail: tuple[Ints, Ints], cached: Ints, own: Ints
     place = np.where(tail[1] > 0, tail[0], segments.shared_base)  # whose columns these are
     key = (place << 32) + cached
     bare, further = np.flatnonzero(own == 0), np.flatnonzero(own > 0)
+    if not len(bare) or not len(further):
+        return Runs(np.arange(len(key)), np.full(len(key), -1), segments.rows)
     _, first, second = np.intersect1d(key[bare], key[further], return_indices=True)
     front = np.full(len(key), -1)
     front[further[second]] = bare[first]
@@ -117,26 +131,22 @@ def runs_of(segments: Segments, tail: tuple[Ints, Ints], cached: Ints, own: Ints
     return Runs(segment, front, segments.rows[segment] + np.where(front >= 0, segments.rows[front], 0))
 
 
-def alike(row_tiles: Ints, column_tiles: Ints) -> list[tuple[Ints, int, int]]:
-    """Return groups of segments and the numbers of tiles that they are padded to, the widest first.
+def alike(row_tiles: Ints, column_tiles: Ints) -> list[tuple[Ints, int]]:
+    """Return groups of runs and the number of row tiles that they are padded to, the highest first.
 
     Padding costs products, and a further group costs launches: a group joins the one before where that costs less.
     """
     if len(row_tiles) == 1:
-        return [(np.zeros(1, np.int64), int(row_tiles[0]), int(column_tiles[0]))]
-    shapes, of = np.unique(np.stack([column_tiles, row_tiles], 1), axis=0, return_inverse=True)
-    found: list[tuple[Ints, int, int]] = []
-    for number in range(len(shapes) - 1, -1, -1):
-        members = np.flatnonzero(of.ravel() == number)
-        width, height = shapes[number].tolist()
+        return [(np.zeros(1, np.int64), int(row_tiles[0]))]
+    found: list[tuple[Ints, int]] = []
+    for height in np.unique(row_tiles)[::-1].tolist():
+        members = np.flatnonzero(row_tiles == height)
         if found:
-            others, taller, wider = found[-1]
-            tallest = max(height, taller)
-            added = len(members) * (tallest * wider - height * width) + len(others) * (tallest - taller) * wider
-            if added <= FEW_PRODUCTS:
-                found[-1] = np.append(others, members), tallest, wider
+            others, higher = found[-1]
+            if column_tiles[members].sum() * (higher - height) <= FEW_PRODUCTS:
+                found[-1] = np.append(others, members), higher
                 continue
-        found.append((members, height, width))
+        found.append((members, height))
     return found
 
 
@@ -163,39 +173,86 @@ def stacked(
     return numbers.ravel(), np.where(there, numbers, total * heads).ravel(), seen.ravel()
 
 
-def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group]) -> Tensor:
+class Room:
+    """Memory for what lies between the products: to ask the system for megabytes in every layer takes longer."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Tensor] = {}  # by name
+        self.last: dict[str, Tensor] = {}  # what was taken last: mostly the same is taken next
+
+    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Return a tensor of this shape, with `like`'s dtype and device, that holds anything."""
+        last = self.last.get(name)
+        if last is not None and last.shape == shape and last.dtype == like.dtype and last.device == like.device:
+            return last
+        size, found = math.prod(shape), self.of.get(name)
+        if found is None or len(found) < size or found.dtype != like.dtype or found.device != like.device:
+            with torch.inference_mode(False):
+                found = self.of[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+        self.last[name] = found[:size].view(shape)
+        return self.last[name]
+
+
+def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group], room: Room | None = None) -> Tensor:
     """As `attend_plain`, with `plan`'s groups; ``q [R', H, D]``, rows in no segment give 0."""
+    room = room or Room()
     total, heads, dim = q.shape
-    flat_q, flat_k, flat_v = q.reshape(-1, dim) * dim**-0.5, keys.view(-1, dim), values.view(-1, dim)
+    kv_heads = keys.shape[1]
+    flat_q = (q * dim**-0.5).reshape(-1, dim)
+    flat_k, flat_v = keys.view(-1, dim), values.view(-1, dim)
     out = q.new_zeros(total * heads + 1, dim)
     for group in groups:
-        height, width, count, _, _, _ = group.mask.shape
-        query = flat_q.index_select(0, group.rows).view(height, 1, -1, ROWS, dim).expand(-1, width, -1, -1, -1)
-        k, v = (x.index_select(0, group.columns).view(-1, COLUMNS, dim) for x in (flat_k, flat_v))
-        scores = products(query, k.transpose(1, 2)).float()
-        by_segment = scores.view(height, width, count, -1, ROWS, COLUMNS).add_(group.mask)
-        by_segment -= by_segment.amax((1, 5), keepdim=True)
-        weights = torch.threshold_(scores.clamp_(min=FAR).exp_(), NOTHING, 0)
-        result = in_order(products(weights.to(v.dtype), v).float())
-        result /= in_order(weights).sum(-1, keepdim=True)
-        out.index_copy_(0, group.results, result.reshape(-1, dim).to(out.dtype))
+        height, pairs = group.mask.shape[:2]
+        query = flat_q.index_select(0, group.rows).view(height, -1, ROWS, dim)
+        tile = room.take("tile", keys, pairs * kv_heads, COLUMNS, dim)
+        columns = tile.view(-1, dim)
+        torch.index_select(flat_k, 0, group.columns, out=columns)
+        scores = room.take("scores", q, height, pairs * kv_heads, ROWS, COLUMNS)
+        begin = 0
+        for tiles, count in group.blocks:
+            end = begin + tiles * count
+            k = tile[begin:end].transpose(1, 2)
+            for row_tile in range(height):
+                repeated = query[row_tile, :count].expand(tiles, -1, -1, -1).flatten(0, 1)
+                torch.bmm(repeated, k, out=scores[row_tile, begin:end])
+            begin = end
+        weights = scores.float()
+        weights.view(height, pairs, kv_heads, ROWS, COLUMNS).add_(group.mask)
+        subtract_best(weights, group.blocks)
+        torch.threshold_(weights.clamp_(min=FAR).exp_(), NOTHING, 0)
+        torch.index_select(flat_v, 0, group.columns, out=columns)
+        results = room.take("results", values, height, pairs * kv_heads, ROWS, dim)
+        rounded = weights.to(values.dtype)
+        for row_tile in range(height):
+            torch.bmm(rounded[row_tile], tile, out=results[row_tile])
+        attended = in_order(results.float(), group.counts)
+        attended.div_(in_order(weights, group.counts).sum(-1, keepdim=True))
+        out.index_copy_(0, group.results, attended.reshape(-1, dim).to(out.dtype))
     return out[:-1].view(q.shape)
 
 
-def products(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a[t, w, n] @ b[w, n]`` for all of them: ``[T, W, N, ROWS, K], [W * N, K, M] -> [T, W, N, ROWS, M]``."""
-    out = a.new_empty(*a.shape[:4], b.shape[2])
-    for rows, result in zip(a, out, strict=True):
-        torch.bmm(rows.flatten(0, 1), b, out=result.flatten(0, 1))
-    return out
-
-
-def in_order(x: Tensor) -> Tensor:
-    """Return the sum along dimension 1, from its first number to its last; `x` is changed.
-
-    So zeros behind the last number change no bit, however many there are.
-    """
-    first, *others = x.unbind(1)
+def subtract_best(scores: Tensor, blocks: list[tuple[int, int]]) -> None:
+    """Subtract each row's highest score from its scores ``[row tiles, P * Hkv, ROWS, COLUMNS]``, in place."""
+    height, parts = scores.shape[0], scores.split_with_sizes([tiles * count for tiles, count in blocks], 1)
+    by_tile = [part.view(height, *block, ROWS, COLUMNS) for part, block in zip(parts, blocks, strict=True)]
+    first, *others = [part.amax((1, 4), keepdim=True) for part in by_tile]
     for other in others:
-        first += other
+        of = first[:, :, : other.shape[2]]
+        torch.maximum(of, other, out=of)
+    for part in by_tile:
+        part.sub_(first[:, :, : part.shape[2]])
+
+
+def in_order(x: Tensor, counts: list[int]) -> Tensor:
+    """Return the sum over column tiles, from the first to the last; `x` is changed.
+
+    A sum ends with the last tile that its run reaches. Zeros behind it would change no bit, however many there are.
+
+    Args:
+        x: ``[row tiles, P * Hkv, ...]``.
+        counts: as of `Group`.
+    """
+    first, *others = x.split_with_sizes(counts, 1)
+    for other, count in zip(others, counts[1:], strict=True):
+        (first if count == counts[0] else first[:, :count]).add_(other)
     return first

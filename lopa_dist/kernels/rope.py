@@ -167,12 +167,13 @@ def rope_and_store(
     k, v = without_overflow(k, must_be_finite), without_overflow(v, must_be_finite)
     if rows is not None:
         k, v = k[: int(rows)], v[: int(rows)]
+        slots = slots if slots is None else slots[: int(rows)]
     if slots is None:
         keys.narrow(0, scratch, k.shape[0]).copy_(k)
         values.narrow(0, scratch, v.shape[0]).copy_(v)
     else:
-        keys.index_copy_(0, slots[: len(k)], k)
-        values.index_copy_(0, slots[: len(v)], v)
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
     return q
 
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lopa_dist.kernels.exact_attention import attend_exact, in_order, plan
+from lopa_dist.kernels.exact_attention import Room, attend_exact, in_order, plan
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
+from lopa_dist.ragged import Ints, begins
 from tests.kernels.mixes import Mix, mixes, tensors
 
 CPU, KV_HEADS = torch.device("cpu"), 2
@@ -60,9 +61,37 @@ def test_a_row_has_the_same_bits_alone(first: int, count: int, cut: int, group: 
 def test_zeros_behind_a_sum_change_no_bit(values: list[float], zeros: int) -> None:
     short, long = torch.tensor([values]), torch.tensor([values + [0.0] * zeros])
     total = short.sum()
-    found = in_order(short)
-    assert torch.equal(found, in_order(long))
+    found = in_order(short, [1] * len(values))
+    assert torch.equal(found, in_order(long, [1] * (len(values) + zeros)))
     assert torch.allclose(found, total, atol=1e-2)
+
+
+@given(firsts=st.lists(st.integers(0, 150), min_size=2, max_size=7), seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_a_row_has_the_same_bits_beside_other_sequences(firsts: list[int], seed: int) -> None:
+    """They reach fewer or more column tiles, have more rows, and ran in memory that others have used."""
+    generator, room = torch.Generator().manual_seed(seed), Room()
+    keys, values = torch.randn(2, 200 * len(firsts), KV_HEADS, 16, generator=generator)
+    counts = np.arange(len(firsts)) * 3 % 11 + 1
+    q = torch.randn(int(counts.sum()), KV_HEADS * 2, 16, generator=generator)
+    parts = [rows_of(first, count, 200 * i, 0, 0) for i, (first, count) in enumerate(zip(firsts, counts, strict=True))]
+    together = joined(parts)
+    for _ in range(2):  # the second time in used memory
+        found = attend_exact(q, keys, values, plan(together, len(q), KV_HEADS * 2, KV_HEADS, CPU), room)
+        for part, start, count in zip(parts, together.start, counts, strict=True):
+            assert torch.equal(found[start : start + count], attend(part, q[start : start + count], keys, values))
+
+
+def joined(parts: list[Segments]) -> Segments:
+    """Return the segments of several sequences, one behind the other."""
+
+    def of(name: str) -> Ints:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    rows = of("rows")
+    tails = [part.tail for part in parts if part.tail]
+    tail = np.concatenate([base for base, _ in tails]), np.concatenate([count for _, count in tails])
+    return Segments(begins(rows), rows, of("shared_base"), of("shared"), of("own_base"), of("hi"), tail, of("seen"))
 
 
 @given(
