@@ -139,7 +139,9 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
         # each branch has all drafts, so none continues another
         paths = best_paths(proposed.probability, proposed.second_probability, state.drafts, config.branches, UNBOUNDED)
         of_paths = chain[:, 1 : 1 + paths.length.shape[1], :n]
-        of_paths.copy_(torch.where(paths.second, proposed.second_token[:, None].long(), of_paths))
+        # where a path has no choice, its tokens are not used now; but later drafts of text may be more, and run there
+        second = proposed.second_token[:, None].long().clamp(min=0)
+        of_paths.copy_(torch.where(paths.second, second, of_paths))
         branches += paths.chosen
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
 

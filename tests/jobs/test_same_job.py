@@ -95,6 +95,7 @@ def test_a_changed_line_is_another_input_and_other_requests(
 
 # settings without an effect on texts and verdicts, or whose effect is in other ones' values or in the requests
 NO_EFFECT = ("logging.", "job.", "parallel.", "task.shard", "task.shards", "task.limit", "task.output")
+DRAFTS = {"decode.draft_from"}  # which change no text
 RESOLVED = {"model.path", "model.lora", "model.dtype", "model.device", "model.pattern"}  # as weights, dtype, decode
 REQUESTS = {
     "task.input", "task.harness", "task.column", "task.fewshot", "task.fewshot_input", "task.fewshot_as_multiturn",
@@ -107,7 +108,7 @@ SCHEDULE = {
 KEYS = [
     key
     for key in [key for key, *_ in keys_of()]
-    if (not key.startswith(NO_EFFECT) and key not in RESOLVED | REQUESTS | SCHEDULE and "." in key) or key == "seed"
+    if (not key.startswith(NO_EFFECT) and key not in RESOLVED | REQUESTS | SCHEDULE | DRAFTS and "." in key) or key == "seed"
 ]
 
 
