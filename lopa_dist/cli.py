@@ -50,7 +50,9 @@ def app(raw: DictConfig) -> Any:
     try:
         return job(raw)
     except (RankError, UserError) as error:
-        if swept():  # raised when the sweep's other jobs have run
+        if swept():  # raised when the sweep's other jobs have run; of several that fail, only the first one
+            if not detect().rank:
+                log.error("%s", error)
             raise type(error)(f"{HydraConfig.get().job.override_dirname}: {error}") from error
         end(error)  # here already: Hydra would write its own words above the message
 
@@ -141,8 +143,10 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     )  # fmt: skip
     if not report["requests"]:
         source, shard, shards = (report["task"][key] for key in ("input", "shard", "shards"))
-        share = f"the input has nothing for task.shard={shard} of {shards}"
-        raise UserError(f"nothing to run: {share if shards > 1 else f'task.input={source} has no lines'}")
+        if shards > 1:
+            log.info("the input has nothing for task.shard=%d of %d: it is done", shard, shards)
+            return 0.0
+        raise UserError(f"nothing to run: task.input={source} has no lines")
     first = first_of(folder, "error") if report["errors"] else ""
     if report["errors"] == report["requests"]:
         raise UserError(f"no request could run; the first error: {first}")

@@ -515,16 +515,15 @@ def test_a_full_disk_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, t
         cli.main()
 
 
-@pytest.mark.parametrize(
-    ("share", "message"), [((0, 1), r"task\.input=x has no lines"), ((2, 3), r"nothing for task\.shard=2 of 3")]
-)
-def test_an_empty_input_is_called_that(share: tuple[int, int], message: str) -> None:
-    report = {
-        "requests": 0, "errors": 0, "tpf": 0.0, "tokens_per_s": {"job": 0.0},
-        "task": {"input": "x", "shard": share[0], "shards": share[1]},
-    }  # fmt: skip
-    with pytest.raises(cli.UserError, match=f"nothing to run: .*{message}"):
+def test_an_empty_input_is_called_that(caplog: pytest.LogCaptureFixture) -> None:
+    """But a share of an input that is smaller than its array is done."""
+    task = {"input": "x", "shard": 0, "shards": 1}
+    report = {"requests": 0, "errors": 0, "tpf": 0.0, "tokens_per_s": {"job": 0.0}, "task": task}
+    with pytest.raises(cli.UserError, match=r"nothing to run: task\.input=x has no lines"):
         cli.summary(report, Path("run"))
+    with caplog.at_level("INFO", "lopa_dist"):
+        assert cli.summary(report | {"task": task | {"shard": 2, "shards": 3}}, Path("run")) == 0
+    assert caplog.messages[-1] == "the input has nothing for task.shard=2 of 3: it is done"
 
 
 def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

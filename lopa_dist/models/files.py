@@ -74,7 +74,7 @@ def repository(folder: Path) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object, or an error that names the file."""
     try:
-        raw = json.loads(file.read_text())
+        raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from error
     if not isinstance(raw, dict):

@@ -56,7 +56,7 @@ class Start:
 def start_ticks(process: int) -> int | None:
     """When a process of this machine started, in the kernel's ticks since it booted (Linux; None elsewhere)."""
     try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     except (OSError, ValueError):
         return None
 
@@ -66,7 +66,9 @@ def process_start(process: int) -> datetime | None:
     ticks = start_ticks(process)
     if ticks is None:
         return None
-    boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
+    boot = next(
+        int(line.split()[1]) for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines() if "btime" in line
+    )
     return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"))
 
 

@@ -158,10 +158,10 @@ def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -
     file = rendezvous_file(environment)
     if world.rank == 0:
         with atomic(file) as partial:
-            partial.write_text(endpoint)
+            partial.write_text(endpoint, encoding="utf-8")
         return endpoint
     wait_until(file.exists, world, lambda: f"rank {world.rank}: rank 0 wrote no address into {file} (is it shared?)")
-    return file.read_text()
+    return file.read_text(encoding="utf-8")
 
 
 def rendezvous_file(environment: Mapping[str, str] = os.environ) -> Path:

@@ -68,6 +68,6 @@ def visible() -> list[str]:
 
 def library_folders() -> list[str]:
     """Return the folders of the shared libraries that this process has loaded: some Pythons have them elsewhere."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     files = {Path(line.split(maxsplit=5)[5]) for line in lines if ".so" in line and line.count("/")}
     return [str(file.parent) for file in files if file.parent.name.startswith("lib")]

@@ -152,7 +152,7 @@ def run_tests(
 
 def own_user() -> int:
     """Return a user id that nothing else has, so that no other process is in reach, and none counts for the limit."""
-    first, _, count = map(int, Path("/proc/self/uid_map").read_text().splitlines()[-1].split())
+    first, _, count = map(int, Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()[-1].split())
     return first + count - 2 - secrets.randbelow(max(1, min(OWN_USERS, count // 4)))
 
 

@@ -135,7 +135,9 @@ def too_much(job: dict[str, Any]) -> str:
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             if entry.name.isdigit():
-                resident += int(Path(entry.path, "statm").read_text().split()[1]) * resource.getpagesize()
+                resident += (
+                    int(Path(entry.path, "statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
+                )
     if resident > job["memory_bytes"]:
         return f"MemoryError: its processes together took more than {job['memory_bytes'] >> 20} MiB"
     for folder in (os.getcwd(), "/dev/shm"):
@@ -191,7 +193,9 @@ def main() -> NoReturn:
     if not confined:
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         with contextlib.suppress(OSError):
-            while pids := children.read_text().split():  # what has no parent any more becomes a child of this process
+            while pids := children.read_text(
+                encoding="utf-8"
+            ).split():  # what has no parent any more becomes a child of this process
                 for pid in map(int, pids):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)

@@ -37,7 +37,7 @@ def sources(overrides: list[str]) -> dict[str, str]:
         file = CONF / f"{entry.config_path}.yaml"
         if file.exists():
             below = "" if entry.package in (None, "", "_global_") else f"{entry.package}."
-            keys = keys_in(yaml.safe_load(file.read_text()) or {}, below)
+            keys = keys_in(yaml.safe_load(file.read_text(encoding="utf-8")) or {}, below)
             origins |= dict.fromkeys(keys, f"conf/{entry.config_path}.yaml")
     return origins | dict.fromkeys((entry.key_or_group for entry in chosen.config_overrides), "the command line")
 

@@ -76,7 +76,7 @@ class AttemptRecord:
         if not files:
             return None
         try:
-            record = json.loads(max(files)[1].read_text())
+            record = json.loads(max(files)[1].read_text(encoding="utf-8"))
             submission = record.pop("submission")
             return cls(**record, submission=Submission(**submission) if submission else None)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -115,7 +115,7 @@ def at_work(folder: Path) -> bool | None:
 def read(place: Path) -> dict[str, Any]:
     """What the last holder of a lock wrote; empty if there was none, or if it was killed while writing."""
     with suppress(OSError, ValueError):
-        holder = json.loads(place.read_text())
+        holder = json.loads(place.read_text(encoding="utf-8"))
         if isinstance(holder, dict) and {"host", "process", "since", "start"} <= holder.keys():
             return holder
     return {}

@@ -69,6 +69,7 @@ class Encoder:
         self.bytes = {i for word, i in tokenizer.get_vocab().items() if shipped and BYTE.fullmatch(word)}
         self.strange: list[str] = []  # the first words that the model does not know, one of a prompt
         self.strange_prompts = 0
+        self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
@@ -211,6 +212,9 @@ class Encoder:
             raise Refusal(f"max_tokens={most} is above {limit}; lower it or raise that")
         suffix = self.suffix(item)
         given = len(ids) + len(suffix)
+        room = self.model.max_positions - given
+        if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt could have as many
+            most, self.bounded = room, True
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
         remedy = "shorten the prompt or lower max_tokens (decode.max_new_tokens)"
         if given + most > self.model.max_positions:
@@ -270,6 +274,11 @@ class Encoder:
                 f"prompts with words that model={self.config.model.path} does not know ({words}): "
                 f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
                 "examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes another model"
+            )
+        if self.bounded:
+            messages.append(
+                f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
+                f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
             )
         if self.greedy_samples:
             messages.append(

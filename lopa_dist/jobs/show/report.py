@@ -31,7 +31,7 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
 def read_report(file: Path) -> dict[str, Any]:
     """A `report.json`; a ValueError where it is not whole."""
     try:
-        report: dict[str, Any] = json.loads(file.read_text())
+        report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not whole ({error}); start its job again, which makes it anew") from error
     if not isinstance(report, dict):

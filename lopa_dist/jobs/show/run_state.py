@@ -123,7 +123,7 @@ def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
     settings = folder / "journal" / "settings.json"
     if settings.exists():
         try:
-            shard, _, shards = json.loads(settings.read_text()).get("shard", "0 of 1").split()
+            shard, _, shards = json.loads(settings.read_text(encoding="utf-8")).get("shard", "0 of 1").split()
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{settings}: damaged ({error})") from error
         return int(shard), int(shards)

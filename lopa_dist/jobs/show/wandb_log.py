@@ -175,7 +175,9 @@ def children(name: str) -> list[int]:
     for thread in Path("/proc/self/task").glob("*/children"):
         for process in thread.read_text().split():
             with contextlib.suppress(OSError):  # it has just ended
-                called, _, state = Path(f"/proc/{process}/stat").read_text().partition("(")[2].rpartition(")")
+                called, _, state = (
+                    Path(f"/proc/{process}/stat").read_text(encoding="utf-8").partition("(")[2].rpartition(")")
+                )
                 if called == name and not state.lstrip().startswith("Z"):
                     processes.append(int(process))
     return processes

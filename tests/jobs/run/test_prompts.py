@@ -127,3 +127,21 @@ def test_the_template_gets_its_variables(embedded_tokenizer: PreTrainedTokenizer
     assert composed(["model.template={enable_thinking: false}"]).model.template == {"enable_thinking": False}
     with pytest.raises(ValueError, match=r"model\.template"):
         composed(["model.template=thinking"])
+
+
+def test_a_limit_that_no_prompt_could_have_is_bounded_by_the_model(
+    embedded_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """The default is 512, and so many positions have some models; a limit that could be had is not changed."""
+    small = replace(SMALL, max_positions=512, vocab_size=496, mask_id=1)
+    config = replace(Config(), model=ModelOptions(chat_template="never"))
+    encoder = Encoder(config, small, embedded_tokenizer)
+    found = encoder.encode(0, Item("a", prompt="Tom has 3 coins"))
+    assert isinstance(found, Request)
+    assert found.max_new_tokens == 512 - len(found.prompt)
+    warning = encoder.warnings()[-1]  # the first is of a word that the package's models do not know
+    assert "decode.max_new_tokens=512: the model has 512 positions" in warning
+    asked = Encoder(replace(config, decode=DecodeConfig(max_new_tokens=511)), small, embedded_tokenizer)
+    assert isinstance(asked.encode(0, Item("a", prompt="Tom has 3 coins")), Rejection)
+    own = encoder.encode(0, Item("a", prompt="Tom has 3 coins", max_new_tokens=511))
+    assert isinstance(own, Rejection)

@@ -89,7 +89,7 @@ def memory_needed(machine: Machine) -> Finding:
 
 def available_memory() -> int:
     """Return the bytes of this machine's memory that are free."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else []
     for line in lines:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10

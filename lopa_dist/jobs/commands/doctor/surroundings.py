@@ -63,7 +63,7 @@ def run_folder(machine: Machine) -> Finding:
 def file_system(folder: Path) -> str:
     """Return the kind of file system that a folder is on; an empty text where the system does not say."""
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return ""
     over = [(where, kind) for where, kind in mounts if folder.is_relative_to(where.replace("\\040", " "))]
