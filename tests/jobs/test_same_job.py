@@ -105,10 +105,11 @@ SCHEDULE = {
     "engine.max_sequences", "engine.max_rows", "engine.kv_tokens", "engine.attention", "engine.graphs",
     "engine.prefill_chunk", "engine.prefix_cache", "engine.reproducible", "engine.kernels",
 }  # fmt: skip
+ELSEWHERE = RESOLVED | REQUESTS | SCHEDULE | DRAFTS
 KEYS = [
     key
     for key in [key for key, *_ in keys_of()]
-    if (not key.startswith(NO_EFFECT) and key not in RESOLVED | REQUESTS | SCHEDULE | DRAFTS and "." in key) or key == "seed"
+    if (not key.startswith(NO_EFFECT) and key not in ELSEWHERE and "." in key) or key == "seed"
 ]
 
 
