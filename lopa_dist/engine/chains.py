@@ -90,7 +90,8 @@ class Chains:
                 free = state.config.max_branches - max(int(host.branches[slot]), 1)  # the others hold second choices
                 paths.append(drafter.paths(slot, free, masks) if free and text.chain else [])
             if drafter.masks:
-                self.predicted[slot] = len(masks)
+                # where an end is expected, or the answer's limit is near, a chain is not short for want of sources
+                self.predicted[slot] = min(len(masks), len(text.chain) if text.expects_eos else most)
                 self.ends[slot] = 0
                 self.ends[slot, : len(text.ends)] = text.ends
         self.masks = {}
